@@ -1,0 +1,27 @@
+# Two commands matter: `make demo` and `make test`. Both set up everything they need.
+.PHONY: demo test check bench format
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+$(STAMP): pyproject.toml
+	@test -x $(PY) || python3 -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[embedded]' --group dev
+	@touch $@
+
+demo: $(STAMP)
+	@$(VENV)/bin/rowmill demo
+
+test: check
+	$(PY) -m pytest
+
+check: $(STAMP)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(STAMP)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .

@@ -1,0 +1,48 @@
+"""Any table you already have is the queue."""
+
+from .claim import Claim
+from .engine.job import Job
+from .errors import (
+    AppError,
+    Busy,
+    DatabaseError,
+    DeclarationError,
+    LostClaim,
+    Refused,
+    RowmillError,
+    Unreachable,
+    WorkerIdTaken,
+)
+from .events import Event, configure_logs
+from .lane import Lane
+from .mill import Mill
+from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
+from .retry import exponential, fixed
+from .store import Settled
+
+__all__ = [
+    "AppError",
+    "Busy",
+    "Cancel",
+    "Claim",
+    "DatabaseError",
+    "Dead",
+    "DeclarationError",
+    "Done",
+    "Event",
+    "Job",
+    "Lane",
+    "LostClaim",
+    "Mill",
+    "Outcome",
+    "Refused",
+    "Retry",
+    "RowmillError",
+    "Settled",
+    "Snooze",
+    "Unreachable",
+    "WorkerIdTaken",
+    "configure_logs",
+    "exponential",
+    "fixed",
+]

@@ -1,0 +1,5 @@
+"""``python -m rowmill`` is the ``rowmill`` command."""
+
+from .cli import main
+
+main()

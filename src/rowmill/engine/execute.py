@@ -1,0 +1,170 @@
+"""From one claim to what is written for it: run the handler, name its end, decide by the lane's policy."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+from .. import retry
+from ..claim import Claim, Settlement
+from ..errors import LostClaim, RowmillError
+from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
+from ..store import LaneStore
+from .isolate import Child, HandlerDied
+from .job import Job, SyncJob, check_columns
+from .resources import Resources
+
+
+class Execution:
+    """How the handler of one lane is run in this process."""
+
+    def __init__(self, store: LaneStore, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
+        self.store, self.lane = store, store.lane
+        self.resources, self.threads = resources, threads
+        self.names = self.lane.resources()
+        self.is_async = inspect.iscoroutinefunction(self.lane.handler)
+        timeout = store.binding.timeout
+        self.timeout = timeout.total_seconds() if timeout else None
+
+    def job(self, claim: Claim, worker: str, slot: str) -> Job:
+        """The claim as its handler will see it."""
+        if self.is_async or self.lane.isolation == "process":
+            return Job(self.store, claim, worker, slot)
+        return SyncJob(self.store, claim, worker, slot, asyncio.get_running_loop())
+
+    async def run(self, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
+        """Run the handler to its end. None: there is nothing left to write (lost, or finished by itself)."""
+        began = time.monotonic()
+        try:
+            ended = await self._call(job, child)
+        except LostClaim:
+            claim.lost = True
+            return None
+        except Outcome as outcome:
+            ended = outcome
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            ended = error  # the handler's own doing, not a stop or a lost claim
+        except Exception as error:
+            ended = error
+        finally:
+            job.close()
+        if job.finished is not None:
+            job.finished.duration = time.monotonic() - began
+            return None
+        settlement = decide(self.store, claim, ended)
+        settlement.duration = time.monotonic() - began
+        return settlement
+
+    async def _call(self, job: Job, child: Child | None) -> Any:
+        if child is not None:
+            return await child.run(job, self.timeout)
+        resources = await self.resources.get(self.names) if self.names else {}
+        if self.timeout is None:
+            return await self._handler(job, resources)
+        # A run that is not renewed must end before its lease does, and the lease began with the claim.
+        left = self.timeout
+        if self.store.binding.renew == "none":
+            left -= time.monotonic() - job._claim.taken
+        if self.is_async:
+            try:
+                async with asyncio.timeout(left) as scope:
+                    return await self.lane.handler(job, **resources)
+            except TimeoutError:
+                if scope.expired():
+                    raise TimedOut(self.timeout) from None
+                raise
+        deadline = time.monotonic() + left
+        result = await self._handler(job, resources)
+        if time.monotonic() > deadline:
+            raise TimedOut(self.timeout)
+        return result
+
+    async def _handler(self, job: Job, resources: dict[str, Any]) -> Any:
+        if self.is_async:
+            return await self.lane.handler(job, **resources)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.threads(), lambda: self.lane.handler(job, **resources))
+
+
+class TimedOut(TimeoutError):
+    """The run took longer than the lane's timeout."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"timed out after {seconds:g} s")
+
+
+def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
+    """What a run's end means for its row, by the lane's policy."""
+    if ended is None:
+        return Settlement(claim, "done")
+    if isinstance(ended, dict):
+        ended = Done(ended)
+    match ended:
+        case Done(columns=columns):
+            try:
+                check_columns(store, columns)
+            except RowmillError as error:
+                return _ended(store, claim, "dead", str(error))
+            return Settlement(claim, "done", columns=columns)
+        case Snooze(after=after):
+            return Settlement(claim, "snooze", delay=after)
+        case Dead(reason=reason):
+            return _ended(store, claim, "dead", reason or "dead")
+        case Cancel(reason=reason):
+            return _ended(store, claim, "canceled", reason or "canceled")
+        case Release():
+            return Settlement(claim, "release")
+        case Retry(reason=reason, after=after):
+            return _failed(store, claim, reason or "retry asked for by the handler", after)
+        case BaseException():
+            return _raised(store, claim, ended)
+    return _ended(
+        store,
+        claim,
+        "dead",
+        f"the handler returned {type(ended).__name__}; a run ends with a dict of columns, None or an outcome",
+    )
+
+
+def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, (TimedOut, HandlerDied)):
+        text = str(error)
+    verdict: Any = None
+    if store.lane.classify is not None:
+        try:
+            verdict = store.lane.classify(error)
+        except Exception as broken:  # the classifier's own bug must not cost the row its record
+            text = f"{text} (classify failed: {type(broken).__name__}: {broken})"
+    verdict = verdict if verdict is not None else retry.classify(error)
+    if isinstance(verdict, Outcome):
+        if verdict.reason is None and not isinstance(verdict, (Done, Snooze)):
+            verdict.reason = text
+        return decide(store, claim, verdict)
+    word, after = verdict if isinstance(verdict, tuple) else (verdict, None)
+    if word == retry.PERMANENT:
+        return _ended(store, claim, "dead", text)
+    return _failed(store, claim, text, after)
+
+
+def _failed(store: LaneStore, claim: Claim, text: str, after: timedelta | None) -> Settlement:
+    """A failure that may be tried again, while attempts are left."""
+    if claim.attempt >= claim.limit:
+        return _ended(store, claim, "dead", text)
+    try:
+        delay = after if after is not None else store.lane.backoff(claim.attempt)
+    except Exception as broken:
+        delay, text = timedelta(minutes=1), f"{text} (backoff failed: {type(broken).__name__}: {broken})"
+    return Settlement(claim, "retry", error=store.error_text(text), delay=delay)
+
+
+def _ended(store: LaneStore, claim: Claim, kind: str, text: str) -> Settlement:
+    return Settlement(claim, kind, error=store.error_text(text))

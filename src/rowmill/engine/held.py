@@ -1,0 +1,82 @@
+"""What this process holds: the claims that the heartbeat thread renews and a shutdown gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..claim import Claim, Settlement
+from ..store import LaneStore
+
+
+class Held:
+    """The claims of one lane in one environment, shared by the event loop and the heartbeat thread.
+
+    Where renewal moves the fence itself (``renew="claimed_at"``), a claim is never renewed and settled at the same
+    time: whichever came second would carry a time that no longer stands in the row.
+    """
+
+    def __init__(self, store: LaneStore) -> None:
+        self.store = store
+        self.moving = store.binding.renew == "claimed_at"
+        #: Runs that have ended and are not written yet.
+        self.outcomes: list[Settlement] = []
+        #: More rows may be ready than were asked for.
+        self.more = False
+        self._claims: dict[tuple[Any, ...], Claim] = {}
+        self._renewing: set[int] = set()
+        self._settling: set[int] = set()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def add(self, claims: Iterable[Claim]) -> None:
+        """Hold these from now on."""
+        for claim in claims:
+            self._claims[claim.key] = claim
+
+    def drop(self, claims: Iterable[Claim]) -> None:
+        """These are settled or lost."""
+        for claim in claims:
+            if self._claims.get(claim.key) is claim:
+                del self._claims[claim.key]
+            self._settling.discard(id(claim))
+
+    def find(self, key: tuple[Any, ...]) -> Claim | None:
+        """The claim held on that row, if there is one."""
+        return self._claims.get(key)
+
+    def all(self) -> list[Claim]:
+        """All claims held at this moment."""
+        return list(self._claims.values())
+
+    def begin_renewal(self) -> list[Claim]:
+        """The claims to renew now; with a moving fence, not those that are being settled."""
+        if not self.moving:
+            return self.all()
+        with self._lock:
+            claims = [claim for claim in self.all() if id(claim) not in self._settling]
+            self._renewing = {id(claim) for claim in claims}
+            return claims
+
+    def end_renewal(self) -> None:
+        """The renewal's answer is in."""
+        with self._lock:
+            self._renewing = set()
+
+    async def begin_settle(self, claims: Sequence[Claim]) -> None:
+        """With a moving fence: wait until none of these is being renewed, and keep it so."""
+        if not self.moving:
+            return
+        with self._lock:
+            self._settling |= {id(claim) for claim in claims}
+        while any(id(claim) in self._renewing for claim in claims):  # noqa: ASYNC110 - the other side is a thread
+            await asyncio.sleep(0.005)
+
+    def end_settle(self, claims: Sequence[Claim]) -> None:
+        """Settled or not: what is still held may be renewed again."""
+        with self._lock:
+            self._settling -= {id(claim) for claim in claims}

@@ -1,0 +1,214 @@
+"""Handlers in processes of their own: for CPU-bound work, and for work that must be killable.
+
+A child is spawned, never forked; it has its own resources and no connection of the engine's. It gets one job at a
+time over a pipe and answers with how the run ended; the parent settles. Past its timeout it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AppError, DeclarationError, RowmillError
+from ..lane import Lane
+from ..outcome import Outcome
+from .resources import Resources
+
+if TYPE_CHECKING:
+    from .job import Job
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class HandlerDied(RowmillError):
+    """The handler's process ended without an answer."""
+
+
+class Child:
+    """One spawned process, for one slot. Started on first use, and again after it was killed or died."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self._process: Any = None
+        self._pipe: Connection | None = None
+
+    def _start(self) -> Connection:
+        if self._pipe is None:
+            self._pipe, theirs = _SPAWN.Pipe()
+            where = (self.lane.handler.__module__, self.lane.name)
+            self._process = _SPAWN.Process(target=_serve, args=(theirs, *where, list(sys.path)), daemon=True)
+            self._process.start()
+            theirs.close()
+        return self._pipe
+
+    async def run(self, job: Job, timeout: float | None) -> Any:
+        """Run one job there; raises what the handler raised. A run past its timeout is killed."""
+        loop = asyncio.get_running_loop()
+        facts = {
+            "row": {column: job[column] for column in job},
+            **{name: getattr(job, name) for name in ("id", "attempt", "lane", "environment", "worker", "slot")},
+        }
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await loop.run_in_executor(None, self._talk, facts, job, loop)
+        except TimeoutError:
+            from .execute import TimedOut
+
+            self.kill()
+            assert timeout is not None
+            raise TimedOut(timeout) from None
+        except asyncio.CancelledError:
+            self.kill()  # a lost claim or a hard stop: nothing of this run may go on
+            raise
+        kind, value = answer
+        if kind == "raised":
+            raise value
+        return value
+
+    def _talk(self, facts: dict[str, Any], job: Job, loop: asyncio.AbstractEventLoop) -> tuple[str, Any]:
+        pipe = self._start()
+        process = self._process
+        try:
+            pipe.send(facts)
+            while True:
+                kind, value = pipe.recv()
+                if kind != "progress":
+                    return kind, value
+                asyncio.run_coroutine_threadsafe(job.progress(*value), loop)
+        except (EOFError, OSError):
+            process.join(timeout=5)
+            code = process.exitcode
+            self._forget()
+            how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            return "raised", HandlerDied(f"the handler's process died ({how})")
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+            self._process.join(timeout=5)
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+        self._pipe = self._process = None
+
+
+class IsolatedJob(dict[str, Any]):
+    """A job as a handler in its own process sees it: the row as a dict, and the same names around it."""
+
+    def __init__(self, facts: dict[str, Any], pipe: Connection) -> None:
+        super().__init__(facts.pop("row"))
+        self._pipe = pipe
+        self._workdir: Path | None = None
+        self.id, self.attempt, self.lane = facts["id"], facts["attempt"], facts["lane"]
+        self.environment, self.worker, self.slot = facts["environment"], facts["worker"], facts["slot"]
+        self.log = logging.LoggerAdapter(logging.getLogger("rowmill.job"), {"fields": facts})
+        #: A run that loses its lease is killed, so one that goes on has it.
+        self.lost = False
+
+    @property
+    def workdir(self) -> Path:
+        """A private temporary directory, made on first use, removed after the run."""
+        if self._workdir is None:
+            self._workdir = Path(tempfile.mkdtemp(prefix=f"rowmill-{self.lane}-"))
+        return self._workdir
+
+    def progress(self, fraction: float, note: str | None = None) -> _Told:
+        """Say how far the run is; with or without ``await``."""
+        self._pipe.send(("progress", (fraction, note)))
+        return _Told()
+
+    def finish(self) -> Any:
+        """Not here: the process has no connection of the engine's."""
+        raise RowmillError(
+            'job.finish() needs the engine\'s connection, which a handler with isolation="process" does not have',
+            hint="return the columns to set, or write with a connection of the handler's own",
+        )
+
+    def close(self) -> None:
+        if self._workdir is not None:
+            shutil.rmtree(self._workdir, ignore_errors=True)
+
+
+class _Told:
+    def __await__(self) -> Any:
+        return
+        yield
+
+
+def importable(lane: Lane) -> None:
+    """Refuse a handler that another process could not find."""
+    if "<locals>" in getattr(lane.handler, "__qualname__", "<locals>"):
+        raise DeclarationError(
+            f'lane {lane.name!r}: isolation="process" needs a handler that another process can import',
+            hint="declare the lane at the top of a module, not inside a function",
+        )
+
+
+def find(module: str, name: str) -> tuple[Lane, Any]:
+    """The lane of that name among a module's globals, and the mill whose resources it uses."""
+    if module == "__main__":
+        module = "__mp_main__"
+    found = importlib.import_module(module)
+    for value in vars(found).values():
+        lanes = getattr(value, "lanes", None)
+        if isinstance(lanes, dict) and isinstance(lanes.get(name), Lane):
+            return lanes[name], value
+    for value in vars(found).values():
+        if isinstance(value, Lane) and value.name == name:
+            return value, None
+    raise AppError(f"cannot find the lane {name!r} in module {module!r}", hint="declare it at the top of the module")
+
+
+def _serve(pipe: Connection, module: str, name: str, path: list[str]) -> None:
+    """The child's main: jobs in, answers out, until the pipe closes."""
+    sys.path[:] = path
+    with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
+        asyncio.run(_serve_jobs(pipe, module, name))
+    os._exit(0)
+
+
+async def _serve_jobs(pipe: Connection, module: str, name: str) -> None:
+    lane, mill = find(module, name)
+    resources = Resources(getattr(mill, "resources", {}))
+    loop = asyncio.get_running_loop()
+    while True:
+        facts = await loop.run_in_executor(None, pipe.recv)
+        job = IsolatedJob(facts, pipe)
+        try:
+            given = await resources.get(lane.resources())
+            result = lane.handler(job, **given)
+            answer: tuple[str, Any] = ("returned", await result if inspect.isawaitable(result) else result)
+        except Exception as error:
+            answer = ("raised", error)
+        finally:
+            job.close()
+        pipe.send(_portable(answer))
+
+
+def _portable(answer: tuple[str, Any]) -> tuple[str, Any]:
+    """An answer that survives the pipe: what cannot be pickled is told by its name and text."""
+    _, value = answer
+    try:
+        copy = pickle.loads(pickle.dumps(value))
+        if not isinstance(value, Outcome) or vars(copy) == vars(value):
+            return answer
+    except Exception:
+        pass
+    if isinstance(value, BaseException):
+        return "raised", RuntimeError(f"{type(value).__name__}: {value}")
+    return "raised", TypeError(f"the handler returned a {type(value).__name__} that cannot leave its process")

@@ -1,0 +1,275 @@
+"""A Job: a claimed row as the handler sees it, and the block that ends a run together with its own writes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..claim import Claim, Settlement
+from ..errors import Busy, LostClaim, RowmillError, did_you_mean
+from ..store import LaneStore
+
+_PROGRESS_EVERY = 1.0
+_LOCKED_TRIES, _LOCKED_WAIT = 20, 0.1
+
+
+class Job(Mapping[str, Any]):
+    """A claimed row: ``job["column"]``, and what a handler may ask or tell while it runs."""
+
+    def __init__(self, store: LaneStore, claim: Claim, worker: str, slot: str) -> None:
+        self._store, self._claim = store, claim
+        #: The worker's id and the slot's name, as they show on the dashboard.
+        self.worker, self.slot = worker, slot
+        self._workdir: Path | None = None
+        self._told = 0.0
+        self.latest: tuple[float, str | None] | None = None
+        self.finished: Settlement | None = None
+
+    # -- the row
+
+    def __getitem__(self, column: str) -> Any:
+        if column not in self._store.binding.table.c:
+            raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.columns)}")
+        return self._store.value(self._claim.row, column)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._store.binding.columns)
+
+    def __len__(self) -> int:
+        return len(self._store.binding.columns)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.lane} {self.id!r} attempt {self.attempt} in {self.environment}>"
+
+    @property
+    def id(self) -> Any:
+        """The row's key: a value, or a tuple for a composite key."""
+        claim = self._claim
+        values = tuple(self._store.value(claim.row, column) for column in self._store.binding.key)
+        return values[0] if len(values) == 1 else values
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1."""
+        return self._claim.attempt
+
+    @property
+    def lane(self) -> str:
+        """The lane's name: the kind of job."""
+        return self._claim.lane
+
+    @property
+    def environment(self) -> str:
+        """Where the row came from, and where all that this job writes goes."""
+        return self._claim.environment
+
+    @property
+    def lost(self) -> bool:
+        """The lease is gone: stop. What this run returns will not be written."""
+        claim, binding = self._claim, self._store.binding
+        if claim.lost or binding.renew == "none":
+            return claim.lost
+        return time.monotonic() - claim.renewed > binding.lane.lease.total_seconds()
+
+    # -- what a handler may use
+
+    @property
+    def workdir(self) -> Path:
+        """A private temporary directory, made on first use, removed after the run."""
+        if self._workdir is None:
+            self._workdir = Path(tempfile.mkdtemp(prefix=f"rowmill-{self.lane}-"))
+        return self._workdir
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that says which job speaks."""
+        fields = {"lane": self.lane, "id": self.id, "environment": self.environment, "attempt": self.attempt}
+        return logging.LoggerAdapter(logging.getLogger("rowmill.job"), {"fields": fields})
+
+    async def progress(self, fraction: float, note: str | None = None) -> None:
+        """Say how far the run is. Shown by ``rowmill workers``; written to the progress column where there is one."""
+        self.latest = (fraction, note)
+        column = self._store.binding.roles.get("progress")
+        if column is None or (time.monotonic() - self._told < _PROGRESS_EVERY and fraction < 1):
+            return
+        self._told = time.monotonic()
+        value = _progress_value(self._store.binding.table.c[column].type, fraction, note)
+        await self._store.progress(self._claim, value)
+
+    def finish(self) -> Finish:
+        """``async with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
+        return Finish(self._store, self._claim, self)
+
+    def close(self) -> None:
+        """Remove what the run left behind."""
+        if self._workdir is not None:
+            shutil.rmtree(self._workdir, ignore_errors=True)
+            self._workdir = None
+
+
+class SyncJob(Job):
+    """A Job for a handler that runs in a thread: the same calls, without ``await``."""
+
+    def __init__(self, store: LaneStore, claim: Claim, worker: str, slot: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(store, claim, worker, slot)
+        self._loop = loop
+
+    def progress(self, fraction: float, note: str | None = None) -> None:  # type: ignore[override]
+        """Say how far the run is."""
+        _wait(self._loop, super().progress(fraction, note))
+
+    def finish(self) -> SyncFinish:  # type: ignore[override]
+        """``with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
+        return SyncFinish(super().finish(), self._loop)
+
+
+def _progress_value(kind: Any, fraction: float, note: str | None) -> Any:
+    if isinstance(kind, sa.JSON):
+        return {"fraction": fraction, "note": note}
+    if isinstance(kind, sa.Integer):
+        return round(fraction * 100)
+    if isinstance(kind, sa.Numeric):
+        return fraction
+    return f"{fraction:.0%} {note or ''}".strip()
+
+
+class Tx:
+    """The transaction of a ``finish`` block: a SQLAlchemy async connection, and ``set`` for the row's own columns."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+        self.columns: dict[str, Any] = {}
+
+    def set(self, **columns: Any) -> None:
+        """Columns of the row, written with the outcome."""
+        self.columns.update(columns)
+
+    async def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Run a statement: SQLAlchemy Core, or SQL text with ``:names``."""
+        return await self.connection.execute(_statement(statement), parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+
+def _statement(statement: Any) -> Any:
+    return sa.text(statement) if isinstance(statement, str) else statement
+
+
+class Finish:
+    """The end of a run. Leaving the block settles the claim, fenced; if that fails, nothing of it was written."""
+
+    def __init__(self, store: LaneStore, claim: Claim, job: Job) -> None:
+        self._store, self._claim, self._job = store, claim, job
+
+    async def __aenter__(self) -> Tx:
+        if self._job.finished is not None:
+            raise RowmillError("this run has already ended in a finish block", hint="one job.finish() per run")
+        self._context = self._store.database.begin()
+        self._tx = Tx(await self._context.__aenter__())
+        return self._tx
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                settlement = await self._settle()
+            except BaseException as failure:
+                await self._context.__aexit__(type(failure), failure, failure.__traceback__)
+                raise
+            await self._commit(settlement)
+        else:
+            await self._context.__aexit__(kind, error, trace)
+
+    async def _settle(self) -> Settlement:
+        check_columns(self._store, self._tx.columns)
+        settlement = Settlement(self._claim, "done", columns=self._tx.columns)
+        for _ in range(_LOCKED_TRIES):
+            if await self._store.settle_in(self._tx.connection, [settlement]):
+                await self._store.run_hooks(self._tx.connection, [settlement])
+                return settlement
+            if not (await self._store.still_held([self._claim]))[0]:
+                self._claim.lost = True
+                raise LostClaim(f"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer this run's")
+            await asyncio.sleep(_LOCKED_WAIT)  # somebody else has the row locked at this moment
+        raise Busy(f"lane {self._claim.lane!r}: row {self._claim.id!r} stayed locked by somebody else")
+
+    async def _commit(self, settlement: Settlement) -> None:
+        from ..errors import Unreachable
+
+        try:
+            await self._context.__aexit__(None, None, None)
+        except Unreachable:
+            # The reply to the commit was lost. If the claim still holds, nothing was written; else it was.
+            if (await _patiently(self._store, self._claim))[0]:
+                raise
+        self._job.finished = settlement
+
+
+async def _patiently(store: LaneStore, claim: Claim, tries: int = 60) -> list[bool]:
+    from ..errors import Unreachable
+
+    for attempt in range(tries):
+        try:
+            return await store.still_held([claim])
+        except Unreachable:
+            if attempt == tries - 1:
+                raise
+            await asyncio.sleep(min(0.1 * 2**attempt, 2.0))
+    raise AssertionError
+
+
+class SyncFinish:
+    """``with job.finish() as tx`` in a handler that runs in a thread."""
+
+    def __init__(self, finish: Finish, loop: asyncio.AbstractEventLoop) -> None:
+        self._finish, self._loop = finish, loop
+
+    def __enter__(self) -> SyncTx:
+        return SyncTx(_wait(self._loop, self._finish.__aenter__()), self._loop)
+
+    def __exit__(self, *exc: Any) -> None:
+        _wait(self._loop, self._finish.__aexit__(*exc))
+
+
+class SyncTx:
+    """The transaction of a ``finish`` block, without ``await``."""
+
+    def __init__(self, tx: Tx, loop: asyncio.AbstractEventLoop) -> None:
+        self._tx, self._loop = tx, loop
+        self.set = tx.set
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Run a statement: SQLAlchemy Core, or SQL text with ``:names``."""
+        return _wait(self._loop, self._tx.execute(statement, parameters))
+
+
+def _wait(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def check_columns(store: LaneStore, columns: Mapping[str, Any]) -> None:
+    """Refuse columns that a handler may not set: unknown ones, the key, the state."""
+    binding = store.binding
+    for column in columns:
+        if column not in binding.table.c:
+            raise RowmillError(
+                f"the handler returned a column {column!r} that table {binding.table.fullname!r} does not have",
+                hint=did_you_mean(str(column), binding.columns),
+            )
+        if column in binding.key or column in binding.state_columns():
+            raise RowmillError(
+                f"the handler returned {column!r}, which is the row's {'key' if column in binding.key else 'state'}",
+                hint="end the run with an outcome (Done, Retry, Snooze, Dead, Cancel); the lane writes the state",
+            )

@@ -1,0 +1,107 @@
+"""Resources: what handlers share inside a process: a client, a browser, a model.
+
+Opened on first use, once; closed at shutdown in reverse order; opened again after opening failed, or when the
+resource's own health check says that it broke.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import DeclarationError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A declared resource: its opener, and how to tell that an open one still works."""
+
+    name: str
+    opener: Callable[..., Any]
+    healthy: Callable[[Any], Any] | None = None
+
+    def needs(self) -> list[str]:
+        """Other resources its opener asks for by name."""
+        return list(inspect.signature(self.opener).parameters)
+
+
+class Resources:
+    """The open resources of one process."""
+
+    def __init__(self, declared: Mapping[str, Resource]) -> None:
+        self._declared = declared
+        self._open: dict[str, tuple[Any, AsyncExitStack]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def check(self, names: list[str], where: str) -> None:
+        """Refuse a handler's parameter that no resource answers to."""
+        for name in names:
+            if name not in self._declared:
+                raise DeclarationError(
+                    f"{where}: the handler asks for {name!r}, and there is no such resource",
+                    hint=f"declare it with @mill.resource; {did_you_mean(name, self._declared)}",
+                )
+
+    async def get(self, names: list[str]) -> dict[str, Any]:
+        """The named resources, opened where they are not."""
+        return {name: await self._one(name) for name in names}
+
+    async def _one(self, name: str) -> Any:
+        resource = self._declared[name]
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            if name in self._open:
+                value, stack = self._open[name]
+                if await _is_healthy(resource, value):
+                    return value
+                del self._open[name]
+                await _closed(stack)
+            needed = await self.get(resource.needs())
+            stack = AsyncExitStack()
+            try:
+                value = await _opened(resource.opener, needed, stack)
+            except BaseException:
+                await stack.aclose()
+                raise
+            self._open[name] = (value, stack)
+            return value
+
+    async def close(self) -> None:
+        """Close what is open, the newest first."""
+        for name in reversed(list(self._open)):
+            _, stack = self._open.pop(name)
+            await _closed(stack)
+
+
+async def _opened(opener: Callable[..., Any], needed: dict[str, Any], stack: AsyncExitStack) -> Any:
+    if inspect.isasyncgenfunction(opener):
+        opened: Callable[..., AsyncIterator[Any]] = opener
+        return await stack.enter_async_context(asynccontextmanager(opened)(**needed))
+    if inspect.isgeneratorfunction(opener):
+        plain: Callable[..., Iterator[Any]] = opener
+        return stack.enter_context(contextmanager(plain)(**needed))
+    value = opener(**needed)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _is_healthy(resource: Resource, value: Any) -> bool:
+    if resource.healthy is None:
+        return True
+    try:
+        answer = resource.healthy(value)
+        return bool(await answer if inspect.isawaitable(answer) else answer)
+    except Exception:
+        return False
+
+
+async def _closed(stack: AsyncExitStack) -> None:
+    """What is broken may fail to close; that is no reason to keep it, nor to stop."""
+    try:
+        await stack.aclose()
+    except Exception:
+        import logging
+
+        logging.getLogger("rowmill").warning("resource_close_failed", exc_info=True)

@@ -1,0 +1,68 @@
+"""The sweep: any worker takes back rows whose holder has given no sign of life for longer than the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from ..errors import DatabaseError
+from ..events import Events
+from .held import Held
+from .wake import jittered
+
+_MOST = 1000
+
+
+class Sweeper:
+    """Sweeps the lanes of one environment, each in its own rhythm."""
+
+    def __init__(self, held: Sequence[Held], events: Events, ring: Callable[[], None]) -> None:
+        self._held, self._events, self._ring = held, events, ring
+
+    async def at_start(self) -> None:
+        """The start-up sweep, with its own, shorter threshold."""
+        for held in self._held:
+            assert held.store.lane.startup_lease is not None
+            await self.sweep(held, held.store.lane.startup_lease)
+
+    async def run(self) -> None:
+        """Sweep every lane every ``sweep_every``, until cancelled."""
+        due = {id(held): time.monotonic() + self._every(held) for held in self._held}
+        while True:
+            await asyncio.sleep(max(min(due.values(), default=0) - time.monotonic(), 0.01) if due else 3600)
+            for held in self._held:
+                if due[id(held)] <= time.monotonic():
+                    try:
+                        await self.sweep(held, held.store.lane.lease)
+                    except DatabaseError as error:
+                        self._events.emit(
+                            "sweep_failed", logging.WARNING, lane=held.store.lane.name, error=error.message
+                        )
+                    due[id(held)] = time.monotonic() + self._every(held)
+
+    def _every(self, held: Held) -> float:
+        return jittered(held.store.lane.sweep_every.total_seconds())
+
+    async def sweep(self, held: Held, lease: timedelta) -> int:
+        """Take back what is stale, in bounded steps; the previous holder is logged."""
+        count = 0
+        while True:
+            swept = await held.store.sweep(lease, _MOST)
+            for row in swept:
+                self._events.emit(
+                    "row_poisoned" if row.poison else "row_swept",
+                    logging.ERROR if row.poison else logging.WARNING,
+                    lane=held.store.lane.name,
+                    environment=held.store.binding.environment,
+                    id=row.id,
+                    previous_worker=row.worker,
+                )
+            count += len(swept)
+            if len(swept) < _MOST:
+                break
+        if count:
+            self._ring()
+        return count

@@ -1,0 +1,105 @@
+"""What this process has done: counts per lane, told as events, each thing once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ..claim import Claim, Settlement
+from ..events import Events, logger
+from .held import Held
+
+_SUMMARY_EVERY = 10.0
+
+
+class Tally:
+    """Counts of a worker. ``died`` and ``losses`` are what a drain's exit code looks at."""
+
+    def __init__(self, events: Events, worker: str) -> None:
+        self.events, self.worker = events, worker
+        self.completed = self.failures = self.losses = self.died = self.abandoned = 0
+        self.lanes: dict[str, Counter[str]] = {}
+        self._told: dict[str, Counter[str]] = {}
+        self._at = time.monotonic()
+
+    def _lane(self, held: Held) -> Counter[str]:
+        return self.lanes.setdefault(held.store.lane.name, Counter())
+
+    def claimed(self, held: Held, count: int) -> None:
+        """A batch was claimed."""
+        self._lane(held)["batch_claimed_count"] += count
+        self.events.emit(
+            "batch_claimed", logging.DEBUG, worker=self.worker, lane=held.store.lane.name,
+            environment=held.store.binding.environment, batch_claimed_count=count,
+        )  # fmt: skip
+
+    def settled(self, held: Held, settlements: Sequence[Settlement]) -> None:
+        """Outcomes were written."""
+        lane = self._lane(held)
+        detailed = logger.isEnabledFor(logging.DEBUG) or self.events.observed
+        for settlement in settlements:
+            kind = settlement.kind
+            lane[kind] += 1
+            lane["job_duration_us"] += int(settlement.duration * 1e6)
+            if kind == "done":
+                self.completed += 1
+                lane["success_count"] += 1
+            elif kind in ("retry", "dead"):
+                self.failures += 1
+                lane["fail_count"] += 1
+                self.died += kind == "dead"
+            if kind in ("retry", "dead"):
+                self._emit("job_failed", logging.WARNING, held, settlement)
+            elif detailed and kind != "release":
+                self._emit("job_settled", logging.DEBUG, held, settlement)
+
+    def _emit(self, name: str, level: int, held: Held, settlement: Settlement) -> None:
+        claim = settlement.claim
+        fields: dict[str, Any] = {
+            "worker": self.worker,
+            "lane": claim.lane,
+            "environment": claim.environment,
+            "id": claim.id,
+            "attempt": claim.attempt,
+            "outcome": settlement.kind,
+            "job_duration_ms": round(settlement.duration * 1000, 1),
+        }
+        if settlement.error is not None:
+            fields["error"] = settlement.error
+        if settlement.delay is not None:
+            fields["again_in"] = round(settlement.delay.total_seconds(), 1)
+        self.events.emit(name, level, **fields)
+
+    def lost(self, held: Held, claim: Claim) -> None:
+        """An outcome was dropped: its claim was no longer this worker's."""
+        self.losses += 1
+        self._lane(held)["lost_count"] += 1
+        self.events.emit(
+            "claim_lost", logging.WARNING, worker=self.worker, lane=claim.lane, environment=claim.environment,
+            id=claim.id, hint="the lease ran out and the row was taken back; this run's outcome was dropped",
+        )  # fmt: skip
+
+    def summarise(self, now: float, *, last: bool = False) -> None:
+        """Every ten seconds, and at the end: what each lane did since."""
+        if now - self._at < _SUMMARY_EVERY and not last:
+            return
+        self._at = now
+        for name, counts in self.lanes.items():
+            new = counts - self._told.get(name, Counter())
+            self._told[name] = Counter(counts)
+            runs = new["success_count"] + new["fail_count"]
+            if not new:
+                continue
+            self.events.emit(
+                "lane_summary",
+                worker=self.worker,
+                lane=name,
+                batch_claimed_count=new["batch_claimed_count"],
+                success_count=new["success_count"],
+                fail_count=new["fail_count"],
+                lost_count=new["lost_count"],
+                job_duration_ms=round(new["job_duration_us"] / 1000 / runs, 1) if runs else None,
+            )

@@ -1,0 +1,73 @@
+"""Every error a user of rowmill can meet.
+
+    RowmillError
+    ├── DeclarationError      a lane, a table, a column or a value in a declaration is wrong
+    ├── AppError              the application named on the command line cannot be loaded
+    ├── WorkerIdTaken         another live worker has the configured id
+    ├── LostClaim             the row is no longer this run's: its lease ran out and was taken back
+    └── DatabaseError
+        ├── Unreachable       no connection, or it broke; what was under way may have been committed
+        ├── Busy              the database is there, but could not serve in time; nothing was written
+        └── Refused           the database said no to a value or a statement
+
+Each message says what is wrong and where. ``hint`` says what to do, and is printed behind ``Try:``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RowmillError(Exception):
+    """Base of all errors raised by rowmill."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nTry: {self.hint}" if self.hint else self.message
+
+
+class DeclarationError(RowmillError):
+    """A declaration that cannot work: nothing was claimed under it."""
+
+
+class AppError(RowmillError):
+    """The application reference (``module:mill``) does not lead to a Mill."""
+
+
+class WorkerIdTaken(RowmillError):
+    """A second live worker asked for an id that is in use."""
+
+
+class LostClaim(RowmillError):
+    """The claim behind this run no longer holds; its writes were rolled back."""
+
+
+class DatabaseError(RowmillError):
+    """Anything the database or the way to it did."""
+
+
+class Unreachable(DatabaseError):
+    """The connection could not be made or broke in mid-statement."""
+
+
+class Busy(DatabaseError):
+    """A lock was not had in time; the statement did nothing."""
+
+
+class Refused(DatabaseError):
+    """The database rejected a value or a statement."""
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """A sentence naming the closest known word, or all of them when none is close."""
+    words = sorted(known)
+    close = difflib.get_close_matches(wrong.lower(), [w.lower() for w in words], n=1, cutoff=0.6)
+    if close:
+        best = next(w for w in words if w.lower() == close[0])
+        return f"did you mean {best!r}?"
+    return f"known: {', '.join(words)}" if words else "there are none"

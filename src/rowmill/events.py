@@ -1,0 +1,92 @@
+"""One seam for all that happens: the engine emits events; logs, metrics and views subscribe to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+logger = logging.getLogger("rowmill")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened: a name and its fields, worth a log line of this level."""
+
+    name: str
+    level: int = logging.INFO
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Subscriber = Callable[[Event], None]
+
+
+class Events:
+    """Where events go. A subscriber that raises is reported once and never stops the work."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Subscriber] = [to_log]
+        self._broken: set[int] = set()
+
+    def subscribe(self, subscriber: Subscriber) -> Subscriber:
+        """Call ``subscriber(event)`` for every event from now on."""
+        self._subscribers.append(subscriber)
+        return subscriber
+
+    @property
+    def observed(self) -> bool:
+        """Somebody beside the log listens."""
+        return len(self._subscribers) > 1
+
+    def emit(self, name: str, level: int = logging.INFO, **fields: Any) -> None:
+        """Tell all subscribers."""
+        event = Event(name, level, fields)
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:
+                if id(subscriber) not in self._broken:
+                    self._broken.add(id(subscriber))
+                    logger.exception("a subscriber to rowmill's events failed; its further failures are not shown")
+
+
+def to_log(event: Event) -> None:
+    """The log is a subscriber like any other."""
+    if logger.isEnabledFor(event.level):
+        logger.log(event.level, event.name, extra={"fields": event.fields})
+
+
+class _Lines(logging.Formatter):
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self.as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        at = datetime.fromtimestamp(record.created, UTC)
+        if self.as_json:
+            entry = {"at": at.isoformat(), "level": record.levelname.lower(), "event": record.getMessage(), **fields}
+            return json.dumps(entry, default=str)
+        words = " ".join(f"{name}={_word(value)}" for name, value in fields.items() if name != "traceback")
+        line = f"{at:%H:%M:%S} {record.levelname.lower():<7} {record.getMessage():<16} {words}".rstrip()
+        return f"{line}\n{fields['traceback']}" if "traceback" in fields else line
+
+
+def _word(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return json.dumps(text) if " " in text and not text.startswith(("{", "[")) else text
+
+
+def configure_logs(form: str = "console", level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Send rowmill's events to a stream, as ``console`` lines or as ``json``, once, whatever the root logger does."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_Lines(form == "json"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False

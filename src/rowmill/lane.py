@@ -1,0 +1,169 @@
+"""A lane: a table, its states, its policy, its handler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any
+
+from . import roles, states
+from .errors import DeclarationError, did_you_mean
+from .retry import Backoff, Verdict, exponential
+from .states import Values
+
+RENEWALS = ("heartbeat_at", "claimed_at", "none")
+_WRITTEN = ("running", "done", "retry", "dead", "canceled")
+_DURATIONS = ("untouched_for", "lease", "startup_lease", "heartbeat", "sweep_every", "poll", "timeout")
+
+
+@dataclass(eq=False, kw_only=True)
+class Lane:
+    """A declared lane. Made by ``@mill.lane(...)``; calling it calls the handler, so handlers stay testable."""
+
+    table: Any
+    handler: Callable[..., Any]
+    name: str
+    ready: Values | str
+    running: Values
+    done: Values
+    retry: Values | None = None
+    dead: Values | None = None
+    canceled: Values | None = None
+    where: str | Callable[[Any], Any] | None = None
+    untouched_for: timedelta | None = None
+    roles: Mapping[str, str | None] = field(default_factory=dict)
+    order_by: Sequence[str] | None = None
+    priority: int = 0
+    batch: int | None = None
+    concurrency: int = 10
+    max_attempts: int | None = None
+    max_reclaims: int = 3
+    backoff: Backoff = field(default_factory=exponential)
+    lease: timedelta = timedelta(minutes=5)
+    startup_lease: timedelta | None = None
+    heartbeat: timedelta | None = None
+    sweep_every: timedelta = timedelta(seconds=60)
+    renew: str | None = None
+    poll: timedelta = timedelta(seconds=5)
+    timeout: timedelta | None = None
+    isolation: str = "auto"
+    classify: Callable[[BaseException], Verdict | None] | None = None
+    environments: Sequence[str] | None = None
+    unfenced: bool = False
+    slot_name: str = "{lane}-{n}"
+    settled_hooks: list[Callable[..., Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        where = f"lane {self.name!r}"
+        if not callable(self.handler):
+            raise DeclarationError(f"{where}: the handler must be a function, not {self.handler!r}")
+        if isinstance(self.ready, str):
+            if self.retry is None:
+                raise DeclarationError(
+                    f"{where}: ready is a SQL condition, so rowmill cannot know what a retried row looks like",
+                    hint='add retry={"status": ...}: the values that make a row ready again',
+                )
+        else:
+            states.validate("ready", self.ready, where, lists=True)
+        for state in _WRITTEN:
+            values = getattr(self, state)
+            if values is not None or state in ("running", "done"):
+                states.validate(state, values, where)
+        if not isinstance(self.ready, str) and states.overlaps(self.ready, self.running_condition):
+            raise DeclarationError(
+                f"{where}: a running row would still be ready, so two workers could hold it",
+                hint="give running a value that ready does not have",
+            )
+        roles.validate(self.roles, where)
+        self._validate_numbers(where)
+        if isinstance(self.order_by, str):
+            self.order_by = [part.strip() for part in self.order_by.split(",")]
+        if self.startup_lease is None:
+            self.startup_lease = self.lease
+        if self.heartbeat is None:
+            self.heartbeat = min(self.lease / 5, timedelta(seconds=20))
+        if self.heartbeat > self.lease / 2:
+            raise DeclarationError(
+                f"{where}: a heartbeat every {self.heartbeat} cannot keep a lease of {self.lease}",
+                hint=f"heartbeat of at most {self.lease / 2}; by default it is a fifth of the lease",
+            )
+
+    def _validate_numbers(self, where: str) -> None:
+        for name in ("batch", "concurrency", "max_attempts"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise DeclarationError(f"{where}: {name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(self.max_reclaims, int) or self.max_reclaims < 0:
+            raise DeclarationError(f"{where}: max_reclaims must be 0 or more, not {self.max_reclaims!r}")
+        for name in _DURATIONS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
+                raise DeclarationError(
+                    f"{where}: {name} must be a positive timedelta, not {value!r}",
+                    hint=f"{name}=timedelta(seconds=30)",
+                )
+        if self.renew is not None and self.renew not in RENEWALS:
+            raise DeclarationError(f"{where}: renew={self.renew!r}", hint=did_you_mean(self.renew, RENEWALS))
+        if self.isolation not in ("auto", "process"):
+            raise DeclarationError(
+                f"{where}: isolation={self.isolation!r}",
+                hint=did_you_mean(self.isolation, ("auto", "process")),
+            )
+        if not callable(self.backoff):
+            raise DeclarationError(
+                f"{where}: backoff must be fixed(...), exponential(...) or a function of the attempt",
+                hint="backoff=fixed(timedelta(minutes=5))",
+            )
+
+    @property
+    def running_condition(self) -> dict[str, Any]:
+        """What a running row of this lane looks like."""
+        return states.overlay(self.ready, self.running)
+
+    @property
+    def ready_again(self) -> dict[str, Any]:
+        """What a row looks like that goes back without a failure: released, snoozed or swept."""
+        return states.first(self.ready) if not isinstance(self.ready, str) else dict(self.retry or {})
+
+    @property
+    def retry_values(self) -> dict[str, Any]:
+        """What a row looks like that failed and waits for another try."""
+        return dict(self.retry) if self.retry is not None else self.ready_again
+
+    def on_settled(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Register ``hook(tx, settled)``: it runs inside the transaction that settles a batch of outcomes."""
+        self.settled_hooks.append(hook)
+        return hook
+
+    def serves(self, environment: str) -> bool:
+        """Whether this lane works in the named environment."""
+        return self.environments is None or environment in self.environments
+
+    def resources(self) -> list[str]:
+        """Names of the resources the handler asks for: its parameters behind the job."""
+        return list(inspect.signature(self.handler).parameters)[1:]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.handler(*args, **kwargs)
+
+
+PARAMETERS = tuple(f.name for f in fields(Lane) if f.name not in ("table", "handler", "settled_hooks"))
+
+
+def declare(table: Any, handler: Callable[..., Any], options: Mapping[str, Any]) -> Lane:
+    """A lane from a decorator's arguments, with a helpful word for a name that is not a parameter."""
+    name = options.get("name") or getattr(handler, "__name__", "lane")
+    for option in options:
+        if option not in PARAMETERS:
+            raise DeclarationError(
+                f"lane {name!r}: there is no parameter {option!r}", hint=did_you_mean(option, PARAMETERS)
+            )
+    for needed in ("ready", "running", "done"):
+        if needed not in options:
+            raise DeclarationError(
+                f"lane {name!r}: {needed} is missing",
+                hint=f'{needed}={{"status": "..."}}: the column values that mean {needed}',
+            )
+    return Lane(table=table, handler=handler, **{**options, "name": name})

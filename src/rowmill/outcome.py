@@ -1,0 +1,76 @@
+"""How a run ends: a closed set of five.
+
+An outcome may be returned or raised by a handler. Returning a dict or None is ``Done``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+
+class Outcome(Exception):
+    """Base of the five outcomes. An exception only so that it can be raised from deep inside a handler."""
+
+    name: str = ""
+
+    def __init__(self, reason: str | None = None, columns: Mapping[str, object] | None = None) -> None:
+        super().__init__(reason or self.name)
+        self.reason = reason
+        self.columns: Mapping[str, object] = columns or {}
+
+
+class Done(Outcome):
+    """The work is done; ``columns`` are written with the outcome in one statement."""
+
+    name = "done"
+
+    def __init__(self, columns: Mapping[str, object] | None = None) -> None:
+        super().__init__(None, columns)
+
+
+class Retry(Outcome):
+    """The run failed and may be tried again, after ``after`` or the lane's backoff. Costs an attempt."""
+
+    name = "retry"
+
+    def __init__(self, reason: str | None = None, *, after: timedelta | None = None) -> None:
+        # ``Retry(td(seconds=3))`` reads naturally; a delay is never a reason.
+        if isinstance(reason, timedelta):
+            reason, after = None, reason
+        super().__init__(reason)
+        self.after = after
+
+
+class Snooze(Outcome):
+    """Not now: the row is ready again after ``after``, and no attempt is spent."""
+
+    name = "snooze"
+
+    def __init__(self, after: timedelta, reason: str | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class Dead(Outcome):
+    """The row cannot be done; it is not tried again."""
+
+    name = "dead"
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason)
+
+
+class Cancel(Outcome):
+    """The work is no longer wanted."""
+
+    name = "canceled"
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason)
+
+
+class Release(Outcome):
+    """The engine's own: the row goes back as if it had not been claimed (shutdown, unused prefetch)."""
+
+    name = "release"

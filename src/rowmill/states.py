@@ -1,0 +1,55 @@
+"""States: what "ready", "running", "done" and "dead" look like in the user's own columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import DeclarationError
+
+#: column -> value; in ``ready`` a list means any of, None means NULL
+Values = Mapping[str, Any]
+
+
+def options(value: Any) -> list[Any]:
+    """The values a column may have: one, or any of a list."""
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+
+
+def first(values: Values) -> dict[str, Any]:
+    """The first of each list: where a row goes when it goes back to ready."""
+    return {column: options(value)[0] for column, value in values.items()}
+
+
+def overlay(ready: Values | str, running: Values) -> dict[str, Any]:
+    """The running condition: the ready values overlaid with the running ones.
+
+    So phases that share a table and one flag column stay apart: what the flag does not say, the untouched
+    columns still do.
+    """
+    return {**({} if isinstance(ready, str) else ready), **running}
+
+
+def overlaps(one: Values, other: Values) -> bool:
+    """Whether some row could satisfy both conditions."""
+    return all(
+        any(x == y and type(x) is type(y) for x in options(one[column]) for y in options(other[column]))
+        for column in one.keys() & other.keys()
+    )
+
+
+def validate(name: str, values: object, where: str, *, lists: bool = False) -> None:
+    """Refuse what cannot be a state."""
+    if not isinstance(values, Mapping) or not values:
+        example = f'{name}={{"status": "{name}"}}'
+        raise DeclarationError(f"{where}: {name} must be column values, not {values!r}", hint=example)
+    for column, value in values.items():
+        if not isinstance(column, str):
+            raise DeclarationError(f"{where}: {name} has a column name that is not text: {column!r}")
+        several = isinstance(value, (list, tuple, set, frozenset))
+        if several and (not lists or not value):
+            wanted = "one value" if not lists else "at least one value"
+            raise DeclarationError(
+                f"{where}: {name}[{column!r}] needs {wanted}, not {value!r}",
+                hint="a list of values is for ready only; a state that is written has one value per column",
+            )

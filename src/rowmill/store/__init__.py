@@ -1,0 +1,46 @@
+"""The only place with SQL. ``open_lane`` binds a lane to a database and gives the verbs over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..clock import Clock
+from ..lane import Lane
+from .base import LaneStore, Settled, bounded
+from .binding import Binding, bind
+from .database import Database, redact
+from .postgres import PostgresLane
+from .sqlite import SqliteLane
+
+__all__ = [
+    "Binding",
+    "Database",
+    "LaneStore",
+    "Settled",
+    "bind",
+    "bounded",
+    "open_lane",
+    "probe",
+    "redact",
+    "store_for",
+]
+
+
+def store_for(binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> LaneStore:
+    """The verbs over a lane that is bound already, on a connection of its own choosing."""
+    kind = PostgresLane if database.dialect.name == "postgresql" else SqliteLane
+    return kind(binding, database, clock, worker, incarnation)
+
+
+async def open_lane(
+    lane: Lane, environment: str, database: Database, clock: Clock, worker: str, incarnation: str = ""
+) -> LaneStore:
+    """Bind a lane to its table in one environment; raises DeclarationError for what cannot work."""
+    return store_for(await bind(lane, environment, database), database, clock, worker, incarnation)
+
+
+async def probe(database: Database, stores: Sequence[LaneStore]) -> list[LaneStore]:
+    """Which of these lanes have a ready row: one statement for all lanes of an environment."""
+    text = "\nunion all\n".join(f"select {i} where {store.ready_probe()}" for i, store in enumerate(stores))
+    rows = await database.read(lambda run: run(text, ()))
+    return [stores[position] for position in sorted(row[0] for row in rows)]

@@ -1,0 +1,330 @@
+"""The store of one lane in one environment: the verbs, and all that is the same on both databases.
+
+claim, settle, renew, held, sweep, progress: six verbs. Each dialect renders and runs their statements; what a
+batch does when one row is refused, locked or lost is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..claim import Claim, Report, Settlement, Swept
+from ..clock import Clock
+from ..errors import Refused, Unreachable
+from .binding import Binding, fence_time
+from .database import Database, Run, runner, translated
+from .statements import INCARNATION
+
+ERROR_LENGTH = 2000
+
+
+class LaneStore:
+    """Claims, settles, renews and sweeps the rows of one lane. Made by ``open_lane``."""
+
+    def __init__(self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> None:
+        self.binding = binding
+        self.lane = binding.lane
+        self.database = database
+        self.clock = clock
+        #: What the worker column gets: where it is the whole fence, an id is not reused from process to process.
+        self.worker = f"{worker}{INCARNATION}{incarnation}" if binding.incarnated else worker
+        self._at = {column: i for i, column in enumerate(binding.columns)}
+        self._decoders: dict[str, Callable[[Any], Any] | None] = {}
+        #: Monotonic time before which a short claim proves nothing (see the PostgreSQL claim); None: it does.
+        self.look_again: float | None = None
+
+    # -- the verbs
+
+    async def claim(self, count: int) -> list[Claim]:
+        """Take up to ``count`` ready rows, in the lane's order. One statement, committed."""
+        raise NotImplementedError
+
+    def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
+        """Write settlements of one kind and one set of columns; which of them (by position) were written."""
+        raise NotImplementedError
+
+    def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
+        """The rows behind claims as they are now, by position: whether the claim holds, and the row."""
+        raise NotImplementedError
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Extend the leases of all these in one statement; which of them were renewed."""
+        raise NotImplementedError
+
+    async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
+        """Take back rows whose lease ran out; state and lease are checked in the statement that writes."""
+        raise NotImplementedError
+
+    async def progress(self, claim: Claim, value: Any) -> bool:
+        """Write the progress column; False if the claim was lost."""
+        raise NotImplementedError
+
+    def ready_probe(self) -> str:
+        """SQL that is true when some row is ready."""
+        raise NotImplementedError
+
+    def running_probe(self) -> str:
+        """SQL that is true when some row is running, whoever holds it."""
+        raise NotImplementedError
+
+    # -- what both databases share
+
+    @property
+    def needs_fleet(self) -> bool:
+        """Only the workers table can tell that a holder is gone."""
+        return not {"heartbeat_at", "claimed_at", "updated_at"} & self.binding.roles.keys()
+
+    async def unfinished(self) -> bool:
+        """Whether some row is ready or running."""
+        text = f"select 1 where {self.ready_probe()} or {self.running_probe()}"
+        return bool(await self.database.read(lambda run: run(text, ())))
+
+    def make_claim(self, row: Sequence[Any]) -> Claim:
+        roles, at = self.binding.roles, self._at
+
+        def role(name: str) -> Any:
+            return row[at[roles[name]]] if name in roles else None
+
+        attempts, failures, limit = role("attempts"), role("failures"), role("max_attempts")
+        time_column = fence_time(self.binding)
+        return Claim(
+            lane=self.lane.name,
+            environment=self.binding.environment,
+            key=tuple([row[at[column]] for column in self.binding.key]),
+            row=row,
+            worker=self.worker if "worker" in roles else None,
+            claimed_at=row[at[time_column]] if time_column else None,
+            attempts=attempts,
+            attempt=(failures or 0) + 1 if "failures" in roles else (attempts or 1),
+            limit=limit if limit is not None else self.binding.max_attempts,
+        )
+
+    def value(self, row: Sequence[Any], column: str) -> Any:
+        """One column of a claimed row, decoded when it is read."""
+        raw = row[self._at[column]]
+        if column not in self._decoders:
+            kind = self.binding.table.c[column].type.dialect_impl(self.database.dialect)
+            self._decoders[column] = kind.result_processor(self.database.dialect, None)
+        decode = self._decoders[column]
+        if decode is None or raw is None:
+            return raw
+        try:
+            return decode(raw)
+        except (TypeError, ValueError):  # SQLite keeps whatever was put in, whatever the column says
+            return raw
+
+    def error_text(self, text: str) -> str:
+        """Error text as the lane's error column can hold it."""
+        column = self.binding.roles.get("error")
+        length = getattr(self.binding.table.c[column].type, "length", None) if column else None
+        return bounded(text, min(length or ERROR_LENGTH, ERROR_LENGTH))
+
+    def encode(self, column: str, value: Any) -> Any:
+        """A handler's value for a column whose type knows more than the driver (Python enums, decorated types)."""
+        kind = self.binding.table.c[column].type
+        if isinstance(kind, (sa.Enum, sa.types.TypeDecorator)):
+            processor = kind.dialect_impl(self.database.dialect).bind_processor(self.database.dialect)
+            return processor(value) if processor else value
+        return value
+
+    async def settle(self, batch: Sequence[Settlement]) -> Report:
+        """Write a batch of outcomes, each only where its claim still holds. One bad row does not fail the others."""
+        report = Report()
+        try:
+            hooked = [s for s in batch if s.hooked] if self.lane.settled_hooks else []
+            if hooked:
+                await self._settle_hooked(hooked, report)
+            for group in groups(s for s in batch if not (self.lane.settled_hooks and s.hooked)):
+                await self._settle(group, report)
+        except Unreachable:
+            for settlement in batch:
+                settlement.unsure = True  # a lost reply to a commit says nothing about the commit
+            raise
+        return report
+
+    async def _settle(self, group: list[Settlement], report: Report) -> None:
+        try:
+            written = await self.database.write(lambda run: self.settle_group(run, group))
+        except Refused as error:
+            await self._divide(group, error, report)
+            return
+        report.written += [s for i, s in enumerate(group) if i in written]
+        missing = [s for i, s in enumerate(group) if i not in written]
+        if missing:
+            await self._explain(missing, report)
+
+    async def _divide(self, group: list[Settlement], error: Refused, report: Report) -> None:
+        """Halve a refused batch until the row that was refused stands alone; it fails, with the reason."""
+        if len(group) > 1:
+            half = len(group) // 2
+            await self._settle(group[:half], report)
+            await self._settle(group[half:], report)
+        elif group[0].columns:
+            inner = Report()
+            await self._settle([self._refused(group[0], error)], inner)
+            self._add_refused(report, inner)
+        else:
+            report.stuck.append((group[0], str(error)))
+
+    def _refused(self, settlement: Settlement, error: BaseException) -> Settlement:
+        """The same run as a permanent failure, without the values that the database would not take."""
+        columns = ", ".join(sorted(settlement.columns))
+        reason = f"the database refused what the handler returned ({columns}): {error}"
+        return Settlement(settlement.claim, "dead", error=self.error_text(reason), duration=settlement.duration)
+
+    @staticmethod
+    def _add_refused(report: Report, inner: Report) -> None:
+        report.refused += inner.written
+        inner.written = []
+        report.add(inner)
+
+    async def _explain(self, missing: list[Settlement], report: Report) -> None:
+        """A row that was not written is read before it is called lost: it may be locked, or written long ago."""
+        rows = await self.database.read(lambda run: self.read_claims(run, [s.claim for s in missing]))
+        for i, settlement in enumerate(missing):
+            held, row = rows.get(i, (False, ()))
+            if held:
+                report.locked.append(settlement)
+            elif settlement.unsure and row and self._shows(row, settlement):
+                report.written.append(settlement)
+            else:
+                settlement.claim.lost = True
+                report.lost.append(settlement)
+
+    def _shows(self, row: Sequence[Any], settlement: Settlement) -> bool:
+        """Whether a row looks as this settlement would have left it."""
+        lane, claim = self.lane, settlement.claim
+        target = {
+            "done": lane.done,
+            "dead": lane.dead,
+            "canceled": lane.canceled or lane.dead,
+            "retry": lane.retry_values,
+        }
+        values = target.get(settlement.kind, lane.ready_again) or lane.retry_values
+        if any(self.value(row, column) != value for column, value in values.items()):
+            return False
+        worker = self.binding.roles.get("worker")
+        if settlement.kind in ("done", "dead", "canceled") and worker:
+            return bool(row[self._at[worker]] == claim.worker)
+        return True
+
+    # -- on_settled: the lane's own writes in the settling transaction
+
+    async def _settle_hooked(self, batch: list[Settlement], report: Report) -> None:
+        try:
+            inner = await self._hooked_transaction(batch)
+        except Exception as error:
+            if not isinstance(error, (Refused, HookFailed)):
+                raise
+            if len(batch) > 1:
+                for settlement in batch:
+                    await self._settle_hooked([settlement], report)
+            elif isinstance(error, HookFailed):
+                report.unhooked.append((batch[0], error.error))
+            elif batch[0].columns:
+                inner = Report()
+                await self._settle_hooked([self._refused(batch[0], error)], inner)
+                self._add_refused(report, inner)
+            else:
+                report.stuck.append((batch[0], str(error)))
+        else:
+            report.add(inner)
+
+    async def _hooked_transaction(self, batch: list[Settlement]) -> Report:
+        report, missing = Report(), []
+        async with self.database.begin() as connection:
+            for group in groups(batch):
+                written = await self.settle_in(connection, group)
+                report.written += [s for i, s in enumerate(group) if i in written]
+                missing += [s for i, s in enumerate(group) if i not in written]
+            await self.run_hooks(connection, report.written)
+        if missing:
+            await self._explain(missing, report)
+        return report
+
+    async def settle_in(self, connection: AsyncConnection, group: list[Settlement]) -> set[int]:
+        """Settle inside a transaction that is under way."""
+        with translated(self.database):
+            return await connection.run_sync(lambda c: self.settle_group(runner(c), group))
+
+    async def run_hooks(self, connection: AsyncConnection, written: list[Settlement]) -> None:
+        """Call the lane's ``on_settled`` hooks with what was written, in the same transaction."""
+        if not written:
+            return
+        for hook in self.lane.settled_hooks:
+            settled = [Settled(self, settlement) for settlement in written]
+            try:
+                if inspect.iscoroutinefunction(hook):
+                    await hook(connection, settled)
+                else:
+                    await connection.run_sync(hook, settled)
+            except (Exception, asyncio.CancelledError) as error:
+                raise HookFailed(error) from error
+
+    async def still_held(self, claims: Sequence[Claim]) -> list[bool]:
+        """Which of these claims still hold, by reading the rows."""
+        rows = await self.database.read(lambda run: self.read_claims(run, claims))
+        return [rows.get(i, (False, ()))[0] for i in range(len(claims))]
+
+
+class HookFailed(Exception):
+    """A lane's ``on_settled`` raised; the transaction around it was rolled back."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Settled:
+    """One settled row as ``on_settled`` sees it: its columns as claimed, and how its run ended."""
+
+    __slots__ = ("_settlement", "_store")
+
+    def __init__(self, store: LaneStore, settlement: Settlement) -> None:
+        self._store, self._settlement = store, settlement
+
+    def __getitem__(self, column: str) -> Any:
+        if column in self._settlement.columns:
+            return self._settlement.columns[column]
+        return self._store.value(self._settlement.claim.row, column)
+
+    @property
+    def id(self) -> Any:
+        """The row's key."""
+        return self._settlement.claim.id
+
+    @property
+    def outcome(self) -> str:
+        """done, retry, snooze, dead, canceled or release."""
+        return self._settlement.kind
+
+    @property
+    def error(self) -> str | None:
+        """The error text, where the run failed."""
+        return self._settlement.error
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt it was."""
+        return self._settlement.claim.attempt
+
+
+def groups(batch: Iterable[Settlement]) -> list[list[Settlement]]:
+    """Settlements that one statement can write: the same kind, the same columns, each row once."""
+    found: dict[tuple[str, tuple[str, ...]], list[Settlement]] = {}
+    for settlement in batch:
+        found.setdefault((settlement.kind, tuple(sorted(settlement.columns))), []).append(settlement)
+    return list(found.values())
+
+
+def bounded(text: str, most: int = ERROR_LENGTH) -> str:
+    """Text that any column takes: no NUL, no lone surrogates, not longer than it is useful."""
+    clean = text.replace("\x00", "\\x00").encode("utf-8", "replace").decode("utf-8")
+    return clean if len(clean) <= most else clean[: most - 1] + "…"

@@ -1,0 +1,315 @@
+"""A lane bound to one environment's table: reflected, its roles found, everything checked.
+
+Whatever cannot work is said here, at start-up, before the first row is claimed, with the lane, the table, the
+column and the fix.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from .. import roles as roles_words
+from .. import states
+from ..errors import DeclarationError, did_you_mean
+from ..lane import Lane
+from .database import Database
+
+#: Columns that say when a row was made, for the default order.
+_CREATED = ("created_at", "inserted_at", "created", "created_on")
+_SHARE_OF_LEASE = 0.9
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What the statements of one lane in one environment are rendered from."""
+
+    lane: Lane
+    environment: str
+    table: sa.Table
+    dialect: sa.Dialect
+    key: tuple[str, ...]
+    roles: Mapping[str, str]
+    order: tuple[tuple[str, bool], ...]  # column, descending
+    sql_types: Mapping[str, str]
+    partitioned: bool
+    max_attempts: int
+    renew: str
+    timeout: timedelta | None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.table.c.keys())
+
+    @property
+    def counter(self) -> str | None:
+        """The column that the attempt limit is held against."""
+        return self.roles.get("failures") or self.roles.get("attempts")
+
+    @property
+    def incarnated(self) -> bool:
+        """Only a worker column stands in the fence, so the id must differ from one process to the next."""
+        return "worker" in self.roles and not fence_time(self)
+
+    def nullable(self, column: str) -> bool:
+        return bool(self.table.c[column].nullable)
+
+    def state_columns(self) -> set[str]:
+        """Columns the states are written in."""
+        lane = self.lane
+        written = (lane.running, lane.done, lane.retry, lane.dead, lane.canceled, lane.ready_again)
+        return {column for values in written if values for column in values}
+
+
+def fence_time(binding: Binding) -> str | None:
+    """The claimed_at column if its values can tell two claims apart (whole seconds cannot)."""
+    column = binding.roles.get("claimed_at")
+    if column is None or isinstance(binding.table.c[column].type, sa.Integer):
+        return None
+    return column
+
+
+async def bind(lane: Lane, environment: str, database: Database) -> Binding:
+    """Reflect the lane's table and resolve the declaration against it."""
+    where = f"lane {lane.name!r}"
+    schema, name = _table_name(lane.table, database.dialect.name)
+    table, sql_types, partitioned = await database.reflect(
+        lambda connection: _reflect(connection, lane, schema, name, environment)
+    )
+    where = f"lane {lane.name!r}, table {table.fullname!r}"
+    key = _key(table, where)
+    _check_columns(lane, table, where)
+    found = roles_words.resolve(
+        lane.roles, table.c.keys(), lambda column, kind: _fits(table.c[column], kind, database.dialect.name)
+    )
+    _check_roles(lane, table, found, where, database.dialect.name)
+    renew = lane.renew or ("heartbeat_at" if "heartbeat_at" in found else "none")
+    if renew != "none" and renew not in found:
+        raise DeclarationError(
+            f"{where}: renew={renew!r}, but no column has the role {renew}",
+            hint=f'roles={{"{renew}": "..."}}, or leave renew out',
+        )
+    binding = Binding(
+        lane=lane,
+        environment=environment,
+        table=table,
+        dialect=database.dialect,
+        key=key,
+        roles=found,
+        order=_order(lane, table, found, key, where),
+        sql_types=sql_types,
+        partitioned=partitioned,
+        max_attempts=lane.max_attempts or (5 if {"attempts", "failures"} & found.keys() else 1),
+        renew=renew,
+        timeout=_timeout(lane, renew, where),
+    )
+    _check_policy(binding, where)
+    return binding
+
+
+def _table_name(table: Any, dialect: str) -> tuple[str | None, str]:
+    """Schema and name of a table given as text, SQLAlchemy Table or ORM model."""
+    mapped = getattr(table, "__table__", table)
+    if isinstance(mapped, sa.Table):
+        schema, name = mapped.schema, mapped.name
+    else:
+        parts = re.findall(r'"(?:[^"]|"")+"|[^".]+', str(table))
+        names = [p[1:-1].replace('""', '"') if p.startswith('"') else p for p in parts]
+        if not names or len(names) > 2:
+            raise DeclarationError(f"cannot read the table name {table!r}", hint='"jobs", "public.jobs" or \'"Jobs"\'')
+        schema, name = (names[0], names[1]) if len(names) == 2 else (None, names[0])
+    if dialect == "sqlite" and schema in ("public", "main"):
+        schema = None
+    return schema, name
+
+
+def _reflect(
+    connection: sa.Connection, lane: Lane, schema: str | None, name: str, environment: str
+) -> tuple[sa.Table, dict[str, str], bool]:
+    with warnings.catch_warnings():
+        # A column of a type SQLAlchemy does not know is carried as it is; the server knows it.
+        warnings.simplefilter("ignore", sa.exc.SAWarning)
+        try:
+            table = sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False)
+        except sa.exc.NoSuchTableError:
+            inspector = sa.inspect(connection)
+            known = inspector.get_table_names(schema) if schema in (None, *inspector.get_schema_names()) else []
+            full = f"{schema}.{name}" if schema else name
+            raise DeclarationError(
+                f"lane {lane.name!r}: there is no table {full!r} in environment {environment!r}",
+                hint=did_you_mean(name, known),
+            ) from None
+    given = getattr(lane.table, "__table__", lane.table)
+    if isinstance(given, sa.Table):
+        # The user's own types know more than the database's (Python enums, decorated types).
+        for column in given.c:
+            if column.name in table.c:
+                table.c[column.name].type = column.type
+    if connection.dialect.name != "postgresql":
+        types = {column.name: column.type.compile(connection.dialect) for column in table.c if _compiles(column)}
+        return table, types, False
+    relation = connection.dialect.identifier_preparer.format_table(table)
+    rows = connection.exec_driver_sql(
+        "select attname, format_type(atttypid, atttypmod) from pg_attribute"
+        " where attrelid = to_regclass($1::text) and attnum > 0 and not attisdropped",
+        (relation,),
+    )
+    types = {row[0]: row[1] for row in rows}
+    spread = connection.exec_driver_sql(
+        "select relkind = 'p' or relhassubclass from pg_class where oid = to_regclass($1::text)", (relation,)
+    ).scalar()
+    return table, types, bool(spread)
+
+
+def _compiles(column: sa.Column[Any]) -> bool:
+    return not isinstance(column.type, sa.types.NullType)
+
+
+def _key(table: sa.Table, where: str) -> tuple[str, ...]:
+    if table.primary_key.columns:
+        return tuple(column.name for column in table.primary_key.columns)
+    for constraint in table.constraints:
+        if isinstance(constraint, sa.UniqueConstraint) and all(not c.nullable for c in constraint.columns):
+            return tuple(column.name for column in constraint.columns)
+    raise DeclarationError(
+        f"{where} has no primary key, so a row cannot be told from its copy",
+        hint=f"alter table {table.fullname} add primary key (...)",
+    )
+
+
+def _column(table: sa.Table, name: str, what: str, where: str) -> sa.Column[Any]:
+    if name not in table.c:
+        raise DeclarationError(f"{where}: {what}: there is no column {name!r}", hint=did_you_mean(name, table.c.keys()))
+    return table.c[name]
+
+
+def _check_columns(lane: Lane, table: sa.Table, where: str) -> None:
+    for state in ("ready", "running", "done", "retry", "dead", "canceled"):
+        values = getattr(lane, state)
+        if not isinstance(values, Mapping):
+            continue
+        for name, value in values.items():
+            column = _column(table, name, state, where)
+            for option in states.options(value):
+                _check_value(column, option, f"{where}: {state}[{name!r}]", written=state != "ready")
+
+
+def _check_value(column: sa.Column[Any], value: Any, what: str, *, written: bool) -> None:
+    kind = column.type
+    if value is None:
+        if written and not column.nullable:
+            raise DeclarationError(f"{what} is NULL, but the column is NOT NULL")
+        return
+    if isinstance(kind, sa.Enum):
+        plain = value.name if isinstance(value, enum.Enum) and kind.enum_class else value
+        if plain not in kind.enums:
+            raise DeclarationError(
+                f"{what}: the enum {kind.name or column.name} has no value {plain!r}",
+                hint=did_you_mean(str(plain), kind.enums),
+            )
+        return
+    wanted: tuple[type, ...] | None = None
+    if isinstance(kind, sa.Boolean):
+        wanted = (bool,)
+    elif isinstance(kind, sa.Integer):
+        wanted = (int,)
+    elif isinstance(kind, sa.String):
+        wanted = (str,)
+    # True is an int in Python and 1 in SQLite, which has no boolean of its own.
+    if wanted and not isinstance(value, wanted):
+        raise DeclarationError(
+            f"{what}: {value!r} does not fit the column's type {kind}",
+            hint=f"a {wanted[0].__name__} value",
+        )
+
+
+def _fits(column: sa.Column[Any], kind: str, dialect: str) -> bool:
+    of = column.type
+    if kind == roles_words.TEXT:
+        return isinstance(of, sa.String) and not isinstance(of, sa.Enum)
+    if kind == roles_words.COUNT:
+        return isinstance(of, sa.Integer)
+    if kind == roles_words.TIME:
+        if dialect == "sqlite":
+            return isinstance(of, (sa.DateTime, sa.String, sa.Integer, sa.Numeric, sa.types.NullType))
+        return isinstance(of, sa.DateTime)
+    return True
+
+
+def _check_roles(lane: Lane, table: sa.Table, found: Mapping[str, str], where: str, dialect: str) -> None:
+    for role, name in found.items():
+        column = _column(table, name, f"role {role}", where)
+        kind = roles_words.ROLES[role][0]
+        if not _fits(column, kind, dialect):
+            raise DeclarationError(
+                f"{where}: column {name!r} is {column.type}, and the role {role} needs a {kind} column",
+                hint=f'another column for the role, or roles={{"{role}": None}} to do without',
+            )
+
+
+def _order(
+    lane: Lane, table: sa.Table, found: Mapping[str, str], key: tuple[str, ...], where: str
+) -> tuple[tuple[str, bool], ...]:
+    """Priority column first, then order_by or what stands in for it, then the key."""
+    order: dict[str, bool] = {}
+    if "priority" in found:
+        order[found["priority"]] = False
+    for part in lane.order_by or _default_order(table, found):
+        name, _, direction = part.strip().partition(" ")
+        descending = name.startswith("-") or direction.strip().lower() == "desc"
+        column = _column(table, name.removeprefix("-").strip('"'), "order_by", where)
+        order.setdefault(column.name, descending)
+    for name in key:
+        order.setdefault(name, False)
+    return tuple(order.items())
+
+
+def _default_order(table: sa.Table, found: Mapping[str, str]) -> list[str]:
+    due = found.get("run_after")
+    if due is not None and (not table.c[due].nullable or table.c[due].server_default is not None):
+        return [due]
+    return [c for c in list(table.c.keys()) if roles_words.snake(c) in _CREATED][:1]
+
+
+def _timeout(lane: Lane, renew: str, where: str) -> timedelta | None:
+    """Without renewal a run must end before its lease does."""
+    if renew != "none":
+        return lane.timeout
+    most = lane.lease * _SHARE_OF_LEASE
+    if lane.timeout is not None and lane.timeout > most:
+        raise DeclarationError(
+            f"{where}: no column is renewed while a run goes on, so a timeout of {lane.timeout} would outlive the"
+            f" lease of {lane.lease}",
+            hint=f'timeout of at most {most}, a heartbeat_at column, or renew="claimed_at"',
+        )
+    return lane.timeout or most
+
+
+def _check_policy(binding: Binding, where: str) -> None:
+    lane, found = binding.lane, binding.roles
+    if "worker" not in found and fence_time(binding) is None and not lane.unfenced:
+        raise DeclarationError(
+            f"{where} has neither a worker nor a claimed_at column, so a late outcome could overwrite another worker's",
+            hint='add one (worker text, claimed_at timestamptz), map it with roles={"worker": "..."},'
+            " or accept the risk with unfenced=True",
+        )
+    if binding.counter is None:
+        if binding.max_attempts > 1 and "max_attempts" not in found:
+            raise DeclarationError(
+                f"{where}: max_attempts={binding.max_attempts}, but there is no column to count attempts in",
+                hint='add an integer column attempts, or map one: roles={"attempts": "..."}',
+            )
+        if lane.dead is None:
+            raise DeclarationError(
+                f"{where}: dead is left out, and no column counts attempts, so a failed row would never end",
+                hint='dead={"status": "..."}, or an integer column: roles={"failures": "..."}',
+            )
+    if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & found.keys():
+        raise DeclarationError(f"{where}: nothing tells how long a row has been running", hint="add claimed_at")

@@ -1,0 +1,368 @@
+"""One environment's database: how to get there, how to run something there, and what its errors mean.
+
+The store's verbs are plain functions over ``run(sql, parameters) -> rows``. This file decides where they run:
+on PostgreSQL on an autocommit connection of a small pool, on SQLite in the one thread that owns the connection,
+inside ``BEGIN IMMEDIATE``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects.postgresql.asyncpg import dialect as PostgresDialect
+from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable
+
+T = TypeVar("T")
+Run = Callable[[str, Any], Sequence[Any]]
+
+#: Query parameters that other clients read from the same URL and asyncpg would pass on to the server.
+_FOREIGN = {
+    "pgbouncer",
+    "connection_limit",
+    "pool_timeout",
+    "schema",
+    "supa",
+    "channel_binding",
+    "connect_timeout",
+}
+_LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
+
+
+class Database:
+    """A database by URL. ``open`` gives the right kind; nothing connects before the first use."""
+
+    dialect: sa.Dialect
+    #: A transaction pooler stands in between: no LISTEN, no prepared statements.
+    pooled = False
+    #: Where rowmill's own tables live; None: where unqualified names lead.
+    schema: str | None = None
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def own(self, table: str) -> str:
+        """The name of one of rowmill's own tables, as it stands in SQL."""
+        if self.schema is None or self.dialect.name == "sqlite":
+            return table
+        return f"{self.dialect.identifier_preparer.quote(self.schema)}.{table}"
+
+    @staticmethod
+    def open(url: str, *, schema: str | None = None, pool: int = 2, patience: float = 30.0) -> Database:
+        """The database behind a URL as people have it: postgres://, postgresql://, sqlite:///."""
+        scheme = url.split(":", 1)[0].split("+")[0]
+        if scheme in ("postgres", "postgresql"):
+            database = Postgres(url, pool=pool, patience=patience)
+            database.schema = schema
+            return database
+        if scheme == "sqlite":
+            return Sqlite(url)
+        raise DeclarationError(
+            f"cannot use the database URL {redact(url)!r}",
+            hint="postgresql://user:password@host/database or sqlite:///file.db",
+        )
+
+    async def read(self, verb: Callable[[Run], T]) -> T:
+        """Run a verb that only reads."""
+        raise NotImplementedError
+
+    async def write(self, verb: Callable[[Run], T]) -> T:
+        """Run a verb that writes; it is committed when this returns."""
+        raise NotImplementedError
+
+    def begin(self) -> Any:
+        """An async context manager: a SQLAlchemy connection inside a transaction, from a bounded pool."""
+        raise NotImplementedError
+
+    async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
+        """Run something that needs a SQLAlchemy connection, such as reflection."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Close every connection."""
+        raise NotImplementedError
+
+
+class Postgres(Database):
+    """PostgreSQL through SQLAlchemy's async engine on asyncpg."""
+
+    def __init__(self, url: str, *, pool: int, patience: float) -> None:
+        super().__init__(url)
+        self.dialect = PostgresDialect()  # type: ignore[no-untyped-call]
+        self.dsn, self.pooled = _postgres_url(url)
+        self.patience = patience
+        self._pool = pool
+        self._engine: AsyncEngine | None = None
+        self._handlers: AsyncEngine | None = None
+
+    def _make(self, size: int, command_timeout: float | None, **options: Any) -> AsyncEngine:
+        async def connect(*_: Any, **options: Any) -> asyncpg.Connection:
+            return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **options)
+
+        # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
+        unpooled = {
+            "statement_cache_size": 0,
+            "prepared_statement_cache_size": 0,
+            "prepared_statement_name_func": lambda: "",
+        }
+        return create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=connect,
+            connect_args=unpooled if self.pooled else {},
+            pool_size=size,
+            max_overflow=0,
+            pool_timeout=self.patience,
+            **options,
+        )
+
+    @property
+    def engine(self) -> AsyncEngine:
+        if self._engine is None:
+            # A statement of the engine's own that takes longer than this is a lost connection, not a slow one.
+            self._engine = self._make(self._pool, self.patience, isolation_level="AUTOCOMMIT")
+        return self._engine
+
+    async def read(self, verb: Callable[[Run], T]) -> T:
+        return await self.write(verb)
+
+    async def write(self, verb: Callable[[Run], T]) -> T:
+        with translated(self):
+            async with self.engine.connect() as connection:
+                try:
+                    return await connection.run_sync(lambda c: verb(runner(c)))
+                except BaseException as error:
+                    # Whatever was not a plain refusal leaves the connection in a state nobody knows.
+                    if not isinstance(translate(error, self), Refused):
+                        await connection.invalidate()
+                    raise
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        if self._handlers is None:
+            self._handlers = self._make(4, None)
+        async with _transaction(self, self._handlers) as connection:
+            yield connection
+
+    async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
+        with translated(self):
+            async with self.engine.connect() as connection:
+                return await connection.run_sync(verb)
+
+    async def close(self) -> None:
+        for engine in (self._engine, self._handlers):
+            if engine is not None:
+                await engine.dispose()
+
+
+class Sqlite(Database):
+    """One SQLite file: one thread owns the engine's connection, handlers' transactions have their own."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.dialect = SqliteDialect()
+        self.path = _sqlite_path(url)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rowmill-sqlite")
+        self._connection: sqlite3.Connection | None = None
+        self._handlers: AsyncEngine | None = None
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(
+                self.path, isolation_level=None, timeout=_LOCK_WAIT, check_same_thread=False, uri=False
+            )
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = normal")
+            connection.execute("pragma foreign_keys = on")
+            self._connection = connection
+        return self._connection
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        with translated(self):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def read(self, verb: Callable[[Run], T]) -> T:
+        return await self._in_thread(lambda: verb(self._run))
+
+    async def write(self, verb: Callable[[Run], T]) -> T:
+        def work() -> T:
+            connection = self._connect()
+            connection.execute("begin immediate")
+            try:
+                result = verb(self._run)
+                connection.execute("commit")
+                return result
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise
+
+        return await self._in_thread(work)
+
+    def _run(self, sql: str, parameters: Any = ()) -> Sequence[Any]:
+        return self._connect().execute(sql, parameters).fetchall()
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        if self._handlers is None:
+            self._handlers = create_async_engine(
+                sa.URL.create("sqlite+aiosqlite", database=self.path),
+                connect_args={"timeout": _LOCK_WAIT},
+                poolclass=NullPool,
+            )
+            event.listen(self._handlers.sync_engine, "connect", _no_implicit_begin)
+            # A transaction that reads first and then writes fails at once when another wrote in between.
+            event.listen(self._handlers.sync_engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE") and None)
+        async with _transaction(self, self._handlers) as connection:
+            yield connection
+
+    async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
+        def work() -> T:
+            engine = sa.create_engine(sa.URL.create("sqlite", database=self.path), poolclass=NullPool)
+            with engine.connect() as connection:
+                return verb(connection)
+
+        return await self._in_thread(work)
+
+    async def close(self) -> None:
+        if self._handlers is not None:
+            await self._handlers.dispose()
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
+        self._thread.shutdown(wait=False)
+
+
+@asynccontextmanager
+async def _transaction(database: Database, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """Begin, and commit or roll back. What the block itself raises is its own affair and passes as it is."""
+    with translated(database):
+        connection = await engine.connect()
+    try:
+        with translated(database):
+            transaction = await connection.begin()
+        try:
+            yield connection
+        except BaseException:
+            await transaction.rollback()
+            raise
+        with translated(database):
+            await transaction.commit()
+    finally:
+        await connection.close()
+
+
+def runner(connection: sa.Connection) -> Run:
+    """The store's ``run`` over a SQLAlchemy connection, for verbs inside somebody's transaction."""
+
+    def run(sql: str, parameters: Any = ()) -> Sequence[Any]:
+        result = connection.exec_driver_sql(sql, parameters)
+        return result.fetchall() if result.returns_rows else []
+
+    return run
+
+
+def _no_implicit_begin(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("pragma foreign_keys = on")
+    cursor.close()
+
+
+def _postgres_url(url: str) -> tuple[str, bool]:
+    """The DSN asyncpg takes, and whether a transaction pooler stands in between."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    port = _port(parts.netloc)
+    pooled = query.get("pgbouncer", "").lower() == "true" or (
+        port == 6543 and "pooler" in parts.netloc  # Supabase's transaction pooler
+    )
+    kept = {name: value for name, value in query.items() if name not in _FOREIGN}
+    return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), "")), pooled
+
+
+def _port(netloc: str) -> int | None:
+    found = re.search(r":(\d+)$", netloc)
+    return int(found.group(1)) if found else None
+
+
+def _sqlite_path(url: str) -> str:
+    path = unquote(url.split("?", 1)[0].partition("://")[2].removeprefix("/"))
+    if not path or path == ":memory:":
+        raise DeclarationError(
+            f"{url!r} is a database in memory: other connections and processes could not see its rows",
+            hint="a file: sqlite:///jobs.db (relative) or sqlite:////var/lib/app/jobs.db (absolute)",
+        )
+    return path
+
+
+def redact(url: str) -> str:
+    """A URL without its password, for messages."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
+
+
+@contextmanager
+def translated(database: Database) -> Iterator[None]:
+    """Raise rowmill's errors for the driver's, here and nowhere else."""
+    try:
+        yield
+    except BaseException as error:
+        known = translate(error, database)
+        if known is None or known is error:
+            raise
+        raise known from error
+
+
+def translate(error: BaseException, database: Database) -> DatabaseError | None:
+    """What a driver's error means; None for what is not the database's doing."""
+    if isinstance(error, DatabaseError):
+        return error
+    cause: BaseException = error
+    if isinstance(error, sa.exc.DBAPIError) and error.orig is not None:
+        cause = error.orig
+    state = getattr(cause, "sqlstate", None) or getattr(cause.__cause__, "sqlstate", None)
+    text = _first_line(cause)
+    where = redact(database.url)
+    if isinstance(state, str):
+        # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login, 3D000 no such database
+        if state.startswith(("08", "57P0", "533", "28", "3D")):
+            return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
+        if state.startswith(("40", "55P03", "57014", "53", "25006")):
+            return Busy(text)
+        return Refused(text)
+    if isinstance(cause, sqlite3.OperationalError):
+        if "locked" in text or "busy" in text or "full" in text or "interrupted" in text:
+            return Busy(text)
+        if "unable to open" in text or "disk I/O" in text or "malformed" in text or "readonly" in text:
+            return Unreachable(
+                f"cannot use {where}: {text}",
+                hint="check that the file's folder exists and may be written to",
+            )
+        return Refused(text)
+    if isinstance(cause, (sqlite3.Error, OverflowError)) and isinstance(database, Sqlite):
+        return Refused(text)
+    lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    if lost or isinstance(cause, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, sa.exc.TimeoutError)):
+        return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
+    if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
+        return Refused(text)
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    """The database's own words, without the driver's class names around them."""
+    text = str(error) or type(error).__name__
+    text = re.sub(r"^<class '[^']*'>: ", "", text)
+    return text.splitlines()[0]

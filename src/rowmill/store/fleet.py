@@ -1,0 +1,171 @@
+"""``rowmill_workers``: who works, on what, and when each was last heard of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ..errors import Refused
+from .database import Database, Run
+
+#: A worker that has not been heard of for this long is dead.
+SILENT = 60.0
+
+_COLUMNS = "id, incarnation, host, pid, lanes, started_at, seen_at, state, current, completed, failed, lost, version"
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """What a worker says of itself with every sign of life."""
+
+    id: str
+    incarnation: str
+    host: str
+    pid: int
+    lanes: list[str]
+    version: str
+    state: str = "idle"
+    current: list[dict[str, Any]] = field(default_factory=list)
+    completed: int = 0
+    failed: int = 0
+    lost: int = 0
+
+
+class Fleet:
+    """The workers table of one environment."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.postgres = database.dialect.name == "postgresql"
+        self.table = database.own("rowmill_workers")
+        self._now = "now()" if self.postgres else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+
+    def ddl(self) -> list[str]:
+        """The statements that make the table."""
+        moment = "timestamptz" if self.postgres else "text"
+        statements = []
+        if self.postgres and self.database.schema:
+            statements.append(f"create schema if not exists {self.database.schema}")
+        statements.append(
+            f"""create table if not exists {self.table} (
+  id text primary key,
+  incarnation text not null,
+  host text not null,
+  pid integer not null,
+  lanes text not null,
+  started_at {moment} not null,
+  seen_at {moment} not null,
+  state text not null,
+  current text not null default '[]',
+  completed bigint not null default 0,
+  failed bigint not null default 0,
+  lost bigint not null default 0,
+  version text not null default ''
+)"""
+        )
+        return statements
+
+    async def ensure(self) -> None:
+        """Make the table where it is not there; raises Refused where the role may not."""
+        if await self.exists():
+            return
+        for attempt in (1, 2):
+            try:
+                await self.database.write(lambda run: [run(statement, ()) for statement in self.ddl()])
+                return
+            except Refused:
+                # Two processes made it at the same moment: the other's is as good.
+                if attempt == 2 and not await self.exists():
+                    raise
+
+    async def exists(self) -> bool:
+        """Whether the table is there."""
+        if self.postgres:
+            return bool(
+                (await self.database.read(lambda run: run("select to_regclass($1::text) is not null", (self.table,))))[
+                    0
+                ][0]
+            )
+        text = "select 1 from sqlite_master where type = 'table' and name = 'rowmill_workers'"
+        return bool(await self.database.read(lambda run: run(text, ())))
+
+    def _marks(self, count: int) -> list[str]:
+        return [f"${i}" if self.postgres else f"?{i}" for i in range(1, count + 1)]
+
+    async def register(self, me: WorkerState, replaces: str | None = None) -> dict[str, Any] | None:
+        """Take the id. Returns the live worker that has it already, if one does."""
+        marks = self._marks(8)
+        silent = (
+            f"{self.table}.seen_at < now() - interval '{SILENT} seconds'"
+            if self.postgres
+            else f"julianday({self.table}.seen_at) < julianday('now', '-{SILENT} seconds')"
+        )
+        text = f"""insert into {self.table} (id, incarnation, host, pid, lanes, version, started_at, seen_at, state)
+values ({", ".join(marks[:6])}, {self._now}, {self._now}, 'idle')
+on conflict (id) do update set incarnation = excluded.incarnation, host = excluded.host, pid = excluded.pid,
+  lanes = excluded.lanes, version = excluded.version, started_at = excluded.started_at, seen_at = excluded.seen_at,
+  state = 'idle', current = '[]', completed = 0, failed = 0, lost = 0
+where {self.table}.state = 'stopped' or {self.table}.incarnation = {marks[6]}
+  or {self.table}.incarnation = {marks[7]} or {silent}
+returning id"""
+        values = (
+            me.id,
+            me.incarnation,
+            me.host,
+            me.pid,
+            json.dumps(me.lanes),
+            me.version,
+            me.incarnation,
+            replaces or "",
+        )
+        if await self.database.write(lambda run: run(text, values)):
+            return None
+        holder = [worker for worker in await self.all() if worker["id"] == me.id]
+        return holder[0] if holder else None
+
+    async def beat(self, me: WorkerState) -> bool:
+        """A sign of life; False when another incarnation has taken the id."""
+        marks = self._marks(7)
+        text = f"""update {self.table} set seen_at = {self._now}, state = {marks[0]}, current = {marks[1]},
+  completed = {marks[2]}, failed = {marks[3]}, lost = {marks[4]}
+where id = {marks[5]} and incarnation = {marks[6]} returning id"""
+        values = (
+            me.state, json.dumps(me.current, default=str), me.completed, me.failed, me.lost, me.id, me.incarnation,
+        )  # fmt: skip
+        return bool(await self.database.write(lambda run: run(text, values)))
+
+    async def all(self) -> list[dict[str, Any]]:
+        """Every worker that has not been forgotten, the latest heard of first."""
+        age = (
+            "extract(epoch from now() - seen_at)"
+            if self.postgres
+            else "(julianday('now') - julianday(seen_at)) * 86400.0"
+        )
+
+        def verb(run: Run) -> list[dict[str, Any]]:
+            rows = run(f"select {_COLUMNS}, {age} from {self.table} order by seen_at desc", ())
+            names = [*_COLUMNS.split(", "), "silent_for"]
+            return [dict(zip(names, row, strict=True)) for row in rows]
+
+        found = await self.database.read(verb)
+        for worker in found:
+            worker["lanes"], worker["current"] = json.loads(worker["lanes"]), json.loads(worker["current"])
+            worker["silent_for"] = max(float(worker["silent_for"]), 0.0)
+            worker["alive"] = worker["state"] != "stopped" and worker["silent_for"] < SILENT
+            for moment in ("started_at", "seen_at"):
+                value = worker[moment]
+                worker[moment] = (
+                    value.isoformat() if isinstance(value, datetime) else f"{value}+00:00".replace(" ", "T")
+                )
+        return found
+
+    async def forget(self, older: float = 7 * 86400.0) -> None:
+        """Drop workers that have been gone for a week."""
+        test = (
+            f"seen_at < now() - interval '{older} seconds'"
+            if self.postgres
+            else f"julianday(seen_at) < julianday('now', '-{older} seconds')"
+        )
+        await self.database.write(lambda run: run(f"delete from {self.table} where {test} returning id", ()))

@@ -1,0 +1,274 @@
+"""A lane on SQLite: the statements, and the verbs that run them.
+
+Every write is one transaction that begins IMMEDIATE, so there is one writer at a time and what was read inside
+it still holds when it is written. RETURNING gives rows in whatever order they were found: claims are sorted here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from ..claim import Claim, Settlement, Swept
+from ..clock import Clock
+from .base import LaneStore
+from .binding import Binding, fence_time
+from .database import Database, Run
+from .statements import Statements
+
+_FORMAT = "'%Y-%m-%d %H:%M:%f'"
+
+
+class SqliteStatements(Statements):
+    """What a lane says to SQLite."""
+
+    greatest = "max"
+
+    def _moment(self, *modifiers: str) -> str:
+        shift = self.clock.shift.total_seconds()
+        moved = [f"'{shift:+} seconds'"] if shift else []
+        return ", ".join(["'now'", *moved, *modifiers])
+
+    def _in(self, column: str, moment: str) -> str:
+        """A moment in the column's own form: text, or seconds since 1970."""
+        kind = self.binding.table.c[column].type
+        if isinstance(kind, sa.Integer):
+            return f"cast(strftime('%s', {moment}) as integer)"
+        if isinstance(kind, sa.Numeric):
+            return f"(julianday({moment}) - 2440587.5) * 86400.0"
+        return f"strftime({_FORMAT}, {moment})"
+
+    def _read(self, column: str, prefix: str = "") -> str:
+        """A column's time in a form that compares, whichever way it was written (with T, with Z, with neither)."""
+        kind = self.binding.table.c[column].type
+        name = prefix + self.name(column)
+        return name if isinstance(kind, (sa.Integer, sa.Numeric)) else f"julianday({name})"
+
+    def _compared(self, column: str, moment: str) -> str:
+        kind = self.binding.table.c[column].type
+        return self._in(column, moment) if isinstance(kind, (sa.Integer, sa.Numeric)) else f"julianday({moment})"
+
+    def now(self, column: str) -> str:
+        return self._in(column, self._moment())
+
+    def later(self, column: str, seconds: str) -> str:
+        return self._in(column, self._moment(f"{seconds} || ' seconds'"))
+
+    def due(self, column: str) -> str:
+        return f"{self._read(column)} <= {self._compared(column, self._moment())}"
+
+    def older(self, column: str, than: timedelta, prefix: str = "") -> str:
+        moment = self._moment(f"'-{than.total_seconds()} seconds'")
+        return f"{self._read(column, prefix)} < {self._compared(column, moment)}"
+
+    def older_own(self, column: str, than: timedelta) -> str:
+        moment = self._moment(f"'-{than.total_seconds()} seconds'")
+        return f"julianday({column}) < julianday({moment})"
+
+    def plain_now(self) -> str:
+        return f"strftime({_FORMAT}, {self._moment()})"
+
+    def order(self) -> str:
+        return ", ".join(f"{self.name(c)}{' desc' if descending else ''}" for c, descending in self.binding.order)
+
+    def loose(self) -> list[str]:
+        """Columns of the order that may be NULL: SQLite sorts those first, rowmill on both databases last."""
+        return [
+            c for c, down in self.binding.order if self.binding.nullable(c) and c not in self.binding.key and not down
+        ]
+
+    def claim(self, *, placed: bool | None = None) -> str:
+        """:worker, :count. ``placed`` True: only rows with a place in the order; False: only those without."""
+        keys = self.names(self.binding.key)
+        place = ""
+        if placed is not None:
+            tests = " and ".join(f"{self.name(column)} is not null" for column in self.loose())
+            place = f" and {tests}" if placed else f" and not ({tests})"
+        return f"""update {self.table} set
+    {self.assignments(self.claim_set(":worker"))}
+where ({keys}) in (
+  select {keys} from {self.table}
+  where {self.ready()}{place}
+  order by {self.order()}
+  limit :count
+)
+returning {self.names(self.binding.columns)}"""
+
+    def _this(self) -> str:
+        """The one row of a claim, if the claim still holds."""
+        return f"{self.same_key()} and {self.fence(self.table, ':_at', ':_n', ':worker')}"
+
+    def same_key(self) -> str:
+        return " and ".join(f"{self.name(column)} = :_k{i}" for i, column in enumerate(self.binding.key))
+
+    def settle(self, kind: str, columns: Sequence[str]) -> str:
+        written = self.settle_set(kind, ":_error", ":_delay")
+        written |= {column: f":_v{i}" for i, column in enumerate(columns)}
+        return f"""update {self.table} set
+    {self.assignments(written)}
+where {self._this()}
+returning 1"""
+
+    def renew(self) -> str:
+        column = self.roles[self.binding.renew]
+        return f"""update {self.table} set {self.name(column)} = {self.now(column)}
+where {self._this()}
+returning {self.name(column)}"""
+
+    def progress(self) -> str:
+        column = self.roles["progress"]
+        return f"update {self.table} set {self.name(column)} = :_v0\nwhere {self._this()}\nreturning 1"
+
+    def read(self) -> str:
+        fence = self.fence(self.table, ":_at", ":_n", ":worker")
+        return f"""select coalesce({fence}, 0), {self.names(self.binding.columns)}
+from {self.table}
+where {self.same_key()}"""
+
+    def find_stale(self, lease: timedelta) -> str:
+        worker = self.name(self.roles["worker"]) if "worker" in self.roles else "null"
+        return f"""select {worker}, {self.poison() or "0"}, {self.names(self.binding.key)}
+from {self.table}
+where {self.running()} and {self.stale(lease, self.table + ".")}
+limit :most"""
+
+    def sweep(self, *, poison: bool) -> str:
+        back, dead = self.sweep_set()
+        return f"""update {self.table} set
+    {self.assignments(dead if poison else back)}
+where {self.same_key()} and {self.running()}"""
+
+
+class SqliteLane(LaneStore):
+    """The verbs on SQLite."""
+
+    def __init__(self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> None:
+        super().__init__(binding, database, clock, worker, incarnation)
+        self.statements = SqliteStatements(binding, clock, database.own("rowmill_workers"))
+        self._texts: dict[Any, str] = {}
+
+    def _text(self, key: Any, render: Any) -> str:
+        key = (key, self.clock.shift)
+        if key not in self._texts:
+            self._texts[key] = render()
+        return self._texts[key]
+
+    async def claim(self, count: int) -> list[Claim]:
+        """Rows with a place in the order first; those without only where room is left."""
+        passes = [True, False] if self.statements.loose() else [None]
+
+        def verb(run: Run) -> list[Any]:
+            rows: list[Any] = []
+            for placed in passes:
+                text = self._text(("claim", placed), lambda placed=placed: self.statements.claim(placed=placed))
+                rows += self._sorted(run(text, {"worker": self.worker, "count": count - len(rows)}))
+                if len(rows) >= count:
+                    break
+            return rows
+
+        return [self.make_claim(row) for row in await self.database.write(verb)]
+
+    def _sorted(self, rows: Sequence[Any]) -> list[Any]:
+        found = list(rows)
+        for column, descending in reversed(self.binding.order):
+            found.sort(key=_sort_key(self._at[column]), reverse=descending)
+        return found
+
+    def _values(self, claim: Claim) -> dict[str, Any]:
+        values = {f"_k{i}": part for i, part in enumerate(claim.key)}
+        return {**values, "_at": claim.claimed_at, "_n": claim.attempts, "worker": self.worker}
+
+    def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
+        kind, columns = group[0].kind, tuple(sorted(group[0].columns))
+        text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
+        written = set()
+        for position, settlement in enumerate(group):
+            values = self._values(settlement.claim)
+            values["_error"] = settlement.error
+            values["_delay"] = settlement.delay.total_seconds() if settlement.delay is not None else 0
+            for i, column in enumerate(columns):
+                values[f"_v{i}"] = self._stored(column, settlement.columns[column])
+            if run(text, values):
+                written.add(position)
+        return written
+
+    def _stored(self, column: str, value: Any) -> Any:
+        value = self.encode(column, value)
+        kind = self.binding.table.c[column].type
+        if isinstance(kind, sa.JSON) or isinstance(value, (dict, list, tuple, set)):
+            return None if value is None else json.dumps(value, default=str)
+        if isinstance(value, datetime):
+            plain = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+            return plain.isoformat(" ", "microseconds")
+        if isinstance(value, (date, UUID, Decimal)):
+            return str(value)
+        if isinstance(value, timedelta):
+            return value.total_seconds()
+        if isinstance(value, str):
+            return value.encode("utf-8", "replace").decode("utf-8")
+        return value
+
+    def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
+        text = self._text("read", self.statements.read)
+        found = {}
+        for position, claim in enumerate(claims):
+            for row in run(text, self._values(claim)):
+                found[position] = (bool(row[0]), row[1:])
+        return found
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+        text = self._text("renew", self.statements.renew)
+
+        def verb(run: Run) -> list[tuple[Claim, Any]]:
+            found = [(claim, run(text, self._values(claim))) for claim in claims]
+            return [(claim, rows[0][0]) for claim, rows in found if rows]
+
+        renewed = await self.database.write(verb)
+        if self.binding.renew == "claimed_at" and fence_time(self.binding):
+            for claim, moment in renewed:
+                claim.claimed_at = moment  # the fence moves with the renewal
+        return [claim for claim, _ in renewed]
+
+    async def progress(self, claim: Claim, value: Any) -> bool:
+        text = self._text("progress", self.statements.progress)
+        values = {**self._values(claim), "_v0": self._stored(self.binding.roles["progress"], value)}
+        return bool(await self.database.write(lambda run: run(text, values)))
+
+    async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
+        find = self._text(("stale", lease), lambda: self.statements.find_stale(lease))
+        texts = {p: self._text(("sweep", p), lambda p=p: self.statements.sweep(poison=p)) for p in (False, True)}
+
+        def verb(run: Run) -> list[Swept]:
+            swept = []
+            for worker, poison, *key in run(find, {"most": most}):
+                run(texts[bool(poison)], {f"_k{i}": part for i, part in enumerate(key)})
+                swept.append(Swept(key[0] if len(key) == 1 else tuple(key), worker, bool(poison)))
+            return swept
+
+        # A look first: an idle sweep does not take the write lock from those who work.
+        if not await self.database.read(lambda run: run(find, {"most": 1})):
+            return []
+        return await self.database.write(verb)
+
+    def ready_probe(self) -> str:
+        return self._text("ready", self.statements.ready_probe)
+
+    def running_probe(self) -> str:
+        return self._text("running", self.statements.running_probe)
+
+
+def _sort_key(position: int) -> Callable[[Any], tuple[Any, ...]]:
+    """One column in SQLite's own order (numbers, text, blobs), with NULL last."""
+
+    def key(row: Any) -> tuple[Any, ...]:
+        value = row[position]
+        kind = 3 if value is None else 0 if isinstance(value, (int, float)) else 1 if isinstance(value, str) else 2
+        return (kind,) if value is None else (kind, value)
+
+    return key

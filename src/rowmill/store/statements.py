@@ -1,0 +1,268 @@
+"""A lane in SQL: the phrases that all its statements are made of.
+
+State values stand in the text as literals, never as parameters: a generic plan cannot match a parameter with a
+partial index, and the claim would fall from a millisecond to a scan. Names and literals are rendered by
+SQLAlchemy from the reflected table, so quoting, enums and types are right for any table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from .. import states
+from ..claim import FINAL
+from ..clock import Clock
+from .binding import Binding, fence_time
+
+#: What stands between a worker's id and its incarnation in a worker column.
+INCARNATION = "~"
+
+
+class Statements:
+    """The phrases of one lane; the two dialects add how time is told and how a statement is put together."""
+
+    def __init__(self, binding: Binding, clock: Clock, workers: str = "rowmill_workers") -> None:
+        self.binding = binding
+        self.clock = clock
+        self.workers = workers
+        self.lane = binding.lane
+        self.roles = binding.roles
+        self._preparer = binding.dialect.identifier_preparer
+        self.table = self._preparer.format_table(binding.table)
+
+    # -- names and literals
+
+    def name(self, column: str) -> str:
+        return str(self._preparer.quote(column))
+
+    def names(self, columns: Iterable[str], prefix: str = "") -> str:
+        return ", ".join(prefix + self.name(column) for column in columns)
+
+    def literal(self, column: str, value: Any) -> str:
+        """A value as SQL text of the column's type."""
+        if value is None:
+            return "null"
+        kind = self.binding.table.c[column].type
+        if isinstance(kind, sa.Integer) and isinstance(value, bool):
+            value = int(value)
+        processor = kind.dialect_impl(self.binding.dialect).literal_processor(self.binding.dialect)
+        if processor is None:
+            return "'" + str(value).replace("'", "''") + "'"
+        return str(processor(value))
+
+    def condition(self, values: states.Values, prefix: str = "") -> str:
+        """``status in ('queued', 'failed') and flag is null``."""
+        parts = []
+        for column, value in values.items():
+            name = prefix + self.name(column)
+            options = states.options(value)
+            known = [self.literal(column, option) for option in options if option is not None]
+            tests = []
+            if len(known) == 1:
+                tests.append(f"{name} = {known[0]}")
+            elif known:
+                tests.append(f"{name} in ({', '.join(known)})")
+            if None in options:
+                tests.append(f"{name} is null")
+            parts.append(tests[0] if len(tests) == 1 else f"({' or '.join(tests)})")
+        return " and ".join(parts)
+
+    # -- time, told by the database
+
+    def now(self, column: str) -> str:
+        """The database's time in the column's own type."""
+        raise NotImplementedError
+
+    def later(self, column: str, seconds: str) -> str:
+        """The time ``seconds`` (an SQL expression) from now, in the column's own type."""
+        raise NotImplementedError
+
+    def due(self, column: str) -> str:
+        """The column's time has come."""
+        raise NotImplementedError
+
+    def older(self, column: str, than: timedelta, prefix: str = "") -> str:
+        """The column's time is longer ago than that."""
+        raise NotImplementedError
+
+    def plain_now(self) -> str:
+        """The time as ``:now`` in the user's own conditions."""
+        raise NotImplementedError
+
+    greatest = "greatest"
+
+    # -- conditions
+
+    def ready_state(self) -> str:
+        """The state alone: the immutable part, fit for a partial index."""
+        ready = self.lane.ready
+        return f"({ready})" if isinstance(ready, str) else self.condition(ready)
+
+    def ready(self) -> str:
+        """All that makes a row claimable now."""
+        parts = [self.ready_state()]
+        if due := self.roles.get("run_after"):
+            test = self.due(due)
+            parts.append(f"({self.name(due)} is null or {test})" if self.binding.nullable(due) else test)
+        if self.lane.untouched_for and (touched := self.roles.get("updated_at")):
+            parts.append(f"({self.name(touched)} is null or {self.older(touched, self.lane.untouched_for)})")
+        if self.lane.dead is None and (counter := self.binding.counter):
+            parts.append(f"coalesce({self.name(counter)}, 0) < {self.limit()}")
+        if self.lane.where is not None:
+            parts.append(f"({self._further()})")
+        return " and ".join(parts)
+
+    def _further(self) -> str:
+        where = self.lane.where
+        if callable(where):
+            clause = where(self.binding.table)
+            compiled = clause.compile(dialect=self.binding.dialect, compile_kwargs={"literal_binds": True})
+            # Only one table stands in the statement, and the claim names it without a prefix.
+            return str(compiled)
+        return re.sub(r"(?<![:\w]):now\b", lambda _: self.plain_now(), str(where))
+
+    def running(self, prefix: str = "") -> str:
+        return self.condition(self.lane.running_condition, prefix)
+
+    def stale(self, lease: timedelta, prefix: str = "") -> str:
+        """A running row whose holder has given no sign of life for longer than the lease."""
+        evidence = self.evidence()
+        if evidence is not None:
+            return f"({prefix}{self.name(evidence)} is null or {self.older(evidence, lease, prefix)})"
+        worker = prefix + self.name(self.roles["worker"])
+        return (
+            f"not exists (select 1 from {self.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation"
+            f" and not ({self.older_own('w.seen_at', lease)}))"
+        )
+
+    def older_own(self, column: str, than: timedelta) -> str:
+        """Like ``older``, for a time column of rowmill's own tables."""
+        raise NotImplementedError
+
+    def evidence(self) -> str | None:
+        """The column that shows the holder's last sign of life; None where only the workers table can tell."""
+        order = ("heartbeat_at", "claimed_at", "updated_at")
+        if self.binding.renew == "claimed_at":
+            order = ("claimed_at", "heartbeat_at", "updated_at")
+        return next((self.roles[role] for role in order if role in self.roles), None)
+
+    def limit(self) -> str:
+        """Failures before dead, per row where the table says so."""
+        own = self.roles.get("max_attempts")
+        return f"coalesce({self.name(own)}, {self.binding.max_attempts})" if own else str(self.binding.max_attempts)
+
+    def poison(self) -> str | None:
+        """At the sweep: ended badly more often than its limit and the reclaims beyond it allow."""
+        attempts, reclaims, failures = (self.roles.get(r) for r in ("attempts", "reclaims", "failures"))
+        allowed = f"{self.limit()} + {self.lane.max_reclaims}"
+        if reclaims:
+            if failures == reclaims:  # one counter for both: the limit is the limit
+                return f"coalesce({self.name(reclaims)}, 0) + 1 >= {self.limit()}"
+            ended = f"coalesce({self.name(reclaims)}, 0) + 1"
+            if failures:
+                ended += f" + coalesce({self.name(failures)}, 0)"
+            return f"{ended} > {allowed}"
+        return f"coalesce({self.name(attempts)}, 0) > {allowed}" if attempts else None
+
+    def fence(self, row: str, time: str, attempts: str, worker: str) -> str:
+        """The row still is as this claim left it. The arguments are SQL for the claim's own values."""
+        parts = [self.running(f"{row}.")]
+        if self.lane.unfenced:
+            return parts[0]
+        if column := self.roles.get("worker"):
+            parts.append(f"{row}.{self.name(column)} = {worker}")
+        if at := fence_time(self.binding):
+            parts.append(f"{row}.{self.name(at)} = {time}")
+        if counter := self.roles.get("attempts"):
+            parts.append(f"{row}.{self.name(counter)} = {attempts}")
+        return " and ".join(parts)
+
+    # -- what is written
+
+    def claim_set(self, worker: str) -> dict[str, str]:
+        written = {column: self.literal(column, value) for column, value in self.lane.running.items()}
+        for role in ("updated_at", "heartbeat_at", "claimed_at"):
+            if column := self.roles.get(role):
+                written[column] = self.now(column)
+        if column := self.roles.get("worker"):
+            written[column] = worker
+        if column := self.roles.get("attempts"):
+            written[column] = f"coalesce({self.name(column)}, 0) + 1"
+        return written
+
+    def settle_set(self, kind: str, error: str, delay: str) -> dict[str, str]:
+        """Assignments for one kind of settlement. ``error`` and ``delay`` are SQL for the claim's own values."""
+        lane, r = self.lane, self.roles
+        states_of: Mapping[str, Mapping[str, Any] | None] = {
+            "done": lane.done,
+            "dead": lane.dead or lane.retry_values,
+            "canceled": lane.canceled or lane.dead or lane.retry_values,
+            "retry": lane.retry_values,
+            "snooze": lane.ready_again,
+            "release": lane.ready_again,
+        }
+        written = {column: self.literal(column, value) for column, value in (states_of[kind] or {}).items()}
+        if column := r.get("updated_at"):
+            written[column] = self.now(column)
+        if kind in FINAL:
+            if column := r.get("finished_at"):
+                written[column] = self.now(column)
+        else:
+            written |= self._cleared()
+        if kind in ("retry", "snooze") and (column := r.get("run_after")):
+            written[column] = self.later(column, delay)
+        if kind in ("snooze", "release") and (column := r.get("attempts")):
+            written[column] = f"{self.greatest}({self.name(column)} - 1, 0)"
+        if kind in ("retry", "dead") and (column := r.get("failures")):
+            written[column] = f"coalesce({self.name(column)}, 0) + 1"
+        stateless = kind == "dead" or (kind == "canceled" and lane.canceled is None)
+        if stateless and lane.dead is None and (column := self.binding.counter):
+            # No state says dead: the counter, at its limit, does.
+            counted = written.get(column, f"coalesce({self.name(column)}, 0)")
+            written[column] = f"{self.greatest}({counted}, {self.limit()})"
+        if kind in ("retry", "dead", "canceled") and (column := r.get("error")):
+            written[column] = error
+        return written
+
+    def _cleared(self) -> dict[str, str]:
+        """A row that goes back has no holder; a NOT NULL column keeps what it has."""
+        columns = [self.roles.get(role) for role in ("worker", "claimed_at", "heartbeat_at")]
+        shared = {self.roles.get(role) for role in ("updated_at", "run_after")}
+        return {c: "null" for c in columns if c and c not in shared and self.binding.nullable(c)}
+
+    def sweep_set(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Assignments for a swept row: one that goes back, and one that is poison."""
+        back = {column: self.literal(column, value) for column, value in self.lane.ready_again.items()}
+        back |= self._cleared()
+        if column := self.roles.get("updated_at"):
+            back[column] = self.now(column)
+        reclaimed = {c: f"coalesce({self.name(c)}, 0) + 1" for c in [self.roles.get("reclaims")] if c}
+        back |= reclaimed
+        if self.poison() is None:
+            return back, {}
+        dead = self.settle_set("dead", _POISONED, "null")
+        # A sweep is not a failure; only the reclaim is counted.
+        if (failures := self.roles.get("failures")) and self.lane.dead is not None:
+            dead.pop(failures, None)
+        return back, {**dead, **(reclaimed if self.lane.dead is not None else {})}
+
+    def assignments(self, written: Mapping[str, str], indent: str = "    ") -> str:
+        return f",\n{indent}".join(f"{self.name(column)} = {value}" for column, value in written.items())
+
+    def ready_probe(self) -> str:
+        return f"exists (select 1 from {self.table} where {self.ready()})"
+
+    def running_probe(self) -> str:
+        return f"exists (select 1 from {self.table} where {self.running()})"
+
+    def order(self) -> str:
+        """The lane's order, for ORDER BY."""
+        raise NotImplementedError
+
+
+_POISONED = "'taken back too often: its worker died or stopped renewing in every run'"

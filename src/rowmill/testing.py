@@ -1,0 +1,125 @@
+"""The test kit: step one claim, drain a lane in-process, move the database's time. On the real database.
+
+async with Kit(mill) as kit:
+    stepped = await kit.step("enrich")
+    assert stepped.outcome == "retry"
+    kit.advance(timedelta(minutes=5))
+    await kit.drain()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from .claim import Claim, Report, Settlement, Swept
+from .engine.execute import Execution
+from .engine.isolate import Child
+from .engine.resources import Resources
+from .engine.tally import Tally
+from .mill import Mill
+from .store import Database, LaneStore, open_lane
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """One run, stepped through: the row's id, how it ended, and what was written."""
+
+    id: Any
+    outcome: str
+    error: str | None
+    columns: dict[str, Any]
+    attempt: int
+
+
+class Kit:
+    """Steps a Mill's lanes without worker processes, on the real database, with time you can move."""
+
+    def __init__(self, mill: Mill, *, worker_id: str = "test-worker") -> None:
+        self.mill, self.worker_id = mill, worker_id
+        self._incarnation = os.urandom(4).hex()
+        self._databases: dict[str, Database] = {}
+        self._stores: dict[tuple[str, str], LaneStore] = {}
+        self._resources = Resources(mill.resources)
+        self._threads = ThreadPoolExecutor(4, "rowmill-kit")
+
+    async def __aenter__(self) -> Kit:
+        self._databases = dict(self.mill.databases())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._resources.close()
+        for database in self._databases.values():
+            await database.close()
+        self._threads.shutdown(wait=False)
+
+    def advance(self, by: timedelta) -> None:
+        """Move the time that every further statement of this Mill sees."""
+        self.mill.clock.advance(by)
+
+    async def store(self, lane: str | None = None, environment: str | None = None) -> LaneStore:
+        """The verbs over one lane: claim, settle, renew, sweep."""
+        name = lane or next(iter(self.mill.lanes))
+        environment = environment or next(iter(self._databases))
+        if (name, environment) not in self._stores:
+            (chosen,) = self.mill.select([name])
+            self._stores[name, environment] = await open_lane(
+                chosen, environment, self._databases[environment], self.mill.clock, self.worker_id, self._incarnation
+            )
+        return self._stores[name, environment]
+
+    async def claim(self, lane: str | None = None, count: int = 1, environment: str | None = None) -> list[Claim]:
+        """Claim rows and do nothing with them."""
+        return await (await self.store(lane, environment)).claim(count)
+
+    async def settle(self, claim: Claim, ended: Any = None) -> Report:
+        """Settle a claim as if its handler had returned or raised ``ended``."""
+        from .engine.execute import decide
+
+        store = await self.store(claim.lane, claim.environment)
+        settlement = ended if isinstance(ended, Settlement) else decide(store, claim, ended)
+        return await store.settle([settlement])
+
+    async def step(self, lane: str | None = None, environment: str | None = None) -> Stepped | None:
+        """Claim one row, run its handler, settle. None when nothing is ready."""
+        store = await self.store(lane, environment)
+        claims = await store.claim(1)
+        return await self.run(claims[0]) if claims else None
+
+    async def run(self, claim: Claim) -> Stepped:
+        """Run the handler for a claim and settle it."""
+        store = await self.store(claim.lane, claim.environment)
+        execution = Execution(store, self._resources, lambda: self._threads)
+        job = execution.job(claim, self.worker_id, f"{claim.lane}-1")
+        child = Child(store.lane) if store.lane.isolation == "process" else None
+        try:
+            settlement = await execution.run(job, claim, child)
+        finally:
+            if child is not None:
+                await asyncio.to_thread(child.kill)
+        if settlement is None:
+            settlement = job.finished
+            outcome = "done" if settlement is not None else "lost"
+        else:
+            report = await store.settle([settlement])
+            settlement = (report.written + report.refused + report.lost + [settlement])[0]
+            outcome = "lost" if report.lost else settlement.kind
+        error, columns = (settlement.error, dict(settlement.columns)) if settlement is not None else (None, {})
+        return Stepped(job.id, outcome, error, columns, claim.attempt)
+
+    async def sweep(self, lane: str | None = None, environment: str | None = None) -> list[Swept]:
+        """Take back rows whose lease has run out."""
+        store = await self.store(lane, environment)
+        return await store.sweep(store.lane.lease)
+
+    async def drain(self, *lanes: str) -> Tally:
+        """Work in this process until nothing is ready or running."""
+        worker = self.mill.worker(lanes=lanes or None, worker_id=f"{self.worker_id}-drain", drain=True, register=False)
+        return await worker.run()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..claim import Claim, Settlement
@@ -35,7 +36,7 @@ class Slot:
         self.job: Job | None = None
         self.began = 0.0
 
-    def overdue(self, timeout: float | None, now: float) -> float:
+    def over(self, timeout: float | None, now: float) -> float:
         """Seconds by which the run has outlived the lane's timeout."""
         return now - self.began - timeout if self.claim is not None and timeout is not None else 0.0
 
@@ -44,11 +45,15 @@ class Capacity:
     """Runs at once in this process, over all lanes."""
 
     def __init__(self, limit: int | None) -> None:
-        self.limit, self.busy = limit, 0
+        self.limit = sys.maxsize if limit is None else limit
+        self.busy = 0
+        #: Claimed, by whichever lane, and not started yet.
+        self.waiting = 0
 
     @property
     def free(self) -> int:
-        return 1_000_000 if self.limit is None else self.limit - self.busy
+        """How many more runs may start."""
+        return self.limit - self.busy
 
 
 class Slots:
@@ -70,7 +75,8 @@ class Slots:
 
     def room(self) -> int:
         """How many more rows could start at once."""
-        return min(self.lane.concurrency - self.busy, self.capacity.free) - len(self._buffer)
+        here = self.lane.concurrency - self.busy - len(self._buffer)
+        return min(here, self.capacity.free - self.capacity.waiting)
 
     def ahead(self) -> int:
         """How many rows it is worth to have ready in the buffer: what a fraction of a second works off."""
@@ -82,6 +88,7 @@ class Slots:
     def put(self, held: Held, claims: list[Claim]) -> None:
         """Give claims to free slots; what finds none waits in the buffer."""
         self._buffer.extend((held, claim) for claim in claims)
+        self.capacity.waiting += len(claims)
         self.start()
 
     def start(self) -> None:
@@ -116,6 +123,7 @@ class Slots:
         slot.job = execution.job(claim, self.worker, slot.name)
         self.busy += 1
         self.capacity.busy += 1
+        self.capacity.waiting -= 1
         settlement: Settlement | None = None
         job = slot.job
         try:
@@ -149,11 +157,33 @@ class Slots:
         """Empty the buffer: rows that nobody started."""
         rest = list(self._buffer)
         self._buffer.clear()
+        self.capacity.waiting -= len(rest)
         return rest
 
-    def running(self) -> list[Slot]:
-        """Slots with a run under way."""
-        return [slot for slot in self.all if slot.claim is not None]
+    def _running(self) -> Iterator[tuple[Slot, float | None]]:
+        """Slots with a run under way, and what it may take."""
+        for slot in list(self.all):
+            if slot.claim is not None and slot.held is not None:
+                yield slot, self.executions[id(slot.held)].timeout
+
+    def overdue(self, now: float, grace: float) -> Slot | None:
+        """A slot whose run has outlived timeout and grace: it cannot be stopped."""
+        return next((slot for slot, timeout in self._running() if slot.over(timeout, now) > grace), None)
+
+    def in_time(self, now: float) -> bool:
+        """Whether a run is under way that may still end within its time."""
+        return any(slot.over(timeout, now) <= 0 for slot, timeout in self._running())
+
+    def facts(self, now: float) -> list[dict[str, Any]]:
+        """What is under way, for the workers table."""
+        found = []
+        for slot in list(self.all):
+            claim, job = slot.claim, slot.job
+            if claim is not None and job is not None:
+                seconds = round(now - slot.began, 1)
+                where = {"slot": slot.name, "lane": claim.lane, "environment": claim.environment}
+                found.append({**where, "id": str(claim.id), "seconds": seconds, "progress": job.latest})
+        return found
 
     async def close(self) -> list[tuple[Held, Claim]]:
         """Cancel what can be cancelled, and say which claims were cut off. Threads cannot be stopped."""

@@ -20,7 +20,7 @@ class Tally:
 
     def __init__(self, events: Events, worker: str) -> None:
         self.events, self.worker = events, worker
-        self.completed = self.failures = self.losses = self.died = self.abandoned = 0
+        self.completed = self.failures = self.losses = self.died = 0
         self.lanes: dict[str, Counter[str]] = {}
         self._told: dict[str, Counter[str]] = {}
         self._at = time.monotonic()

@@ -7,16 +7,14 @@ down. Between rounds the worker waits: for a run to end, for a wake-up, or for t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import heapq
 import importlib.metadata
 import logging
 import os
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,48 +23,20 @@ from ..clock import Clock
 from ..errors import Busy, DatabaseError, DeclarationError, Refused, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
-from ..store import Database, open_lane, probe
-from ..store.fleet import Fleet, WorkerState
+from ..store import Database, probe
+from ..store.fleet import WorkerState
 from .execute import Execution, decide
 from .held import Held
 from .isolate import importable
 from .job import Job
-from .renew import Renewer
+from .place import Crew, Place
 from .resources import Resource, Resources
 from .slots import AUTO_BATCH, Capacity, Slots
-from .sweep import Sweeper
 from .tally import Tally
-from .wake import Bell, jittered, listen
+from .wake import Bell
 
-_RETRY = (0.5, 30.0)  # how soon, and how late at most, a lost environment is tried again
-_LOCKED_AGAIN = 0.5
-_MOST_DUE = 10_000
+_LOCKED_AGAIN, _STUCK_AGAIN = 0.5, 10.0
 RECYCLE = 75  # exit code: start this worker again
-
-
-class Place:
-    """One environment as this worker serves it."""
-
-    def __init__(self, name: str, database: Database, lanes: list[Lane]) -> None:
-        self.name, self.database, self.lanes = name, database, lanes
-        self.held: list[Held] = []
-        self.fleet: Fleet | None = None
-        self.renewer: Renewer | None = None
-        self.tasks: list[asyncio.Task[None]] = []
-        self.opened = False
-        self.look = True
-        self.next_poll = 0.0
-        self.retry_at = 0.0
-        self.failures = 0
-        self.due: list[float] = []
-        self.poll = min((lane.poll.total_seconds() for lane in lanes), default=5.0)
-
-    def failed(self) -> float:
-        """It is away: how long to leave it alone."""
-        pause = min(_RETRY[0] * 2.0**self.failures, _RETRY[1])
-        self.failures = min(self.failures + 1, 10)
-        self.retry_at = time.monotonic() + pause
-        return pause
 
 
 class Worker:
@@ -81,6 +51,7 @@ class Worker:
         events: Events | None = None,
         clock: Clock | None = None,
         worker_id: str | None = None,
+        incarnation: str | None = None,
         replaces: str | None = None,
         concurrency: int | None = None,
         drain: bool = False,
@@ -88,21 +59,23 @@ class Worker:
         register: bool = True,
     ) -> None:
         self.id = worker_id or f"unified-worker-{uuid.uuid4()}"
-        self.incarnation = uuid.uuid4().hex[:8]
-        self.replaces = replaces
+        self.incarnation = incarnation or uuid.uuid4().hex[:8]
         self.events = events or Events()
-        self.clock = clock or Clock()
-        self.drain, self.grace, self.registers = drain, grace, register
+        self.drain, self.grace = drain, grace
         self.bell = Bell()
         self.resources = Resources(resources or {})
         self.capacity = Capacity(concurrency)
+        self.tally = Tally(self.events, self.id)
         ordered = sorted(lanes, key=lambda lane: lane.priority)
         self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self.id) for lane in ordered}
         self.places = [Place(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
-        self.tally = Tally(self.events, self.id)
+        self._crew = Crew(
+            self.events, clock or Clock(), self._snapshot, self._lost_in_thread, self.bell.ring, register, replaces
+        )
         self._threads: ThreadPoolExecutor | None = None
-        self._stopping = self._hard = self.recycling = False
+        self._started = self._stopping = self._hard = self.recycling = False
         self._later: list[tuple[float, Held, Settlement]] = []
+        self._above: list[Held] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         for lane in ordered:
             self.resources.check(lane.resources(), f"lane {lane.name!r}")
@@ -117,6 +90,7 @@ class Worker:
         try:
             while not self._stopping:
                 await self._round()
+                self._started = True
                 if self.drain and await self._drained():
                     break
                 if not self._stopping:
@@ -132,124 +106,77 @@ class Worker:
         self._stopping = True
         self.bell.ring()
 
-    async def _open(self, place: Place) -> None:
-        """Bind the environment's lanes, take the worker's id there, and begin to listen, renew and sweep."""
-        stores = [
-            await open_lane(lane, place.name, place.database, self.clock, self.id, self.incarnation)
-            for lane in place.lanes
-        ]
-        if self.registers:
-            place.fleet = await self._register(place)
-        for store in stores:
-            if store.needs_fleet and place.fleet is None:
-                raise DeclarationError(
-                    f"lane {store.lane.name!r}: only rowmill_workers could tell that a holder is gone",
-                    hint="add a heartbeat_at or claimed_at column, or let the role create rowmill_workers",
-                )
-        place.held = [Held(store) for store in stores]
-        for held in place.held:
-            slots = self.slots[held.store.lane.name]
-            slots.executions[id(held)] = Execution(held.store, self.resources, self._thread_pool)
-        place.renewer = Renewer(
-            place.held, [place.database] if place.fleet else [], self._snapshot, self._lost_in_thread, self.events
-        )
-        place.renewer.start()
-        place.opened, place.failures = True, 0
-        sweeper = Sweeper(place.held, self.events, lambda: self._look(place))
-        await sweeper.at_start()
-        place.tasks = [
-            asyncio.create_task(sweeper.run()),
-            asyncio.create_task(listen(place.database, lambda: self._look(place))),
-        ]
-        self.events.emit(
-            "worker_started", worker=self.id, environment=place.name, lanes=[lane.name for lane in place.lanes]
-        )
-
-    async def _register(self, place: Place) -> Fleet | None:
-        fleet = Fleet(place.database)
-        try:
-            await fleet.ensure()
-        except Refused as error:
-            self.events.emit(
-                "workers_table_off", logging.WARNING, environment=place.name, error=error.message,
-                hint="rowmill workers shows nothing here until the role may create rowmill_workers",
-            )  # fmt: skip
-            return None
-        holder = await fleet.register(self._snapshot(), self.replaces)
-        if holder is not None and holder["host"] == socket.gethostname() and not _lives(holder["pid"]):
-            holder = await fleet.register(self._snapshot(), holder["incarnation"])
-        if holder is not None:
-            raise WorkerIdTaken(
-                f"a live worker has the id {self.id!r} already: pid {holder['pid']} on {holder['host']},"
-                f" last heard of {holder['silent_for']:.0f} s ago",
-                hint="another --worker-id, or stop that worker first",
-            )
-        await fleet.forget()
-        return fleet
-
-    def _thread_pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            count = sum(lane.concurrency for lane in (slots.lane for slots in self.slots.values()))
-            self._threads = ThreadPoolExecutor(min(count, self.capacity.limit or count), "rowmill-handler")
-        return self._threads
-
     # -- a round
 
     async def _round(self) -> None:
         now = time.monotonic()
-        self._fall_due(now)
+        for place in self.places:
+            place.fall_due(now)
+        self._retry_later(now)
         for place in self.places:
             if now >= place.retry_at:
                 await self._guarded(place, self._settle_place(place))
         self._watch(now)
         if self._stopping or not any(self._wanted(place, now) for place in self.places):
             return
+        self._above = []
         for place in self.places:
             # All above it are looked at too: nothing below may start while something above is ready.
             if time.monotonic() >= place.retry_at:
                 await self._guarded(place, self._take(place))
 
-    async def _guarded(self, place: Place, step: Any) -> None:
+    async def _guarded(self, place: Place, step: Coroutine[Any, Any, None]) -> None:
         """An environment that is away does not stop the others; it is tried again, and again later."""
         try:
             await step
-            place.failures = 0
-        except (DeclarationError, WorkerIdTaken):
-            raise
+            place.served()
+        except (DeclarationError, WorkerIdTaken) as error:
+            # At the start that is for the user to mend; but one that comes back wrong must not end the others' work.
+            if not self._started:
+                raise
+            place.failed()
+            self.events.emit("environment_wrong", logging.ERROR, environment=place.name, error=str(error))
         except DatabaseError as error:
             if self.drain and not place.opened and not isinstance(error, Busy):
                 raise
             pause = place.failed()
-            self.events.emit(
-                "environment_down",
-                logging.WARNING,
-                environment=place.name,
-                error=error.message,
-                retry_in=round(pause, 1),
-            )
-            place.look = True
+            name = "statement_refused" if isinstance(error, Refused) else "environment_down"
+            self.events.emit(name, logging.ERROR, environment=place.name, error=error.message, retry_in=round(pause, 1))
 
     def _wanted(self, place: Place, now: float) -> bool:
+        """Whether a look is worth a statement now."""
         if now < place.retry_at:
             return False
         if not place.opened or place.look or now >= place.next_poll:
             return True
-        return any(held.more and self.slots[held.store.lane.name].room() > 0 for held in place.held)
+        return any(held.more and self._ask(held) > 0 for held in place.held)
 
     async def _take(self, place: Place) -> None:
         """Claim what is ready, from the lane of highest priority down, as far as there is room."""
         if not place.opened:
-            await self._open(place)
-        place.look = False
-        place.next_poll = time.monotonic() + jittered(place.poll)
+            await place.open(self._crew)
+            for held in place.held:
+                execution = Execution(held.store, self.resources, self._thread_pool)
+                self.slots[held.store.lane.name].executions[id(held)] = execution
+        if self._overtaken():
+            return
+        place.looked()
         open_to = [held for held in place.held if self._ask(held) > 0]
         for held in place.held:
             held.more = held not in open_to  # not looked at: there may be some
         if len(open_to) > 1:
             ready = await probe(place.database, [held.store for held in open_to])
             open_to = [held for held in open_to if held.store in ready]
-        for held in open_to:
-            await self._claim(held)
+        for held in place.held:
+            if held in open_to and not self._overtaken():
+                await self._claim(held)
+            elif held in open_to:
+                held.more = True
+            self._above.append(held)
+
+    def _overtaken(self) -> bool:
+        """Room has come up, while this round went down, for a lane above that has more: the next round is for it."""
+        return any(held.more and self._ask(held) > 0 for held in self._above)
 
     def _ask(self, held: Held) -> int:
         """How many rows to take now: what can start, and, for the topmost lane, a little more to have at hand."""
@@ -291,6 +218,12 @@ class Worker:
             if older is not None:
                 self._lost(held, older)
 
+    def _thread_pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            count = sum(slots.lane.concurrency for slots in self.slots.values())
+            self._threads = ThreadPoolExecutor(min(count, self.capacity.limit), "rowmill-handler")
+        return self._threads
+
     # -- the end of a run
 
     def _ended(self, held: Held, claim: Claim, job: Job, settlement: Settlement | None) -> None:
@@ -324,10 +257,11 @@ class Worker:
 
     async def _settle(self, place: Place, held: Held) -> None:
         batch, held.outcomes = held.outcomes, []
-        for settlement in [s for s in batch if s.claim.lost]:
-            self.tally.lost(held, settlement.claim)
-        batch = [s for s in batch if not s.claim.lost]
-        claims = [s.claim for s in batch]
+        for settlement in batch:
+            if settlement.claim.lost:
+                self.tally.lost(held, settlement.claim)
+        batch = [settlement for settlement in batch if not settlement.claim.lost]
+        claims = [settlement.claim for settlement in batch]
         await held.begin_settle(claims)
         try:
             report = await held.store.settle(batch)
@@ -339,82 +273,60 @@ class Worker:
         self._account(place, held, report)
 
     def _account(self, place: Place, held: Held, report: Report) -> None:
+        """What became of a batch: counted, and what could not be written yet is kept for later."""
         ended = [*report.written, *report.refused]
-        held.drop([s.claim for s in ended])
-        held.drop([s.claim for s in report.lost])
+        held.drop([settlement.claim for settlement in (*ended, *report.lost)])
         self.tally.settled(held, ended)
+        for settlement in ended:
+            place.will_be_due(settlement)
         for settlement in report.lost:
             self.tally.lost(held, settlement.claim)
-        again = time.monotonic() + _LOCKED_AGAIN
-        self._later += [(again, held, settlement) for settlement in report.locked]
+        now = time.monotonic()
+        self._later += [(now + _LOCKED_AGAIN, held, settlement) for settlement in report.locked]
         for settlement, words in report.stuck:
+            self._later.append((now + _STUCK_AGAIN, held, settlement))
             self.events.emit(
                 "settle_refused", logging.ERROR, lane=held.store.lane.name, id=settlement.claim.id,
                 outcome=settlement.kind, error=words, hint="the table does not take this state; it is tried again",
             )  # fmt: skip
-            self._later.append((time.monotonic() + 10, held, settlement))
         for settlement, error in report.unhooked:
             failed = decide(held.store, settlement.claim, error)
             failed.error = held.store.error_text(f"on_settled failed: {failed.error}")
             failed.hooked = False
             held.outcomes.append(failed)
             self.bell.ring()
-        for settlement in ended:
-            if settlement.kind in ("retry", "snooze") and len(place.due) < _MOST_DUE:
-                delay = settlement.delay.total_seconds() if settlement.delay else 0.0
-                heapq.heappush(place.due, time.monotonic() + delay)
 
-    # -- time
-
-    def _look(self, place: Place) -> None:
-        place.look = True
-        self.bell.ring()
-
-    def _fall_due(self, now: float) -> None:
-        for place in self.places:
-            while place.due and place.due[0] <= now:
-                heapq.heappop(place.due)
-                place.look = True
-            if any(held.store.look_again is not None and held.store.look_again <= now for held in place.held):
-                place.look = True
+    def _retry_later(self, now: float) -> None:
         ripe = [entry for entry in self._later if entry[0] <= now]
         self._later = [entry for entry in self._later if entry[0] > now]
         for _, held, settlement in ripe:
             held.outcomes.append(settlement)
 
+    # -- time
+
     def _pause(self) -> float:
         """Until the next thing that is known to come."""
         now = time.monotonic()
-        times = [entry[0] for entry in self._later]
-        for place in self.places:
-            times.append(max(place.retry_at, place.next_poll if place.opened else 0.0))
-            if place.due:
-                times.append(max(place.due[0], place.retry_at))
-            times += [held.store.look_again for held in place.held if held.store.look_again is not None]
-            if any(held.outcomes for held in place.held):
-                times.append(max(place.retry_at, now))
-            if self._wanted(place, now):
-                times.append(now)
+        times = [place.next_time() for place in self.places] + [entry[0] for entry in self._later]
+        if any(self._wanted(place, now) for place in self.places):
+            times.append(now)
         if self.drain:
             times.append(now + 0.2)
         if any(slots.busy for slots in self.slots.values()):
             times.append(now + 1.0)
-        return min(times, default=now + 1.0) - now
+        return min(times) - now
 
     def _watch(self, now: float) -> None:
         """A run that outlives its timeout and cannot be stopped costs this process its life, in good order."""
         for slots in self.slots.values():
             slots.start()
-            for execution in slots.executions.values():
-                for slot in slots.running():
-                    over = slot.overdue(execution.timeout, now)
-                    if over > self.grace and not self.recycling:
-                        self.recycling = True
-                        self.events.emit(
-                            "worker_recycled", logging.ERROR, worker=self.id, lane=slots.lane.name,
-                            slot=slot.name, hint='a handler that cannot be stopped: isolation="process" can kill it',
-                        )  # fmt: skip
-                        self._stopping = True
+            slot = slots.overdue(now, self.grace)
+            if slot is not None and not self.recycling:
+                self.recycling = self._stopping = True
+                self.events.emit(
+                    "worker_recycled", logging.ERROR, worker=self.id, lane=slots.lane.name, slot=slot.name,
+                    hint='a handler that cannot be stopped: isolation="process" can kill it',
+                )  # fmt: skip
         self.tally.summarise(now)
 
     # -- the end
@@ -440,11 +352,8 @@ class Worker:
         for slots in self.slots.values():
             self._give_back(slots.take_back())
         while not self._hard and time.monotonic() < deadline:
-            for place in self.places:
-                if place.opened and time.monotonic() >= place.retry_at:
-                    await self._guarded(place, self._settle_place(place))
-            stuck = self.recycling and all(s.child is None for sl in self.slots.values() for s in sl.running())
-            if not any(slots.busy for slots in self.slots.values()) or (stuck and self._only_overdue()):
+            await self._settle_all()
+            if not any(slots.in_time(time.monotonic()) for slots in self.slots.values()):
                 break
             await self.bell.wait(0.5)
         for slots in self.slots.values():
@@ -452,20 +361,12 @@ class Worker:
             # A thread cannot be stopped: its row stays held, and the lease runs out when this process is gone.
             if not slots.in_threads:
                 self._give_back(cut)
-            elif cut:
-                self.tally.abandoned += len(cut)
-        for place in self.places:
-            if place.opened:
-                await self._guarded(place, self._settle_place(place))
+        await self._settle_all()
 
-    def _only_overdue(self) -> bool:
-        now = time.monotonic()
-        return all(
-            slot.overdue(execution.timeout, now) > 0
-            for slots in self.slots.values()
-            for execution in slots.executions.values()
-            for slot in slots.running()
-        )
+    async def _settle_all(self) -> None:
+        for place in self.places:
+            if place.opened and time.monotonic() >= place.retry_at:
+                await self._guarded(place, self._settle_place(place))
 
     def _give_back(self, claims: list[tuple[Held, Claim]]) -> None:
         for held, claim in claims:
@@ -474,36 +375,16 @@ class Worker:
 
     async def _close(self) -> None:
         for place in self.places:
-            for task in place.tasks:
-                task.cancel()
-            await asyncio.gather(*place.tasks, return_exceptions=True)
-            if place.renewer is not None:
-                await asyncio.get_running_loop().run_in_executor(None, place.renewer.stop)
-            if place.fleet is not None:
-                state = self._snapshot()
-                state.state, state.current = "stopped", []
-                with contextlib.suppress(DatabaseError):  # else it is called dead after a silence
-                    await place.fleet.beat(state)
-            await place.database.close()
+            await place.close(self._snapshot())
         await self.resources.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         self.tally.summarise(time.monotonic(), last=True)
 
     def _snapshot(self) -> WorkerState:
-        """What this worker says of itself with every sign of life. Called from the heartbeat thread."""
-        current = []
+        """What this worker says of itself with every sign of life. Called from the heartbeat thread too."""
         now = time.monotonic()
-        for slots in list(self.slots.values()):
-            for slot in list(slots.all):
-                claim, job = slot.claim, slot.job
-                if claim is not None and job is not None:
-                    current.append(
-                        {
-                            "slot": slot.name, "lane": claim.lane, "environment": claim.environment,
-                            "id": str(claim.id), "seconds": round(now - slot.began, 1), "progress": job.latest,
-                        }
-                    )  # fmt: skip
+        current = [facts for slots in list(self.slots.values()) for facts in slots.facts(now)]
         return WorkerState(
             id=self.id, incarnation=self.incarnation, host=socket.gethostname(), pid=os.getpid(),
             lanes=list(self.slots), version=_version(), state="busy" if current else "idle", current=current,
@@ -514,13 +395,3 @@ class Worker:
 @functools.cache
 def _version() -> str:
     return importlib.metadata.version("rowmill")
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

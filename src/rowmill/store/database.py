@@ -40,6 +40,7 @@ _FOREIGN = {
     "connect_timeout",
 }
 _LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
+_HANDLER_POOL, _HANDLER_WAIT = 4, 300.0  # connections for finish blocks, however many slots; the others wait
 
 
 class Database:
@@ -124,7 +125,6 @@ class Postgres(Database):
             connect_args=unpooled if self.pooled else {},
             pool_size=size,
             max_overflow=0,
-            pool_timeout=self.patience,
             **options,
         )
 
@@ -132,7 +132,9 @@ class Postgres(Database):
     def engine(self) -> AsyncEngine:
         if self._engine is None:
             # A statement of the engine's own that takes longer than this is a lost connection, not a slow one.
-            self._engine = self._make(self._pool, self.patience, isolation_level="AUTOCOMMIT")
+            self._engine = self._make(
+                self._pool, self.patience, pool_timeout=self.patience, isolation_level="AUTOCOMMIT"
+            )
         return self._engine
 
     async def read(self, verb: Callable[[Run], T]) -> T:
@@ -152,7 +154,7 @@ class Postgres(Database):
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            self._handlers = self._make(4, None)
+            self._handlers = self._make(_HANDLER_POOL, None, pool_timeout=_HANDLER_WAIT)
         async with _transaction(self, self._handlers) as connection:
             yield connection
 
@@ -220,7 +222,9 @@ class Sqlite(Database):
             self._handlers = create_async_engine(
                 sa.URL.create("sqlite+aiosqlite", database=self.path),
                 connect_args={"timeout": _LOCK_WAIT},
-                poolclass=NullPool,
+                pool_size=_HANDLER_POOL,
+                max_overflow=0,
+                pool_timeout=_HANDLER_WAIT,
             )
             event.listen(self._handlers.sync_engine, "connect", _no_implicit_begin)
             # A transaction that reads first and then writes fails at once when another wrote in between.

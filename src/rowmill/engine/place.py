@@ -1,0 +1,183 @@
+"""An environment as one worker serves it: its lanes bound, its id taken, its heartbeat, sweep and wake-up running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..claim import Claim, Settlement
+from ..clock import Clock
+from ..errors import DatabaseError, DeclarationError, Refused, WorkerIdTaken
+from ..events import Events
+from ..lane import Lane
+from ..store import Database, open_lane
+from ..store.fleet import Fleet, WorkerState
+from .held import Held
+from .renew import Renewer
+from .sweep import Sweeper
+from .wake import jittered, listen
+
+_RETRY = (0.5, 30.0)  # how soon, and how late at most, a lost environment is tried again
+_MOST_DUE = 10_000
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What a place needs of its worker."""
+
+    events: Events
+    clock: Clock
+    snapshot: Callable[[], WorkerState]
+    lost: Callable[[Held, Claim], None]
+    ring: Callable[[], None]
+    registers: bool
+    replaces: str | None
+
+
+class Place:
+    """One environment: what is held there, and when to look at it next."""
+
+    def __init__(self, name: str, database: Database, lanes: list[Lane]) -> None:
+        self.name, self.database, self.lanes = name, database, lanes
+        self.held: list[Held] = []
+        self.opened = False
+        #: Something may be ready: look, whatever the poll says.
+        self.look = True
+        self.next_poll = 0.0
+        self.retry_at = 0.0
+        self._failures = 0
+        self._due: list[float] = []
+        self._poll = min((lane.poll.total_seconds() for lane in lanes), default=5.0)
+        self._fleet: Fleet | None = None
+        self._renewer: Renewer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- when
+
+    def failed(self) -> float:
+        """It is away: how long to leave it alone."""
+        pause = min(_RETRY[0] * 2.0**self._failures, _RETRY[1])
+        self._failures = min(self._failures + 1, 10)
+        self.retry_at = time.monotonic() + pause
+        self.look = True
+        return pause
+
+    def served(self) -> None:
+        """It answered."""
+        self._failures = 0
+
+    def looked(self) -> None:
+        """It is being looked at now; next time at the poll, if nothing comes before."""
+        self.look = False
+        self.next_poll = time.monotonic() + jittered(self._poll)
+
+    def will_be_due(self, settlement: Settlement) -> None:
+        """A row this worker sent back will be ready again: look then, without waiting for the poll."""
+        if settlement.kind in ("retry", "snooze") and len(self._due) < _MOST_DUE:
+            delay = settlement.delay.total_seconds() if settlement.delay else 0.0
+            heapq.heappush(self._due, time.monotonic() + delay)
+
+    def fall_due(self, now: float) -> None:
+        """Rows whose time has come, and claims that proved nothing, make it worth a look."""
+        while self._due and self._due[0] <= now:
+            heapq.heappop(self._due)
+            self.look = True
+        if any(held.store.look_again is not None and held.store.look_again <= now for held in self.held):
+            self.look = True
+
+    def next_time(self) -> float:
+        """When there is something to do here, as far as is known."""
+        times = [self.next_poll if self.opened else 0.0]
+        times += self._due[:1]
+        times += [held.store.look_again for held in self.held if held.store.look_again is not None]
+        if self.look or any(held.outcomes for held in self.held):
+            times.append(0.0)
+        return max(min(times), self.retry_at)
+
+    # -- open and close
+
+    async def open(self, crew: Crew) -> None:
+        """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
+        me = crew.snapshot()
+        stores = [
+            await open_lane(lane, self.name, self.database, crew.clock, me.id, me.incarnation) for lane in self.lanes
+        ]
+        if crew.registers:
+            self._fleet = await self._register(crew)
+        for store in stores:
+            if store.needs_fleet and self._fleet is None:
+                raise DeclarationError(
+                    f"lane {store.lane.name!r}: only rowmill_workers could tell that a holder is gone",
+                    hint="add a heartbeat_at or claimed_at column, or let the role create rowmill_workers",
+                )
+        self.held = [Held(store) for store in stores]
+        sweeper = Sweeper(self.held, crew.events, lambda: self._wake(crew))
+        await sweeper.at_start()
+        fleets = [self.database] if self._fleet else []
+        self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.events)
+        self._renewer.start()
+        self._tasks = [
+            asyncio.create_task(sweeper.run()),
+            asyncio.create_task(listen(self.database, lambda: self._wake(crew))),
+        ]
+        self.opened = True
+        crew.events.emit(
+            "worker_started", worker=me.id, environment=self.name, lanes=[lane.name for lane in self.lanes]
+        )
+
+    def _wake(self, crew: Crew) -> None:
+        self.look = True
+        crew.ring()
+
+    async def _register(self, crew: Crew) -> Fleet | None:
+        fleet = Fleet(self.database)
+        try:
+            await fleet.ensure()
+        except Refused as error:
+            crew.events.emit(
+                "workers_table_off", logging.WARNING, environment=self.name, error=error.message,
+                hint="rowmill workers shows nothing here until the role may create rowmill_workers",
+            )  # fmt: skip
+            return None
+        me = crew.snapshot()
+        holder = await fleet.register(me, crew.replaces)
+        if holder is not None and holder["host"] == socket.gethostname() and not _lives(holder["pid"]):
+            holder = await fleet.register(me, holder["incarnation"])
+        if holder is not None:
+            raise WorkerIdTaken(
+                f"a live worker has the id {me.id!r} already: pid {holder['pid']} on {holder['host']},"
+                f" last heard of {holder['silent_for']:.0f} s ago",
+                hint="another --worker-id, or stop that worker first",
+            )
+        await fleet.forget()
+        return fleet
+
+    async def close(self, last: WorkerState) -> None:
+        """Stop what runs beside the work, sign off, and close the connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._renewer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._renewer.stop)
+        if self._fleet is not None:
+            last.state, last.current = "stopped", []
+            with contextlib.suppress(DatabaseError):  # else it is called dead after a silence
+                await self._fleet.beat(last)
+        await self.database.close()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

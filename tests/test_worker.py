@@ -1,0 +1,376 @@
+"""One worker in this process: order, wake-ups, leases, timeouts, environments that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta as td
+from typing import Any
+
+import pytest
+
+import systems
+from databases import Db, Server
+from farm import JOBS
+from rowmill import DeclarationError, Event, Mill, Snooze, fixed
+from rowmill.engine.worker import Worker
+
+STATES: dict[str, Any] = {
+    "ready": {"status": "queued"},
+    "running": {"status": "running"},
+    "done": {"status": "done"},
+    "dead": {"status": "dead"},
+}
+
+
+@asynccontextmanager
+async def working(mill: Mill, **options: Any) -> Any:
+    """A worker at work for the length of the block."""
+    worker = mill.worker(**options)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await asyncio.wait_for(task, 30)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+def jobs(db: Db, count: int = 1) -> None:
+    db.execute(JOBS[db.dialect])
+    add(db, count)
+
+
+def add(db: Db, count: int = 1) -> None:
+    for _ in range(count):
+        db.execute("insert into jobs (note) values (null)")
+
+
+def events_of(mill: Mill) -> list[Event]:
+    seen: list[Event] = []
+    mill.on_event(seen.append)
+    return seen
+
+
+def registre(urls: dict[str, str], handler: Callable[[Any], Awaitable[Any]]) -> Mill:
+    mill = Mill(urls)
+    systems.extraction(mill, handler)
+    systems.req(mill, handler)
+    systems.rdprm(mill, handler)
+    return mill
+
+
+async def test_one_slot_starts_rows_strictly_by_environment_lane_and_age(fresh: Callable[[str], Db], db: Db) -> None:
+    """A2, A3: prod before staging; extraction, then REQ, then RDPRM; oldest first."""
+    prod, staging = db, fresh(db.dialect)
+    expected = []
+    for name, where in (("staging", staging), ("prod", prod)):
+        systems.create(where, "registre")
+        rows = {"rdprm": systems.insert_rdprm(where, 3), "req": systems.insert_req(where, 3)}
+        rows["extraction"] = systems.insert_extraction(where, 3)
+        expected = [(name, kind, id) for kind in ("extraction", "req", "rdprm") for id in rows[kind]] + expected
+    starts: list[tuple[str, str, Any]] = []
+
+    async def handler(job: Any) -> None:
+        starts.append((job.environment, job.lane, job.id))
+
+    mill = registre({"prod": prod.url, "staging": staging.url}, handler)
+    await mill.worker(drain=True, concurrency=1).run()
+    assert starts == expected
+
+
+async def test_a_row_of_a_higher_lane_that_arrives_in_mid_backlog_starts_next(
+    fresh: Callable[[str], Db], db: Db
+) -> None:
+    """A2: however long the backlog below it, and in whichever environment."""
+    prod, staging = db, fresh(db.dialect)
+    for where in (prod, staging):
+        systems.create(where, "registre")
+    systems.insert_rdprm(staging, 30)
+    systems.insert_req(staging, 5)
+    starts: list[tuple[str, str]] = []
+
+    async def handler(job: Any) -> None:
+        starts.append((job.environment, job.lane))
+        if len(starts) == 8:  # in the middle of staging's RDPRM backlog
+            systems.insert_extraction(staging, 1)
+        if len(starts) == 12:
+            systems.insert_rdprm(prod, 1)
+
+    mill = registre({"prod": prod.url, "staging": staging.url}, handler)
+    await mill.worker(drain=True, concurrency=1).run()
+    assert starts[:5] == [("staging", "req")] * 5
+    assert starts[8] == ("staging", "extraction")
+    assert starts[12] == ("prod", "rdprm")
+    assert len(starts) == 37
+
+
+async def test_a_wake_up_makes_pickup_immediate(db: Db) -> None:
+    """A3, X4: the poll is an hour away; a notification, or on SQLite another's commit, is enough."""
+    jobs(db, 0)
+    mill = Mill(db.url)
+    done = asyncio.Event()
+
+    @mill.lane("jobs", poll=td(hours=1), **STATES)
+    async def work(job: Any) -> None:
+        done.set()
+
+    async with working(mill) as worker:
+        await until(lambda: worker.places[0].opened and not worker.places[0].look)
+        await asyncio.sleep(0.3)  # let the listener connect: its first ring is not what is tested
+        add(db)
+        if db.dialect == "postgresql":
+            await mill.wake()
+        await asyncio.wait_for(done.wait(), 3)
+
+
+async def test_a_worker_comes_back_for_its_own_retries_when_they_are_due(db: Db) -> None:
+    """C9: without waiting for the poll, and a snooze costs no attempt."""
+    jobs(db)
+    mill = Mill(db.url)
+    attempts: list[int] = []
+
+    @mill.lane("jobs", poll=td(hours=1), max_attempts=3, backoff=fixed(td(seconds=0.2)), **STATES)
+    async def work(job: Any) -> Any:
+        attempts.append(job.attempt)
+        if len(attempts) == 1:
+            return Snooze(td(seconds=0.2))
+        if len(attempts) == 2:
+            raise ValueError("once")
+        return None
+
+    async with working(mill):
+        await until(lambda: db.value("select status from jobs") == "done", 10)
+    assert attempts == [1, 1, 2]
+
+
+async def test_an_environment_that_is_down_does_not_stop_the_others(fresh: Callable[[str], Db]) -> None:
+    """X2: it is reported, tried again, and served when it is back."""
+    with Server() as own:
+        prod = Db(own.create_database("prod"))
+        staging = fresh("sqlite")
+        jobs(prod), jobs(staging)
+        own.stop("fast")
+        mill = Mill({"prod": prod.url, "staging": staging.url})
+        seen = events_of(mill)
+
+        @mill.lane("jobs", poll=td(seconds=0.2), **STATES)
+        async def work(job: Any) -> None: ...
+
+        async with working(mill):
+            await until(lambda: staging.value("select status from jobs") == "done")
+            assert any(e.name == "environment_down" and e.fields["environment"] == "prod" for e in seen)
+            await asyncio.to_thread(own.start)
+            await until(lambda: prod.value("select status from jobs") == "done")
+
+
+async def test_a_wrong_declaration_in_any_environment_is_told_at_the_start(fresh: Callable[[str], Db], db: Db) -> None:
+    """The message names lane, table and environment."""
+    jobs(db)
+    mill = Mill({"prod": db.url, "staging": fresh("sqlite").url})
+
+    @mill.lane("jobs", **STATES)
+    async def work(job: Any) -> None: ...
+
+    with pytest.raises(DeclarationError, match="'work': there is no table 'jobs' in environment 'staging'"):
+        await mill.worker().run()
+
+
+async def test_a_lost_claim_cancels_its_handler_and_drops_its_outcome(db: Db) -> None:
+    """X1: told at once, by the heartbeat."""
+    jobs(db)
+    mill = Mill(db.url)
+    seen = events_of(mill)
+    told: list[bool] = []
+
+    @mill.lane("jobs", lease=td(seconds=1), heartbeat=td(seconds=0.1), poll=td(hours=1), **STATES)
+    async def work(job: Any) -> Any:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            told.append(job.lost)
+            raise
+
+    async with working(mill):
+        await until(lambda: db.value("select status from jobs") == "running")
+        db.execute("update jobs set status = 'done', note = 'by hand', worker = 'an operator'")
+        await until(lambda: told)
+        await until(lambda: any(e.name == "claim_lost" for e in seen))
+    assert told == [True]
+    assert db.one("select status, note from jobs") == {"status": "done", "note": "by hand"}
+
+
+async def test_one_locked_row_costs_neither_itself_nor_the_others_their_lease(pg: Db) -> None:
+    """A12: an operator's transaction holds one running row for three leases; no claim is lost."""
+    import asyncpg
+
+    jobs(pg, 5)
+    mill = Mill(pg.url)
+    seen = events_of(mill)
+    go = asyncio.Event()
+
+    @mill.lane("jobs", lease=td(seconds=1), heartbeat=td(seconds=0.2), sweep_every=td(seconds=0.2), **STATES)
+    async def work(job: Any) -> None:
+        await go.wait()
+
+    async with working(mill), working(mill, worker_id="rival"):
+        await until(lambda: pg.value("select count(*) from jobs where status = 'running'") == 5)
+        operator = await asyncpg.connect(pg.url)
+        try:
+            async with operator.transaction():
+                await operator.execute("select * from jobs order by id limit 1 for update")
+                await asyncio.sleep(3)
+        finally:
+            await operator.close()
+        go.set()
+        await until(lambda: pg.value("select count(*) from jobs where status = 'done'") == 5)
+    assert not [e for e in seen if e.name in ("claim_lost", "row_swept")]
+    assert pg.value("select max(attempts) from jobs") == 1
+
+
+async def test_a_locked_row_is_settled_when_the_lock_is_gone(pg: Db) -> None:
+    """The others of the batch are not kept waiting."""
+    import asyncpg
+
+    jobs(pg, 3)
+    mill = Mill(pg.url)
+    go = asyncio.Event()
+
+    @mill.lane("jobs", **STATES)
+    async def work(job: Any) -> None:
+        await go.wait()
+
+    async with working(mill):
+        await until(lambda: pg.value("select count(*) from jobs where status = 'running'") == 3)
+        operator = await asyncpg.connect(pg.url)
+        try:
+            async with operator.transaction():
+                await operator.execute("select * from jobs order by id limit 1 for update")
+                go.set()
+                await until(lambda: pg.value("select count(*) from jobs where status = 'done'") == 2)
+        finally:
+            await operator.close()
+        await until(lambda: pg.value("select count(*) from jobs where status = 'done'") == 3)
+
+
+async def test_an_async_run_past_its_timeout_fails(db: Db) -> None:
+    """A run's own limit; the slot is free again."""
+    jobs(db)
+    mill = Mill(db.url)
+
+    @mill.lane("jobs", timeout=td(seconds=0.2), max_attempts=1, **STATES)
+    async def work(job: Any) -> None:
+        await asyncio.sleep(30)
+
+    tally = await mill.worker(drain=True).run()
+    assert tally.died == 1
+    assert db.value("select error from jobs") == "timed out after 0.2 s"
+
+
+async def test_a_thread_that_cannot_be_stopped_keeps_its_row_and_has_the_process_recycled(db: Db) -> None:
+    """X1: past timeout and grace; the other lane's run ends first, and the stuck row is still held."""
+    jobs(db, 1)
+    mill = Mill(db.url)
+    release = threading.Event()
+
+    @mill.lane("jobs", timeout=td(seconds=0.2), max_attempts=1, **STATES)
+    def work(job: Any) -> None:
+        release.wait(30)
+
+    worker: Worker = mill.worker(grace=0.3)
+    try:
+        await asyncio.wait_for(worker.run(), 20)
+        assert worker.recycling
+        assert db.value("select status from jobs") == "running"
+    finally:
+        release.set()
+
+
+async def test_a_second_stop_ends_at_once_and_gives_the_row_back(db: Db) -> None:
+    """X2: no attempt is lost."""
+    jobs(db)
+    mill = Mill(db.url)
+
+    @mill.lane("jobs", **STATES)
+    async def work(job: Any) -> None:
+        await asyncio.sleep(60)
+
+    worker = mill.worker(grace=60)
+    task = asyncio.create_task(worker.run())
+    await until(lambda: db.value("select status from jobs") == "running")
+    worker.stop()
+    worker.stop()
+    await asyncio.wait_for(task, 10)
+    assert db.one("select status, attempts, worker from jobs") == {"status": "queued", "attempts": 0, "worker": None}
+
+
+async def test_sync_handlers_run_beside_each_other_in_threads(db: Db) -> None:
+    """C7: one that blocks does not stop the others."""
+    jobs(db, 4)
+    mill = Mill(db.url)
+    meet = threading.Barrier(4, timeout=10)
+
+    @mill.lane("jobs", concurrency=4, **STATES)
+    def work(job: Any) -> dict[str, str]:
+        meet.wait()
+        return {"note": threading.current_thread().name}
+
+    await mill.worker(drain=True).run()
+    assert db.value("select count(distinct note) from jobs") == 4
+
+
+async def test_a_batch_runs_in_parallel_and_one_failure_does_not_affect_the_others(db: Db) -> None:
+    """C7: N rows at once; the failed one is retried alone."""
+    jobs(db, 10)
+    mill = Mill(db.url)
+    running = most = 0
+
+    @mill.lane("jobs", batch=10, concurrency=10, max_attempts=1, **STATES)
+    async def work(job: Any) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        if job.id == 1:
+            raise ValueError("only this one")
+
+    tally = await mill.worker(drain=True).run()
+    assert most == 10
+    assert (tally.completed, tally.died) == (9, 1)
+
+
+async def test_idle_workers_hardly_ask_the_database(pg: Db) -> None:
+    """X4: fifty idle lanes are probed with one statement, every few seconds."""
+    pg.execute(JOBS["postgresql"])
+    mill = Mill(pg.url)
+    for n in range(50):
+        states = {**STATES, "ready": {"status": f"queued-{n}"}}
+        mill.lane("jobs", name=f"lane{n}", poll=td(seconds=1), **states)(_nothing)
+    calls = 0
+
+    async with working(mill) as worker:
+        await until(lambda: worker.places[0].opened and not worker.places[0].look)
+        database = worker.places[0].database
+        plain = database.write
+
+        async def counted(verb: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return await plain(verb)
+
+        database.write = counted
+        await asyncio.sleep(3)
+    assert 1 <= calls <= 6
+
+
+async def _nothing(job: Any) -> None: ...

@@ -15,7 +15,7 @@ import pytest
 import systems
 from databases import Db, Server
 from farm import JOBS
-from rowmill import DeclarationError, Event, Mill, Snooze, fixed
+from rowmill import DeclarationError, Event, Mill, Snooze, Unreachable, fixed
 from rowmill.engine.worker import Worker
 
 STATES: dict[str, Any] = {
@@ -374,3 +374,80 @@ async def test_idle_workers_hardly_ask_the_database(pg: Db) -> None:
 
 
 async def _nothing(job: Any) -> None: ...
+
+
+async def test_rows_claimed_by_a_statement_whose_reply_was_lost_are_worked_on(db: Db) -> None:
+    """X2: the claim was committed, the answer never came; the rows do not wait for their lease to run out."""
+    jobs(db, 3)
+    mill = Mill(db.url)
+    mill.lane("jobs", poll=td(hours=1), **STATES)(_nothing)
+    worker = mill.worker(drain=True)
+    lost = []
+    opened = worker.places[0].open
+
+    async def open_and_break(crew: Any) -> None:
+        await opened(crew)
+        store = worker.places[0].held[0].store
+        claim = store.claim
+
+        async def claim_and_lose(count: int) -> Any:
+            claims = await claim(count)
+            if not lost:
+                lost.extend(claims)
+                raise Unreachable("the reply was lost")
+            return claims
+
+        store.claim = claim_and_lose  # type: ignore[method-assign]
+
+    worker.places[0].open = open_and_break  # type: ignore[method-assign]
+    tally = await asyncio.wait_for(worker.run(), 20)
+    assert len(lost) == 3
+    assert tally.completed == 3
+    assert db.value("select max(attempts) from jobs") == 1
+
+
+async def test_a_lane_whose_claim_is_refused_does_not_stop_the_others(db: Db) -> None:
+    """A CHECK that the declaration cannot know: reported with the database's words; the other lane works."""
+    jobs(db)
+    db.execute("create table picky (id integer primary key, status text check (status <> 'running'), worker text)")
+    db.execute("insert into picky values (1, 'queued', null)")
+    mill = Mill(db.url)
+    seen = events_of(mill)
+    mill.lane("picky", name="picky", priority=-1, **STATES)(_nothing)
+    mill.lane("jobs", name="fine", **STATES)(_nothing)
+    async with working(mill):
+        await until(lambda: db.value("select status from jobs") == "done")
+        await until(lambda: [e for e in seen if e.name == "statement_refused"])
+    refusal = next(e for e in seen if e.name == "statement_refused")
+    assert refusal.fields["lane"] == "picky"
+    assert "check" in refusal.fields["error"].lower()
+
+
+async def test_a_handler_that_calls_exit_ends_its_run_and_not_the_worker(db: Db) -> None:
+    """SystemExit is a failure like any other."""
+    jobs(db, 2)
+    mill = Mill(db.url)
+
+    @mill.lane("jobs", max_attempts=1, **STATES)
+    async def work(job: Any) -> None:
+        if job.id == 1:
+            raise SystemExit(7)
+
+    tally = await mill.worker(drain=True).run()
+    assert (tally.completed, tally.died) == (1, 1)
+    assert db.value("select error from jobs where id = 1") == "SystemExit: 7"
+
+
+async def test_a_worker_whose_id_was_taken_stops(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A13: it was silent, another took its id; back again, it must not claim under the other's name."""
+    monkeypatch.setattr("rowmill.engine.renew._ALIVE_EVERY", 0.1)
+    jobs(db, 0)
+    mill = Mill(db.url)
+    seen = events_of(mill)
+    mill.lane("jobs", poll=td(seconds=0.1), **STATES)(_nothing)
+    worker = mill.worker(worker_id="same")
+    task = asyncio.create_task(worker.run())
+    await until(lambda: worker.places[0].opened)
+    db.execute("update rowmill_workers set incarnation = 'another'")
+    await asyncio.wait_for(task, 10)
+    assert any(e.name == "worker_replaced" for e in seen)

@@ -52,7 +52,7 @@ class Execution:
             if task is not None and task.cancelling():
                 raise
             ended = error  # the handler's own doing, not a stop or a lost claim
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: a handler's exit() ends its run, not the worker
             ended = error
         finally:
             job.close()
@@ -65,7 +65,7 @@ class Execution:
 
     async def _call(self, job: Job, child: Child | None) -> Any:
         if child is not None:
-            return await child.run(job, self.timeout)
+            return await child.run(job, self.timeout, self.threads())
         resources = await self.resources.get(self.names) if self.names else {}
         if self.timeout is None:
             return await self._handler(job, resources)
@@ -145,6 +145,8 @@ def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
         except Exception as broken:  # the classifier's own bug must not cost the row its record
             text = f"{text} (classify failed: {type(broken).__name__}: {broken})"
     verdict = verdict if verdict is not None else retry.classify(error)
+    if isinstance(verdict, type) and issubclass(verdict, Outcome):
+        verdict = verdict()
     if isinstance(verdict, Outcome):
         if verdict.reason is None and not isinstance(verdict, (Done, Snooze)):
             verdict.reason = text

@@ -25,6 +25,10 @@ class Held:
         self.outcomes: list[Settlement] = []
         #: More rows may be ready than were asked for.
         self.more = False
+        #: The reply to a claim was lost: rows may be ours without our knowing.
+        self.unsure = False
+        #: The database refused the lane's claim: left alone until this monotonic time.
+        self.rests_until = 0.0
         self._claims: dict[tuple[Any, ...], Claim] = {}
         self._renewing: set[int] = set()
         self._settling: set[int] = set()

@@ -15,8 +15,12 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import sys
 import tempfile
+import threading
+import time
+from concurrent.futures import Executor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +57,7 @@ class Child:
             theirs.close()
         return self._pipe
 
-    async def run(self, job: Job, timeout: float | None) -> Any:
+    async def run(self, job: Job, timeout: float | None, threads: Executor) -> Any:
         """Run one job there; raises what the handler raised. A run past its timeout is killed."""
         loop = asyncio.get_running_loop()
         facts = {
@@ -62,7 +66,7 @@ class Child:
         }
         try:
             async with asyncio.timeout(timeout):
-                answer = await loop.run_in_executor(None, self._talk, facts, job, loop)
+                answer = await loop.run_in_executor(threads, self._talk, facts, job, loop)
         except TimeoutError:
             from .execute import TimedOut
 
@@ -177,9 +181,18 @@ def find(module: str, name: str) -> tuple[Lane, Any]:
 def _serve(pipe: Connection, module: str, name: str, path: list[str]) -> None:
     """The child's main: jobs in, answers out, until the pipe closes."""
     sys.path[:] = path
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
         asyncio.run(_serve_jobs(pipe, module, name))
     os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """A run whose parent is gone can no longer be settled: stop, so that it does not overlap with the next one."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 async def _serve_jobs(pipe: Connection, module: str, name: str) -> None:

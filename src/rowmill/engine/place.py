@@ -59,6 +59,16 @@ class Place:
         self._renewer: Renewer | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def beating(self) -> bool:
+        """The heartbeat thread is alive."""
+        return self._renewer is not None and self._renewer.is_alive()
+
+    @property
+    def replaced(self) -> bool:
+        """Another worker has taken this one's id."""
+        return self._renewer is not None and self._renewer.replaced
+
     # -- when
 
     def failed(self) -> float:

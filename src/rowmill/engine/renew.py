@@ -39,7 +39,8 @@ class Renewer(threading.Thread):
         self._held, self._databases = held, fleets
         self._snapshot, self._lost, self._events = snapshot, lost, events
         self._over = threading.Event()
-        self._due: dict[int, float] = {}
+        #: Another incarnation has taken the worker's id.
+        self.replaced = False
 
     def stop(self) -> None:
         """End after the statement that is under way."""
@@ -120,7 +121,10 @@ class Renewer(threading.Thread):
     async def _alive(self, fleet: Fleet) -> None:
         while True:
             try:
-                await fleet.beat(self._snapshot())
+                me = self._snapshot()
+                if not await fleet.beat(me):
+                    # The row is gone (then it is made again), or another live worker has the id.
+                    self.replaced |= await fleet.register(me) is not None
             except DatabaseError as error:
                 self._events.emit("worker_beat_failed", logging.DEBUG, error=error.message)
             await asyncio.sleep(_ALIVE_EVERY)

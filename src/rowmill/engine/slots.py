@@ -20,6 +20,7 @@ from .job import Job
 
 #: Called at the end of every run: what was held, the claim, its job, and what is to be written, if anything.
 Ended = Callable[[Held, Claim, Job, Settlement | None], None]
+Crashed = Callable[[BaseException], None]
 _AHEAD = 0.25  # seconds of work that may wait in the buffer
 AUTO_BATCH = 500
 
@@ -59,10 +60,10 @@ class Capacity:
 class Slots:
     """The slots of one lane, and the claims that wait for one."""
 
-    def __init__(self, lane: Lane, capacity: Capacity, ended: Ended, worker: str) -> None:
+    def __init__(self, lane: Lane, capacity: Capacity, ended: Ended, crashed: Crashed, worker: str) -> None:
         self.lane, self.capacity, self.worker = lane, capacity, worker
         self.executions: dict[int, Execution] = {}
-        self._ended = ended
+        self._ended, self._crashed = ended, crashed
         self._buffer: deque[tuple[Held, Claim]] = deque()
         self._idle: list[Slot] = []
         self.all: list[Slot] = []
@@ -107,6 +108,13 @@ class Slots:
         slot = Slot(name, Child(self.lane) if self.lane.isolation == "process" else None)
         self.all.append(slot)
         slot.task = asyncio.create_task(self._serve(slot), name=name)
+        slot.task.add_done_callback(self._gone)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        """A slot ends only by being cancelled; anything else is a fault of the engine's own."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._crashed(error)
 
     async def _serve(self, slot: Slot) -> None:
         while True:

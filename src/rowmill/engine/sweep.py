@@ -37,10 +37,9 @@ class Sweeper:
                 if due[id(held)] <= time.monotonic():
                     try:
                         await self.sweep(held, held.store.lane.lease)
-                    except DatabaseError as error:
-                        self._events.emit(
-                            "sweep_failed", logging.WARNING, lane=held.store.lane.name, error=error.message
-                        )
+                    except Exception as error:  # whatever it is, the next sweep is tried
+                        level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
+                        self._events.emit("sweep_failed", level, lane=held.store.lane.name, error=str(error))
                     due[id(held)] = time.monotonic() + self._every(held)
 
     def _every(self, held: Held) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..claim import Claim, Report, Settlement
 from ..clock import Clock
-from ..errors import Busy, DatabaseError, DeclarationError, Refused, WorkerIdTaken
+from ..errors import Busy, DatabaseError, DeclarationError, Refused, RowmillError, Unreachable, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
 from ..store import Database, probe
@@ -35,7 +35,7 @@ from .slots import AUTO_BATCH, Capacity, Slots
 from .tally import Tally
 from .wake import Bell
 
-_LOCKED_AGAIN, _STUCK_AGAIN = 0.5, 10.0
+_LOCKED_AGAIN, _STUCK_AGAIN, _REST = 0.5, 10.0, 10.0
 RECYCLE = 75  # exit code: start this worker again
 
 
@@ -67,7 +67,7 @@ class Worker:
         self.capacity = Capacity(concurrency)
         self.tally = Tally(self.events, self.id)
         ordered = sorted(lanes, key=lambda lane: lane.priority)
-        self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self.id) for lane in ordered}
+        self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self._crashed, self.id) for lane in ordered}
         self.places = [Place(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
         self._crew = Crew(
             self.events, clock or Clock(), self._snapshot, self._lost_in_thread, self.bell.ring, register, replaces
@@ -77,6 +77,7 @@ class Worker:
         self._later: list[tuple[float, Held, Settlement]] = []
         self._above: list[Held] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._crash: BaseException | None = None
         for lane in ordered:
             self.resources.check(lane.resources(), f"lane {lane.name!r}")
             if lane.isolation == "process":
@@ -91,6 +92,8 @@ class Worker:
             while not self._stopping:
                 await self._round()
                 self._started = True
+                if self._crash is not None:
+                    raise self._crash
                 if self.drain and await self._drained():
                     break
                 if not self._stopping:
@@ -169,7 +172,7 @@ class Worker:
             open_to = [held for held in open_to if held.store in ready]
         for held in place.held:
             if held in open_to and not self._overtaken():
-                await self._claim(held)
+                await self._claim_or_rest(place, held)
             elif held in open_to:
                 held.more = True
             self._above.append(held)
@@ -180,6 +183,8 @@ class Worker:
 
     def _ask(self, held: Held) -> int:
         """How many rows to take now: what can start, and, for the topmost lane, a little more to have at hand."""
+        if held.rests_until > time.monotonic():
+            return 0
         slots = self.slots[held.store.lane.name]
         room = slots.room()
         if not self._may_fetch_ahead(held):
@@ -211,6 +216,32 @@ class Worker:
                 break
             wanted -= ask
 
+    async def _claim_or_rest(self, place: Place, held: Held) -> None:
+        """A lane whose claim the database refuses does not stop the others."""
+        try:
+            await self._recover(held)
+            await self._claim(held)
+        except Refused as error:
+            held.rests_until = time.monotonic() + _REST
+            self.events.emit(
+                "statement_refused", logging.ERROR, environment=place.name, lane=held.store.lane.name,
+                error=error.message, retry_in=_REST, hint="rowmill sql shows the statement",
+            )  # fmt: skip
+        except Unreachable:
+            held.unsure = held.store.marked
+            raise
+
+    async def _recover(self, held: Held) -> None:
+        """After a lost reply: rows that were claimed for us all the same are ours to work on."""
+        if not held.unsure:
+            return
+        claims = [claim for claim in await held.store.mine() if held.find(claim.key) is None]
+        held.unsure = False
+        if claims:
+            held.add(claims)
+            self.tally.claimed(held, len(claims))
+            self.slots[held.store.lane.name].put(held, claims)
+
     def _forget_older(self, held: Held, claims: list[Claim]) -> None:
         """A row this process still works on, that came back to it: the older run has lost it."""
         for claim in claims if len(held) else ():
@@ -235,6 +266,11 @@ class Worker:
         elif job.finished is not None:
             held.drop([claim])
             self.tally.settled(held, [job.finished])
+        self.bell.ring()
+
+    def _crashed(self, error: BaseException) -> None:
+        """The engine itself failed: better gone, and started again, than holding rows that nobody works on."""
+        self._crash = error
         self.bell.ring()
 
     def _lost_in_thread(self, held: Held, claim: Claim) -> None:
@@ -326,6 +362,15 @@ class Worker:
                 self.events.emit(
                     "worker_recycled", logging.ERROR, worker=self.id, lane=slots.lane.name, slot=slot.name,
                     hint='a handler that cannot be stopped: isolation="process" can kill it',
+                )  # fmt: skip
+        for place in self.places:
+            if place.opened and not place.beating:
+                self._crashed(RowmillError(f"the heartbeat of environment {place.name!r} has stopped"))
+            if place.replaced and not self._stopping:
+                self._stopping = True
+                self.events.emit(
+                    "worker_replaced", logging.ERROR, worker=self.id, environment=place.name,
+                    hint="another worker has taken this id; this one stops",
                 )  # fmt: skip
         self.tally.summarise(now)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..clock import Clock
 from ..lane import Lane
 from .base import LaneStore, Settled, bounded
-from .binding import Binding, bind
+from .binding import Binding, bind, fence_time
 from .database import Database, redact
 from .postgres import PostgresLane
 from .sqlite import SqliteLane
@@ -36,7 +36,11 @@ async def open_lane(
     lane: Lane, environment: str, database: Database, clock: Clock, worker: str, incarnation: str = ""
 ) -> LaneStore:
     """Bind a lane to its table in one environment; raises DeclarationError for what cannot work."""
-    return store_for(await bind(lane, environment, database), database, clock, worker, incarnation)
+    store = store_for(await bind(lane, environment, database), database, clock, worker, incarnation)
+    if column := fence_time(store.binding):
+        text = f"select {store.statements.now(column)}"
+        store.opened_at = (await database.read(lambda run: run(text, ())))[0][0]
+    return store
 
 
 async def probe(database: Database, stores: Sequence[LaneStore]) -> list[LaneStore]:

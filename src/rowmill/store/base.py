@@ -20,13 +20,15 @@ from ..clock import Clock
 from ..errors import Refused, Unreachable
 from .binding import Binding, fence_time
 from .database import Database, Run, runner, translated
-from .statements import INCARNATION
+from .statements import INCARNATION, Statements
 
 ERROR_LENGTH = 2000
 
 
 class LaneStore:
     """Claims, settles, renews and sweeps the rows of one lane. Made by ``open_lane``."""
+
+    statements: Statements
 
     def __init__(self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> None:
         self.binding = binding
@@ -37,6 +39,8 @@ class LaneStore:
         self.worker = f"{worker}{INCARNATION}{incarnation}" if binding.incarnated else worker
         self._at = {column: i for i, column in enumerate(binding.columns)}
         self._decoders: dict[str, Callable[[Any], Any] | None] = {}
+        #: The database's time when this store was opened, in the claimed_at column's own form: nothing older is ours.
+        self.opened_at: Any = None
         #: Monotonic time before which a short claim proves nothing (see the PostgreSQL claim); None: it does.
         self.look_again: float | None = None
 
@@ -52,6 +56,10 @@ class LaneStore:
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         """The rows behind claims as they are now, by position: whether the claim holds, and the row."""
+        raise NotImplementedError
+
+    async def mine(self) -> list[Claim]:
+        """Running rows that carry this process's own mark: claims whose reply was lost. Only where the mark is sure."""
         raise NotImplementedError
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -75,6 +83,11 @@ class LaneStore:
         raise NotImplementedError
 
     # -- what both databases share
+
+    @property
+    def marked(self) -> bool:
+        """A row shows beyond doubt that this very process claimed it: by an id of its own, or by id and time."""
+        return "worker" in self.binding.roles and (self.binding.incarnated or self.opened_at is not None)
 
     @property
     def needs_fleet(self) -> bool:
@@ -117,7 +130,7 @@ class LaneStore:
             return raw
         try:
             return decode(raw)
-        except (TypeError, ValueError):  # SQLite keeps whatever was put in, whatever the column says
+        except (TypeError, ValueError, LookupError):  # SQLite keeps whatever was put in, whatever the column says
             return raw
 
     def error_text(self, text: str) -> str:

@@ -207,7 +207,7 @@ class PostgresLane(LaneStore):
 
     def __init__(self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> None:
         super().__init__(binding, database, clock, worker, incarnation)
-        self.statements = PostgresStatements(binding, clock, database.own("rowmill_workers"))
+        self.statements: PostgresStatements = PostgresStatements(binding, clock, database.own("rowmill_workers"))
         self._texts: dict[Any, str] = {}
         self._boundable = self.statements.bound() is not None
         self._bound: tuple[Any, ...] | None = None
@@ -289,6 +289,12 @@ class PostgresLane(LaneStore):
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         text = self._text("read", self.statements.read)
         return {row[0]: (row[1], row[2:]) for row in run(text, self._parameters(text, self._document(claims)))}
+
+    async def mine(self) -> list[Claim]:
+        text = self._text("mine", lambda: self.statements.mine("$1::text", "$2"))
+        values = (self.worker, self.opened_at) if "$2" in text else (self.worker,)
+        rows = await self.database.read(lambda run: run(text, values))
+        return [self.make_claim(row) for row in rows]
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)

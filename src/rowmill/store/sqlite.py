@@ -150,7 +150,7 @@ class SqliteLane(LaneStore):
 
     def __init__(self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> None:
         super().__init__(binding, database, clock, worker, incarnation)
-        self.statements = SqliteStatements(binding, clock, database.own("rowmill_workers"))
+        self.statements: SqliteStatements = SqliteStatements(binding, clock, database.own("rowmill_workers"))
         self._texts: dict[Any, str] = {}
 
     def _text(self, key: Any, render: Any) -> str:
@@ -221,6 +221,11 @@ class SqliteLane(LaneStore):
             for row in run(text, self._values(claim)):
                 found[position] = (bool(row[0]), row[1:])
         return found
+
+    async def mine(self) -> list[Claim]:
+        text = self._text("mine", lambda: self.statements.mine(":worker", ":since"))
+        rows = await self.database.read(lambda run: run(text, {"worker": self.worker, "since": self.opened_at}))
+        return [self.make_claim(row) for row in rows]
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)

@@ -251,6 +251,13 @@ class Statements:
             dead.pop(failures, None)
         return back, {**dead, **(reclaimed if self.lane.dead is not None else {})}
 
+    def mine(self, worker: str, since: str) -> str:
+        """Running rows that this very process claimed."""
+        parts = [self.running(), f"{self.name(self.roles['worker'])} = {worker}"]
+        if at := fence_time(self.binding):
+            parts.append(f"{self.name(at)} >= {since}")
+        return f"select {self.names(self.binding.columns)} from {self.table}\nwhere {' and '.join(parts)}"
+
     def assignments(self, written: Mapping[str, str], indent: str = "    ") -> str:
         return f",\n{indent}".join(f"{self.name(column)} = {value}" for column, value in written.items())
 

@@ -209,8 +209,8 @@ async def test_a_lost_claim_cancels_its_handler_and_drops_its_outcome(db: Db) ->
     assert db.one("select status, note from jobs") == {"status": "done", "note": "by hand"}
 
 
-async def test_one_locked_row_costs_neither_itself_nor_the_others_their_lease(pg: Db) -> None:
-    """A12: an operator's transaction holds one running row for three leases; no claim is lost."""
+async def test_one_locked_row_never_costs_the_others_their_lease(pg: Db) -> None:
+    """A12: an operator's transaction holds one running row for three leases; no other claim is lost."""
     import asyncpg
 
     jobs(pg, 5)
@@ -233,8 +233,36 @@ async def test_one_locked_row_costs_neither_itself_nor_the_others_their_lease(pg
             await operator.close()
         go.set()
         await until(lambda: pg.value("select count(*) from jobs where status = 'done'") == 5)
+    assert {e.fields["id"] for e in seen if e.name in ("claim_lost", "row_swept")} <= {1}
+    assert pg.value("select max(attempts) from jobs where id > 1") == 1
+
+
+async def test_a_row_locked_for_less_than_its_lease_keeps_it(pg: Db) -> None:
+    """A12: the renewal that passed it over is tried again as soon as the lock is gone."""
+    import asyncpg
+
+    jobs(pg, 1)
+    mill = Mill(pg.url)
+    seen = events_of(mill)
+    go = asyncio.Event()
+
+    @mill.lane("jobs", lease=td(seconds=2), heartbeat=td(seconds=0.2), sweep_every=td(seconds=0.1), **STATES)
+    async def work(job: Any) -> None:
+        await go.wait()
+
+    async with working(mill), working(mill, worker_id="rival"):
+        await until(lambda: pg.value("select count(*) from jobs where status = 'running'") == 1)
+        operator = await asyncpg.connect(pg.url)
+        try:
+            async with operator.transaction():
+                await operator.execute("select * from jobs for update")
+                await asyncio.sleep(1.2)
+        finally:
+            await operator.close()
+        await asyncio.sleep(1.5)  # past the lease as it stood when the lock was taken
+        go.set()
+        await until(lambda: pg.value("select status from jobs") == "done")
     assert not [e for e in seen if e.name in ("claim_lost", "row_swept")]
-    assert pg.value("select max(attempts) from jobs") == 1
 
 
 async def test_a_locked_row_is_settled_when_the_lock_is_gone(pg: Db) -> None:

@@ -31,7 +31,7 @@ class Mill:
     """
 
     def __init__(
-        self, environments: str | Mapping[str, str] | None = None, *, schema: str | None = None, connections: int = 2
+        self, environments: str | Mapping[str, str] | None = None, *, schema: str | None = None, connections: int = 3
     ) -> None:
         self._given = environments
         self.schema = schema

@@ -23,6 +23,8 @@ class Held:
         self.moving = store.binding.renew == "claimed_at"
         #: Runs that have ended and are not written yet.
         self.outcomes: list[Settlement] = []
+        #: The task that writes them; one at a time, so that what ends meanwhile makes the next batch.
+        self.settling: asyncio.Task[None] | None = None
         #: More rows may be ready than were asked for.
         self.more = False
         #: The reply to a claim was lost: rows may be ours without our knowing.

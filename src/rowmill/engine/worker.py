@@ -36,6 +36,7 @@ from .tally import Tally
 from .wake import Bell
 
 _LOCKED_AGAIN, _STUCK_AGAIN, _REST = 0.5, 10.0, 10.0
+_LAST_TRIES = 20  # half seconds to write the last outcomes in, where the database is away
 RECYCLE = 75  # exit code: start this worker again
 
 
@@ -76,6 +77,7 @@ class Worker:
         self._started = self._stopping = self._hard = self.recycling = False
         self._later: list[tuple[float, Held, Settlement]] = []
         self._above: list[Held] = []
+        self._where: dict[int, Place] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._crash: BaseException | None = None
         for lane in ordered:
@@ -116,9 +118,7 @@ class Worker:
         for place in self.places:
             place.fall_due(now)
         self._retry_later(now)
-        for place in self.places:
-            if now >= place.retry_at:
-                await self._guarded(place, self._settle_place(place))
+        self._settle_all()
         self._watch(now)
         if self._stopping or not any(self._wanted(place, now) for place in self.places):
             return
@@ -161,6 +161,7 @@ class Worker:
             for held in place.held:
                 execution = Execution(held.store, self.resources, self._thread_pool)
                 self.slots[held.store.lane.name].executions[id(held)] = execution
+                self._where[id(held)] = place
         if self._overtaken():
             return
         place.looked()
@@ -263,6 +264,7 @@ class Worker:
             self.tally.lost(held, claim)
         elif settlement is not None:
             held.outcomes.append(settlement)
+            self._settle_soon(held)
         elif job.finished is not None:
             held.drop([claim])
             self.tally.settled(held, [job.finished])
@@ -286,10 +288,29 @@ class Worker:
 
     # -- settle
 
-    async def _settle_place(self, place: Place) -> None:
-        for held in place.held:
-            if held.outcomes:
-                await self._settle(place, held)
+    def _settle_all(self) -> None:
+        for place in self.places:
+            for held in place.held:
+                self._settle_soon(held)
+
+    def _settle_soon(self, held: Held) -> None:
+        """Write what has ended, beside the next claim; what ends while that is under way makes the next batch."""
+        place = self._where[id(held)]
+        if held.outcomes and held.settling is None and time.monotonic() >= place.retry_at:
+            held.settling = asyncio.create_task(self._settle_held(place, held))
+
+    async def _settle_held(self, place: Place, held: Held) -> None:
+        try:
+            while held.outcomes and time.monotonic() >= place.retry_at:
+                await self._guarded(place, self._settle(place, held))
+        except Exception as error:
+            self._crashed(error)
+        finally:
+            held.settling = None
+            self.bell.ring()
+
+    def _unsettled(self) -> bool:
+        return any(held.outcomes or held.settling for place in self.places for held in place.held)
 
     async def _settle(self, place: Place, held: Held) -> None:
         batch, held.outcomes = held.outcomes, []
@@ -378,10 +399,10 @@ class Worker:
 
     async def _drained(self) -> bool:
         """Nothing under way here, and nothing ready or running anywhere."""
-        if any(slots.busy or slots.buffered for slots in self.slots.values()) or self._later:
+        if any(slots.busy or slots.buffered for slots in self.slots.values()) or self._later or self._unsettled():
             return False
         for place in self.places:
-            if not place.opened or any(held.outcomes for held in place.held):
+            if not place.opened:
                 return False
             for held in place.held:
                 try:
@@ -397,7 +418,7 @@ class Worker:
         for slots in self.slots.values():
             self._give_back(slots.take_back())
         while not self._hard and time.monotonic() < deadline:
-            await self._settle_all()
+            self._settle_all()
             if not any(slots.in_time(time.monotonic()) for slots in self.slots.values()):
                 break
             await self.bell.wait(0.5)
@@ -406,12 +427,12 @@ class Worker:
             # A thread cannot be stopped: its row stays held, and the lease runs out when this process is gone.
             if not slots.in_threads:
                 self._give_back(cut)
-        await self._settle_all()
-
-    async def _settle_all(self) -> None:
-        for place in self.places:
-            if place.opened and time.monotonic() >= place.retry_at:
-                await self._guarded(place, self._settle_place(place))
+        for _ in range(_LAST_TRIES):
+            self._retry_later(float("inf"))
+            self._settle_all()
+            if not self._unsettled():
+                break
+            await self.bell.wait(0.5)
 
     def _give_back(self, claims: list[tuple[Held, Claim]]) -> None:
         for held, claim in claims:

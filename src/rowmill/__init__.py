@@ -1,7 +1,7 @@
 """Any table you already have is the queue."""
 
 from .claim import Claim
-from .engine.job import Job
+from .engine.job import Job, SyncJob
 from .errors import (
     AppError,
     Busy,
@@ -40,6 +40,7 @@ __all__ = [
     "RowmillError",
     "Settled",
     "Snooze",
+    "SyncJob",
     "Unreachable",
     "WorkerIdTaken",
     "configure_logs",

@@ -76,8 +76,18 @@ class Lane:
                 f"{where}: a running row would still be ready, so two workers could hold it",
                 hint="give running a value that ready does not have",
             )
+        self._validate_ends(where)
+        if isinstance(self.ready, Mapping) and not states.overlaps(
+            self.ready, {**self.running_condition, **self.retry_values}
+        ):
+            raise DeclarationError(
+                f"{where}: a row that waits for its retry would not be ready, so it would never be claimed again",
+                hint='name the retry values in ready too: ready={"status": ["queued", "failed"]}',
+            )
         roles.validate(self.roles, where)
         self._validate_numbers(where)
+        if isinstance(self.environments, str):
+            self.environments = [self.environments]
         if isinstance(self.order_by, str):
             self.order_by = [part.strip() for part in self.order_by.split(",")]
         if self.startup_lease is None:
@@ -89,6 +99,17 @@ class Lane:
                 f"{where}: a heartbeat every {self.heartbeat} cannot keep a lease of {self.lease}",
                 hint=f"heartbeat of at most {self.lease / 2}; by default it is a fifth of the lease",
             )
+
+    def _validate_ends(self, where: str) -> None:
+        """Every state that is written must lead out of running, or the row would be swept and run again for ever."""
+        for state in ("done", "dead", "canceled", "retry"):
+            values = getattr(self, state)
+            if values and states.overlaps(self.running_condition, {**self.running_condition, **values}):
+                meant = [did_you_mean(c, self.running) for c in values if c not in self.running]
+                raise DeclarationError(
+                    f"{where}: a row that is {state} ({dict(values)!r}) would still look as if it were running",
+                    hint="; ".join([f"give {state} another value for {', '.join(self.running)}", *meant]),
+                )
 
     def _validate_numbers(self, where: str) -> None:
         for name in ("batch", "concurrency", "max_attempts"):

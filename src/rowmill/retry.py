@@ -15,6 +15,7 @@ Backoff = Callable[[int], timedelta]
 #: What ``classify`` may answer: a word, a word with a delay, or an outcome.
 Verdict = str | tuple[str, timedelta] | Outcome
 
+LONGEST = timedelta(days=36500)
 TRANSIENT, PERMANENT, RATE = "transient", "permanent", "rate"
 
 
@@ -78,14 +79,21 @@ def retry_after(headers: Any) -> timedelta | None:
     if value is None:
         return None
     text = str(value).strip()
-    if text.isdigit():
-        return timedelta(seconds=int(text))
     try:
+        if text.isascii() and text.isdigit():
+            return bounded_delay(int(text))
         until = parsedate_to_datetime(text)
         sent = parsedate_to_datetime(get("Date")) if get("Date") else datetime.now(UTC)
-        return max(until - sent, timedelta(0))
-    except (TypeError, ValueError):
+        return bounded_delay(until - sent)
+    except (TypeError, ValueError, OverflowError):
         return None
+
+
+def bounded_delay(delay: Any) -> timedelta | None:
+    """A delay every database can add to its time: a timedelta or seconds, from now to a century on. None if neither."""
+    if isinstance(delay, (int, float)) and not isinstance(delay, bool) and delay == delay:
+        delay = timedelta(seconds=min(max(delay, 0), LONGEST.total_seconds()))
+    return min(max(delay, timedelta(0)), LONGEST) if isinstance(delay, timedelta) else None
 
 
 def _http(error: BaseException) -> tuple[int | None, Any]:

@@ -18,17 +18,22 @@ from types import TracebackType
 from typing import Any
 
 from .claim import Claim, Report, Settlement, Swept
-from .engine.execute import Execution
+from .engine.execute import Execution, decide, unhooked
 from .engine.isolate import Child
 from .engine.resources import Resources
 from .engine.tally import Tally
 from .mill import Mill
 from .store import Database, LaneStore, open_lane
+from .store.fleet import Fleet
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """One run, stepped through: the row's id, how it ended, and what was written."""
+    """One run, stepped through: the row's id, how it ended, and what was written.
+
+    ``outcome`` is done, retry, snooze, dead, canceled or release; ``lost`` where the claim no longer held, ``stuck``
+    where the database refused even the bare outcome.
+    """
 
     id: Any
     outcome: str
@@ -70,27 +75,31 @@ class Kit:
         environment = environment or next(iter(self._databases))
         if (name, environment) not in self._stores:
             (chosen,) = self.mill.select([name])
-            self._stores[name, environment] = await open_lane(
-                chosen, environment, self._databases[environment], self.mill.clock, self.worker_id, self._incarnation
-            )
+            database = self._databases[environment]
+            store = await open_lane(chosen, environment, database, self.mill.clock, self.worker_id, self._incarnation)
+            if store.needs_fleet:
+                await Fleet(database).ensure()
+            self._stores[name, environment] = store
         return self._stores[name, environment]
 
     async def claim(self, lane: str | None = None, count: int = 1, environment: str | None = None) -> list[Claim]:
         """Claim rows and do nothing with them."""
-        return await (await self.store(lane, environment)).claim(count)
+        store = await self.store(lane, environment)
+        claims = await store.claim(count)
+        if len(claims) < count and store.look_again is not None:
+            store.forget_bound()
+            claims += await store.claim(count - len(claims))
+        return claims
 
     async def settle(self, claim: Claim, ended: Any = None) -> Report:
         """Settle a claim as if its handler had returned or raised ``ended``."""
-        from .engine.execute import decide
-
         store = await self.store(claim.lane, claim.environment)
         settlement = ended if isinstance(ended, Settlement) else decide(store, claim, ended)
         return await store.settle([settlement])
 
     async def step(self, lane: str | None = None, environment: str | None = None) -> Stepped | None:
         """Claim one row, run its handler, settle. None when nothing is ready."""
-        store = await self.store(lane, environment)
-        claims = await store.claim(1)
+        claims = await self.claim(lane, 1, environment)
         return await self.run(claims[0]) if claims else None
 
     async def run(self, claim: Claim) -> Stepped:
@@ -109,8 +118,11 @@ class Kit:
             outcome = "done" if settlement is not None else "lost"
         else:
             report = await store.settle([settlement])
+            if report.unhooked:
+                settlement = unhooked(store, *report.unhooked[0])
+                report = await store.settle([settlement])
             settlement = (report.written + report.refused + report.lost + [settlement])[0]
-            outcome = "lost" if report.lost else settlement.kind
+            outcome = "lost" if report.lost else "stuck" if report.stuck else settlement.kind
         error, columns = (settlement.error, dict(settlement.columns)) if settlement is not None else (None, {})
         return Stepped(job.id, outcome, error, columns, claim.attempt)
 
@@ -121,5 +133,5 @@ class Kit:
 
     async def drain(self, *lanes: str) -> Tally:
         """Work in this process until nothing is ready or running."""
-        worker = self.mill.worker(lanes=lanes or None, worker_id=f"{self.worker_id}-drain", drain=True, register=False)
+        worker = self.mill.worker(lanes=lanes or None, worker_id=f"{self.worker_id}-{self._incarnation}", drain=True)
         return await worker.run()

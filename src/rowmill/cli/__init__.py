@@ -1,5 +1,9 @@
 """The command line: one file per group of commands."""
 
+from . import act as act
+from . import demo as demo
+from . import look as look
+from . import run as run
 from .app import app, main
 
 __all__ = ["app", "main"]

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ..errors import RowmillError
 
@@ -28,7 +29,7 @@ errors = Console(stderr=True)
 
 App = Annotated[
     str | None,
-    typer.Argument(metavar="[APP]", help="module:mill, as with uvicorn; ROWMILL_APP stands in", show_default=False),
+    typer.Argument(metavar="APP", help="module:mill, as with uvicorn; ROWMILL_APP stands in", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts")]
 Env = Annotated[list[str] | None, typer.Option("--env", help="only this environment (may be given again)")]
@@ -50,9 +51,9 @@ def main() -> None:
     try:
         app()
     except RowmillError as error:
-        errors.print(f"[red]Error:[/red] {error.message}", highlight=False, soft_wrap=True)
+        errors.print(f"[red]Error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         if error.hint:
-            errors.print(f"[bold]Try:[/bold] {error.hint}", highlight=False, soft_wrap=True)
+            errors.print(f"[bold]Try:[/bold] {escape(error.hint)}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

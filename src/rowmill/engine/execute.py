@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from .isolate import Child, HandlerDied
 from .job import Job, SyncJob, check_columns
 from .resources import Resources
 
+_FALLBACK = timedelta(minutes=1)
+
 
 class Execution:
     """How the handler of one lane is run in this process."""
@@ -27,7 +30,7 @@ class Execution:
         self.store, self.lane = store, store.lane
         self.resources, self.threads = resources, threads
         self.names = self.lane.resources()
-        self.is_async = inspect.iscoroutinefunction(self.lane.handler)
+        self.is_async = runs_in_loop(self.lane.handler)
         timeout = store.binding.timeout
         self.timeout = timeout.total_seconds() if timeout else None
 
@@ -76,7 +79,7 @@ class Execution:
         if self.is_async:
             try:
                 async with asyncio.timeout(left) as scope:
-                    return await self.lane.handler(job, **resources)
+                    return await self._handler(job, resources)
             except TimeoutError:
                 if scope.expired():
                     raise TimedOut(self.timeout) from None
@@ -91,7 +94,16 @@ class Execution:
         if self.is_async:
             return await self.lane.handler(job, **resources)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.threads(), lambda: self.lane.handler(job, **resources))
+        result = await loop.run_in_executor(self.threads(), lambda: self.lane.handler(job, **resources))
+        return await result if inspect.isawaitable(result) else result
+
+
+def runs_in_loop(handler: Any) -> bool:
+    """An async function, however it is wrapped: a partial, a decorator that says what it wraps, an object."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    handler = inspect.unwrap(handler)
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 class TimedOut(TimeoutError):
@@ -102,7 +114,7 @@ class TimedOut(TimeoutError):
 
 
 def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
-    """What a run's end means for its row, by the lane's policy."""
+    """What a run's end means for its row, by the lane's policy; whatever a handler did, there is an answer."""
     if ended is None:
         return Settlement(claim, "done")
     if isinstance(ended, dict):
@@ -115,35 +127,39 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
                 return _ended(store, claim, "dead", str(error))
             return Settlement(claim, "done", columns=columns)
         case Snooze(after=after):
-            return Settlement(claim, "snooze", delay=after)
+            return Settlement(claim, "snooze", delay=retry.bounded_delay(after) or timedelta(0))
         case Dead(reason=reason):
-            return _ended(store, claim, "dead", reason or "dead")
+            return _ended(store, claim, "dead", _words(reason) or "dead")
         case Cancel(reason=reason):
-            return _ended(store, claim, "canceled", reason or "canceled")
+            return _ended(store, claim, "canceled", _words(reason) or "canceled")
         case Release():
             return Settlement(claim, "release")
         case Retry(reason=reason, after=after):
-            return _failed(store, claim, reason or "retry asked for by the handler", after)
+            return _failed(store, claim, _words(reason) or "retry asked for by the handler", after)
         case BaseException():
             return _raised(store, claim, ended)
+    kind = type(ended).__name__
     return _ended(
-        store,
-        claim,
-        "dead",
-        f"the handler returned {type(ended).__name__}; a run ends with a dict of columns, None or an outcome",
+        store, claim, "dead", f"the handler returned {kind}; a run ends with a dict of columns, None or an outcome"
     )
 
 
+def unhooked(store: LaneStore, settlement: Settlement, error: BaseException) -> Settlement:
+    """A run whose outcome the lane's own ``on_settled`` would not have: it failed, and is settled without the hook."""
+    failed = decide(store, settlement.claim, error)
+    failed.error = store.error_text(f"on_settled failed: {failed.error}")
+    failed.hooked, failed.duration = False, settlement.duration
+    return failed
+
+
 def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, (TimedOut, HandlerDied)):
-        text = str(error)
+    text = _words(error) or type(error).__name__
     verdict: Any = None
     if store.lane.classify is not None:
         try:
             verdict = store.lane.classify(error)
         except Exception as broken:  # the classifier's own bug must not cost the row its record
-            text = f"{text} (classify failed: {type(broken).__name__}: {broken})"
+            text = f"{text} (classify failed: {_words(broken)})"
     verdict = verdict if verdict is not None else retry.classify(error)
     if isinstance(verdict, type) and issubclass(verdict, Outcome):
         verdict = verdict()
@@ -151,22 +167,36 @@ def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
         if verdict.reason is None and not isinstance(verdict, (Done, Snooze)):
             verdict.reason = text
         return decide(store, claim, verdict)
-    word, after = verdict if isinstance(verdict, tuple) else (verdict, None)
+    word, after = (*verdict, None)[:2] if isinstance(verdict, tuple) and verdict else (verdict, None)
     if word == retry.PERMANENT:
         return _ended(store, claim, "dead", text)
     return _failed(store, claim, text, after)
 
 
-def _failed(store: LaneStore, claim: Claim, text: str, after: timedelta | None) -> Settlement:
+def _failed(store: LaneStore, claim: Claim, text: str, after: Any) -> Settlement:
     """A failure that may be tried again, while attempts are left."""
     if claim.attempt >= claim.limit:
         return _ended(store, claim, "dead", text)
-    try:
-        delay = after if after is not None else store.lane.backoff(claim.attempt)
-    except Exception as broken:
-        delay, text = timedelta(minutes=1), f"{text} (backoff failed: {type(broken).__name__}: {broken})"
+    delay = retry.bounded_delay(after)
+    if delay is None:
+        try:
+            delay = retry.bounded_delay(store.lane.backoff(claim.attempt))
+            if delay is None:
+                raise TypeError("backoff must answer with a timedelta")
+        except Exception as broken:
+            delay, text = _FALLBACK, f"{text} (backoff failed: {_words(broken)})"
     return Settlement(claim, "retry", error=store.error_text(text), delay=delay)
 
 
 def _ended(store: LaneStore, claim: Claim, kind: str, text: str) -> Settlement:
     return Settlement(claim, kind, error=store.error_text(text))
+
+
+def _words(said: Any) -> str:
+    """What a reason or an exception says; an exception may fail even at that."""
+    try:
+        if isinstance(said, (TimedOut, HandlerDied)) or not isinstance(said, BaseException):
+            return "" if said is None else str(said)
+        return f"{type(said).__name__}: {said}"
+    except Exception:
+        return f"{type(said).__name__} (it cannot be shown as text)"

@@ -20,7 +20,7 @@ from ..errors import Busy, LostClaim, RowmillError, did_you_mean
 from ..store import LaneStore
 
 _PROGRESS_EVERY = 1.0
-_LOCKED_TRIES, _LOCKED_WAIT = 20, 0.1
+_LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
 
 
 class Job(Mapping[str, Any]):
@@ -103,7 +103,7 @@ class Job(Mapping[str, Any]):
         if column is None or (time.monotonic() - self._told < _PROGRESS_EVERY and fraction < 1):
             return
         self._told = time.monotonic()
-        value = _progress_value(self._store.binding.table.c[column].type, fraction, note)
+        value = _progress_value(self._store.binding.kinds[column], fraction, note)
         await self._store.progress(self._claim, value)
 
     def finish(self) -> Finish:
@@ -138,9 +138,9 @@ def _progress_value(kind: Any, fraction: float, note: str | None) -> Any:
         return {"fraction": fraction, "note": note}
     if isinstance(kind, sa.Integer):
         return round(fraction * 100)
-    if isinstance(kind, sa.Numeric):
+    if isinstance(kind, (sa.Numeric, sa.Float)):
         return fraction
-    return f"{fraction:.0%} {note or ''}".strip()
+    return f"{fraction:.0%} {note or ''}".strip()[: getattr(kind, "length", None)]
 
 
 class Tx:
@@ -195,14 +195,16 @@ class Finish:
     async def _settle(self) -> Settlement:
         check_columns(self._store, self._tx.columns)
         settlement = Settlement(self._claim, "done", columns=self._tx.columns)
-        for _ in range(_LOCKED_TRIES):
+        for attempt in range(_LOCKED_TRIES):
             if await self._store.settle_in(self._tx.connection, [settlement]):
                 await self._store.run_hooks(self._tx.connection, [settlement])
                 return settlement
             if not (await self._store.still_held([self._claim]))[0]:
                 self._claim.lost = True
                 raise LostClaim(f"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer this run's")
-            await asyncio.sleep(_LOCKED_WAIT)  # somebody else has the row locked at this moment
+            await asyncio.sleep(
+                min(0.002 * 2**attempt, _LOCKED_WAIT)
+            )  # somebody else has the row locked at this moment
         raise Busy(f"lane {self._claim.lane!r}: row {self._claim.id!r} stayed locked by somebody else")
 
     async def _commit(self, settlement: Settlement) -> None:
@@ -262,8 +264,10 @@ def _wait(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> An
 def check_columns(store: LaneStore, columns: Mapping[str, Any]) -> None:
     """Refuse columns that a handler may not set: unknown ones, the key, the state."""
     binding = store.binding
+    if not isinstance(columns, Mapping):
+        raise RowmillError(f"Done takes a dict of columns, not {type(columns).__name__}")
     for column in columns:
-        if column not in binding.table.c:
+        if not isinstance(column, str) or column not in binding.table.c:
             raise RowmillError(
                 f"the handler returned a column {column!r} that table {binding.table.fullname!r} does not have",
                 hint=did_you_mean(str(column), binding.columns),

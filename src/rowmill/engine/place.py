@@ -22,6 +22,7 @@ from ..store.fleet import Fleet, WorkerState
 from .held import Held
 from .renew import Renewer
 from .sweep import Sweeper
+from .tally import Tally
 from .wake import jittered, listen
 
 _RETRY = (0.5, 30.0)  # how soon, and how late at most, a lost environment is tried again
@@ -34,6 +35,7 @@ class Crew:
 
     events: Events
     clock: Clock
+    tally: Tally
     snapshot: Callable[[], WorkerState]
     lost: Callable[[Held, Claim], None]
     ring: Callable[[], None]
@@ -128,7 +130,7 @@ class Place:
                     hint="add a heartbeat_at or claimed_at column, or let the role create rowmill_workers",
                 )
         self.held = [Held(store) for store in stores]
-        sweeper = Sweeper(self.held, crew.events, lambda: self._wake(crew))
+        sweeper = Sweeper(self.held, crew.tally, lambda: self._wake(crew))
         await sweeper.at_start()
         fleets = [self.database] if self._fleet else []
         self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.events)
@@ -184,6 +186,8 @@ class Place:
 
 
 def _lives(pid: int) -> bool:
+    if pid == os.getpid():  # a container started anew, with the same host name and numbers
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -119,12 +119,17 @@ class Renewer(threading.Thread):
         return not any(held_still)
 
     async def _alive(self, fleet: Fleet) -> None:
+        """A sign of life every few seconds, and soon after work begins or ends."""
+        told, at = "", 0.0
         while True:
+            me = self._snapshot()
+            if me.state == told and time.monotonic() - at < _ALIVE_EVERY:
+                await asyncio.sleep(min(_SOON, _ALIVE_EVERY))
+                continue
+            told, at = me.state, time.monotonic()
             try:
-                me = self._snapshot()
                 if not await fleet.beat(me):
                     # The row is gone (then it is made again), or another live worker has the id.
                     self.replaced |= await fleet.register(me) is not None
             except DatabaseError as error:
                 self._events.emit("worker_beat_failed", logging.DEBUG, error=error.message)
-            await asyncio.sleep(_ALIVE_EVERY)

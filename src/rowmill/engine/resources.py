@@ -37,14 +37,18 @@ class Resources:
         self._open: dict[str, tuple[Any, AsyncExitStack]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def check(self, names: list[str], where: str) -> None:
-        """Refuse a handler's parameter that no resource answers to."""
+    def check(self, names: list[str], where: str, above: tuple[str, ...] = ()) -> None:
+        """Refuse a parameter, of a handler or of a resource, that no resource answers to, and needs in a circle."""
         for name in names:
             if name not in self._declared:
+                who = f"the resource {above[-1]!r}" if above else "the handler"
                 raise DeclarationError(
-                    f"{where}: the handler asks for {name!r}, and there is no such resource",
+                    f"{where}: {who} asks for {name!r}, and there is no such resource",
                     hint=f"declare it with @mill.resource; {did_you_mean(name, self._declared)}",
                 )
+            if name in above:
+                raise DeclarationError(f"{where}: resources need each other: {' -> '.join((*above, name))}")
+            self.check(self._declared[name].needs(), where, (*above, name))
 
     async def get(self, names: list[str]) -> dict[str, Any]:
         """The named resources, opened where they are not."""
@@ -52,14 +56,14 @@ class Resources:
 
     async def _one(self, name: str) -> Any:
         resource = self._declared[name]
+        # What it stands on first: where that has to be opened anew, this one has to be too.
+        needed = await self.get(resource.needs())
         async with self._locks.setdefault(name, asyncio.Lock()):
             if name in self._open:
                 value, stack = self._open[name]
                 if await _is_healthy(resource, value):
                     return value
-                del self._open[name]
-                await _closed(stack)
-            needed = await self.get(resource.needs())
+                await self._close(name)
             stack = AsyncExitStack()
             try:
                 value = await _opened(resource.opener, needed, stack)
@@ -69,11 +73,19 @@ class Resources:
             self._open[name] = (value, stack)
             return value
 
+    async def _close(self, name: str) -> None:
+        """Close one, and first what was built on it: that would hold on to what is gone."""
+        for other in list(self._open):
+            if other in self._open and name in self._declared[other].needs():
+                await self._close(other)
+        if name in self._open:
+            _, stack = self._open.pop(name)
+            await _closed(stack)
+
     async def close(self) -> None:
         """Close what is open, the newest first."""
         for name in reversed(list(self._open)):
-            _, stack = self._open.pop(name)
-            await _closed(stack)
+            await self._close(name)
 
 
 async def _opened(opener: Callable[..., Any], needed: dict[str, Any], stack: AsyncExitStack) -> Any:

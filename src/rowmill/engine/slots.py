@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import sys
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from typing import Any
 
 from ..claim import Claim, Settlement
 from ..lane import Lane
-from .execute import Execution
+from .execute import Execution, runs_in_loop
 from .held import Held
 from .isolate import Child
 from .job import Job
@@ -159,7 +158,7 @@ class Slots:
     @property
     def in_threads(self) -> bool:
         """Runs of this lane cannot be stopped from outside."""
-        return self.lane.isolation == "auto" and not inspect.iscoroutinefunction(self.lane.handler)
+        return self.lane.isolation == "auto" and not runs_in_loop(self.lane.handler)
 
     def take_back(self) -> list[tuple[Held, Claim]]:
         """Empty the buffer: rows that nobody started."""
@@ -190,7 +189,7 @@ class Slots:
             if claim is not None and job is not None:
                 seconds = round(now - slot.began, 1)
                 where = {"slot": slot.name, "lane": claim.lane, "environment": claim.environment}
-                found.append({**where, "id": str(claim.id), "seconds": seconds, "progress": job.latest})
+                found.append({**where, "id": ",".join(map(str, claim.key)), "seconds": seconds, "progress": job.latest})
         return found
 
     async def close(self) -> list[tuple[Held, Claim]]:

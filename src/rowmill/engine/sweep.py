@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ..errors import DatabaseError
-from ..events import Events
 from .held import Held
+from .tally import Tally
 from .wake import jittered
 
 _MOST = 1000
@@ -19,8 +19,8 @@ _MOST = 1000
 class Sweeper:
     """Sweeps the lanes of one environment, each in its own rhythm."""
 
-    def __init__(self, held: Sequence[Held], events: Events, ring: Callable[[], None]) -> None:
-        self._held, self._events, self._ring = held, events, ring
+    def __init__(self, held: Sequence[Held], tally: Tally, ring: Callable[[], None]) -> None:
+        self._held, self._tally, self._ring = held, tally, ring
 
     async def at_start(self) -> None:
         """The start-up sweep, with its own, shorter threshold."""
@@ -39,7 +39,7 @@ class Sweeper:
                         await self.sweep(held, held.store.lane.lease)
                     except Exception as error:  # whatever it is, the next sweep is tried
                         level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
-                        self._events.emit("sweep_failed", level, lane=held.store.lane.name, error=str(error))
+                        self._tally.events.emit("sweep_failed", level, lane=held.store.lane.name, error=str(error))
                     due[id(held)] = time.monotonic() + self._every(held)
 
     def _every(self, held: Held) -> float:
@@ -51,14 +51,7 @@ class Sweeper:
         while True:
             swept = await held.store.sweep(lease, _MOST)
             for row in swept:
-                self._events.emit(
-                    "row_poisoned" if row.poison else "row_swept",
-                    logging.ERROR if row.poison else logging.WARNING,
-                    lane=held.store.lane.name,
-                    environment=held.store.binding.environment,
-                    id=row.id,
-                    previous_worker=row.worker,
-                )
+                self._tally.swept(held, row)
             count += len(swept)
             if len(swept) < _MOST:
                 break

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..claim import Claim, Settlement
+from ..claim import Claim, Settlement, Swept
 from ..events import Events, logger
 from .held import Held
 
@@ -79,8 +79,22 @@ class Tally:
         self._lane(held)["lost_count"] += 1
         self.events.emit(
             "claim_lost", logging.WARNING, worker=self.worker, lane=claim.lane, environment=claim.environment,
-            id=claim.id, hint="the lease ran out and the row was taken back; this run's outcome was dropped",
+            id=claim.id, hint="the row was taken back: its lease ran out, or somebody released, canceled or deleted it",
         )  # fmt: skip
+
+    def swept(self, held: Held, row: Swept) -> None:
+        """A row was taken back; its previous holder is named."""
+        self.died += row.poison
+        self._lane(held)["poisoned" if row.poison else "swept"] += 1
+        self.events.emit(
+            "row_poisoned" if row.poison else "row_swept",
+            logging.ERROR if row.poison else logging.WARNING,
+            worker=self.worker,
+            lane=held.store.lane.name,
+            environment=held.store.binding.environment,
+            id=row.id,
+            previous_worker=row.worker,
+        )
 
     def summarise(self, now: float, *, last: bool = False) -> None:
         """Every ten seconds, and at the end: what each lane did since."""

@@ -25,7 +25,7 @@ from ..events import Events
 from ..lane import Lane
 from ..store import Database, probe
 from ..store.fleet import WorkerState
-from .execute import Execution, decide
+from .execute import Execution, unhooked
 from .held import Held
 from .isolate import importable
 from .job import Job
@@ -71,7 +71,14 @@ class Worker:
         self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self._crashed, self.id) for lane in ordered}
         self.places = [Place(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
         self._crew = Crew(
-            self.events, clock or Clock(), self._snapshot, self._lost_in_thread, self.bell.ring, register, replaces
+            self.events,
+            clock or Clock(),
+            self.tally,
+            self._snapshot,
+            self._lost_in_thread,
+            self.bell.ring,
+            register,
+            replaces,
         )
         self._threads: ThreadPoolExecutor | None = None
         self._started = self._stopping = self._hard = self.recycling = False
@@ -347,10 +354,7 @@ class Worker:
                 outcome=settlement.kind, error=words, hint="the table does not take this state; it is tried again",
             )  # fmt: skip
         for settlement, error in report.unhooked:
-            failed = decide(held.store, settlement.claim, error)
-            failed.error = held.store.error_text(f"on_settled failed: {failed.error}")
-            failed.hooked = False
-            held.outcomes.append(failed)
+            held.outcomes.append(unhooked(held.store, settlement, error))
             self.bell.ring()
 
     def _retry_later(self, now: float) -> None:

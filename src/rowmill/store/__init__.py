@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import sqlalchemy as sa
+
 from ..clock import Clock
+from ..errors import DeclarationError, Refused
 from ..lane import Lane
 from .base import LaneStore, Settled, bounded
 from .binding import Binding, bind, fence_time
@@ -37,10 +40,29 @@ async def open_lane(
 ) -> LaneStore:
     """Bind a lane to its table in one environment; raises DeclarationError for what cannot work."""
     store = store_for(await bind(lane, environment, database), database, clock, worker, incarnation)
+    await check_conditions(store)
     if column := fence_time(store.binding):
         text = f"select {store.statements.now(column)}"
         store.opened_at = (await database.read(lambda run: run(text, ())))[0][0]
     return store
+
+
+async def check_conditions(store: LaneStore) -> None:
+    """Let the database read the user's own SQL, without looking at a row: a mistake is told before the first claim."""
+    lane, where = store.lane, f"lane {store.lane.name!r}, table {store.binding.table.fullname!r}"
+    for part in ("ready", "where"):
+        if part == "where" and lane.where is None:
+            continue
+        try:
+            condition = store.statements.ready_state() if part == "ready" else store.statements.further()
+            text = f"select 1 from {store.statements.table} where {condition} limit 0"
+            await store.database.read(lambda run, text=text: run(text, ()))  # type: ignore[misc]
+        except (Refused, AttributeError, sa.exc.SQLAlchemyError, TypeError) as error:
+            said = error.message if isinstance(error, Refused) else str(error)
+            raise DeclarationError(
+                f"{where}: {part} cannot be used as a condition: {said}",
+                hint="SQL text over the table's own columns, or lambda t: t.c.column == value",
+            ) from error
 
 
 async def probe(database: Database, stores: Sequence[LaneStore]) -> list[LaneStore]:

@@ -23,6 +23,7 @@ from .database import Database, Run, runner, translated
 from .statements import INCARNATION, Statements
 
 ERROR_LENGTH = 2000
+_LOCKED_PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
 class LaneStore:
@@ -49,6 +50,9 @@ class LaneStore:
     async def claim(self, count: int) -> list[Claim]:
         """Take up to ``count`` ready rows, in the lane's order. One statement, committed."""
         raise NotImplementedError
+
+    def forget_bound(self) -> None:
+        """Let the next claim look everywhere, whatever it costs."""
 
     def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
         """Write settlements of one kind and one set of columns; which of them (by position) were written."""
@@ -123,8 +127,11 @@ class LaneStore:
         """One column of a claimed row, decoded when it is read."""
         raw = row[self._at[column]]
         if column not in self._decoders:
-            kind = self.binding.table.c[column].type.dialect_impl(self.database.dialect)
-            self._decoders[column] = kind.result_processor(self.database.dialect, None)
+            kind = self.binding.table.c[column].type
+            # asyncpg gives numbers as they are; its dialect's own processor wants to know the wire type.
+            native = self.database.dialect.name == "postgresql" and isinstance(kind, (sa.Numeric, sa.Float))
+            known = None if native else kind.dialect_impl(self.database.dialect)
+            self._decoders[column] = known.result_processor(self.database.dialect, None) if known else None
         decode = self._decoders[column]
         if decode is None or raw is None:
             return raw
@@ -142,24 +149,38 @@ class LaneStore:
     def encode(self, column: str, value: Any) -> Any:
         """A handler's value for a column whose type knows more than the driver (Python enums, decorated types)."""
         kind = self.binding.table.c[column].type
-        if isinstance(kind, (sa.Enum, sa.types.TypeDecorator)):
+        if column in self.binding.given and not isinstance(kind, sa.JSON):
             processor = kind.dialect_impl(self.database.dialect).bind_processor(self.database.dialect)
             return processor(value) if processor else value
         return value
 
     async def settle(self, batch: Sequence[Settlement]) -> Report:
-        """Write a batch of outcomes, each only where its claim still holds. One bad row does not fail the others."""
-        report = Report()
+        """Write a batch of outcomes, each only where its claim still holds. One bad row does not fail the others.
+
+        A row that somebody has locked is passed over and tried again at once, a few times: another worker's claim
+        locks for its own short length what was ready when it began to look.
+        """
         try:
-            hooked = [s for s in batch if s.hooked] if self.lane.settled_hooks else []
-            if hooked:
-                await self._settle_hooked(hooked, report)
-            for group in groups(s for s in batch if not (self.lane.settled_hooks and s.hooked)):
-                await self._settle(group, report)
+            report = await self._settle_batch(batch)
+            for pause in _LOCKED_PAUSES:
+                if not report.locked:
+                    break
+                await asyncio.sleep(pause)
+                again, report.locked = report.locked, []
+                report.add(await self._settle_batch(again))
         except Unreachable:
             for settlement in batch:
                 settlement.unsure = True  # a lost reply to a commit says nothing about the commit
             raise
+        return report
+
+    async def _settle_batch(self, batch: Sequence[Settlement]) -> Report:
+        report = Report()
+        hooked = [s for s in batch if s.hooked] if self.lane.settled_hooks else []
+        if hooked:
+            await self._settle_hooked(hooked, report)
+        for group in groups(s for s in batch if not (self.lane.settled_hooks and s.hooked)):
+            await self._settle(group, report)
         return report
 
     async def _settle(self, group: list[Settlement], report: Report) -> None:
@@ -218,10 +239,11 @@ class LaneStore:
             "done": lane.done,
             "dead": lane.dead,
             "canceled": lane.canceled or lane.dead,
-            "retry": lane.retry_values,
+            "retry": self.binding.retry_values,
         }
-        values = target.get(settlement.kind, lane.ready_again) or lane.retry_values
-        if any(self.value(row, column) != value for column, value in values.items()):
+        values = target.get(settlement.kind, self.binding.ready_again) or self.binding.retry_values
+        literal = self.statements.literal  # a Python enum and its name are one value to the database
+        if any(literal(c, self.value(row, c)) != literal(c, value) for c, value in values.items()):
             return False
         worker = self.binding.roles.get("worker")
         if settlement.kind in ("done", "dead", "canceled") and worker:

@@ -23,8 +23,9 @@ from ..lane import Lane
 from .database import Database
 
 #: Columns that say when a row was made, for the default order.
-_CREATED = ("created_at", "inserted_at", "created", "created_on")
+CREATED = ("created_at", "inserted_at", "created", "created_on")
 _SHARE_OF_LEASE = 0.9
+_ORDER = re.compile(r'\s*(-?)("(?:[^"]|"")+"|\S*)\s*(.*?)\s*$', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Binding:
     roles: Mapping[str, str]
     order: tuple[tuple[str, bool], ...]  # column, descending
     sql_types: Mapping[str, str]
+    #: Types as the database has them; the table's own may be the user's, which know more (Python enums) or less.
+    kinds: Mapping[str, Any]
+    #: Columns whose type the user gave, in a Table or a model.
+    given: frozenset[str]
     partitioned: bool
     max_attempts: int
     renew: str
@@ -47,6 +52,27 @@ class Binding:
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(self.table.c.keys())
+
+    @property
+    def claimed(self) -> set[str]:
+        """Columns that a claim writes by their role: what a state says of them holds only until then."""
+        roles = ("worker", "claimed_at", "heartbeat_at", "attempts", "updated_at")
+        return {self.roles[role] for role in roles if role in self.roles} - self.lane.running.keys()
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """What a running row looks like."""
+        return {c: v for c, v in self.lane.running_condition.items() if c not in self.claimed}
+
+    @property
+    def ready_again(self) -> dict[str, Any]:
+        """What a row looks like that goes back without a failure; its counters and its holder are not states."""
+        return {c: v for c, v in self.lane.ready_again.items() if c not in self.claimed}
+
+    @property
+    def retry_values(self) -> dict[str, Any]:
+        """What a row looks like that failed and waits for another try."""
+        return dict(self.lane.retry) if self.lane.retry is not None else self.ready_again
 
     @property
     def counter(self) -> str | None:
@@ -64,14 +90,14 @@ class Binding:
     def state_columns(self) -> set[str]:
         """Columns the states are written in."""
         lane = self.lane
-        written = (lane.running, lane.done, lane.retry, lane.dead, lane.canceled, lane.ready_again)
+        written = (lane.running, lane.done, lane.retry, lane.dead, lane.canceled, self.ready_again)
         return {column for values in written if values for column in values}
 
 
 def fence_time(binding: Binding) -> str | None:
     """The claimed_at column if its values can tell two claims apart (whole seconds cannot)."""
     column = binding.roles.get("claimed_at")
-    if column is None or isinstance(binding.table.c[column].type, sa.Integer):
+    if column is None or isinstance(binding.kinds[column], sa.Integer):
         return None
     return column
 
@@ -79,17 +105,17 @@ def fence_time(binding: Binding) -> str | None:
 async def bind(lane: Lane, environment: str, database: Database) -> Binding:
     """Reflect the lane's table and resolve the declaration against it."""
     where = f"lane {lane.name!r}"
-    schema, name = _table_name(lane.table, database.dialect.name)
-    table, sql_types, partitioned = await database.reflect(
+    schema, name = table_name(lane.table, database.dialect.name)
+    table, sql_types, partitioned, kinds = await database.reflect(
         lambda connection: _reflect(connection, lane, schema, name, environment)
     )
     where = f"lane {lane.name!r}, table {table.fullname!r}"
     key = _key(table, where)
     _check_columns(lane, table, where)
     found = roles_words.resolve(
-        lane.roles, table.c.keys(), lambda column, kind: _fits(table.c[column], kind, database.dialect.name)
+        lane.roles, table.c.keys(), lambda column, kind: _fits(kinds[column], kind, database.dialect.name)
     )
-    _check_roles(lane, table, found, where, database.dialect.name)
+    _check_roles(table, kinds, found, where, database.dialect.name)
     renew = lane.renew or ("heartbeat_at" if "heartbeat_at" in found else "none")
     if renew != "none" and renew not in found:
         raise DeclarationError(
@@ -105,6 +131,8 @@ async def bind(lane: Lane, environment: str, database: Database) -> Binding:
         roles=found,
         order=_order(lane, table, found, key, where),
         sql_types=sql_types,
+        kinds=kinds,
+        given=frozenset(getattr(getattr(lane.table, "__table__", lane.table), "c", {}).keys()),
         partitioned=partitioned,
         max_attempts=lane.max_attempts or (5 if {"attempts", "failures"} & found.keys() else 1),
         renew=renew,
@@ -114,7 +142,7 @@ async def bind(lane: Lane, environment: str, database: Database) -> Binding:
     return binding
 
 
-def _table_name(table: Any, dialect: str) -> tuple[str | None, str]:
+def table_name(table: Any, dialect: str) -> tuple[str | None, str]:
     """Schema and name of a table given as text, SQLAlchemy Table or ORM model."""
     mapped = getattr(table, "__table__", table)
     if isinstance(mapped, sa.Table):
@@ -132,13 +160,15 @@ def _table_name(table: Any, dialect: str) -> tuple[str | None, str]:
 
 def _reflect(
     connection: sa.Connection, lane: Lane, schema: str | None, name: str, environment: str
-) -> tuple[sa.Table, dict[str, str], bool]:
+) -> tuple[sa.Table, dict[str, str], bool, dict[str, Any]]:
     with warnings.catch_warnings():
         # A column of a type SQLAlchemy does not know is carried as it is; the server knows it.
         warnings.simplefilter("ignore", sa.exc.SAWarning)
         try:
             table = sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False)
-        except sa.exc.NoSuchTableError:
+        except (sa.exc.NoSuchTableError, sa.exc.OperationalError) as error:
+            if isinstance(error, sa.exc.OperationalError) and "unknown database" not in str(error):
+                raise
             inspector = sa.inspect(connection)
             known = inspector.get_table_names(schema) if schema in (None, *inspector.get_schema_names()) else []
             full = f"{schema}.{name}" if schema else name
@@ -146,6 +176,7 @@ def _reflect(
                 f"lane {lane.name!r}: there is no table {full!r} in environment {environment!r}",
                 hint=did_you_mean(name, known),
             ) from None
+    kinds = {column.name: column.type for column in table.c}
     given = getattr(lane.table, "__table__", lane.table)
     if isinstance(given, sa.Table):
         # The user's own types know more than the database's (Python enums, decorated types).
@@ -154,7 +185,7 @@ def _reflect(
                 table.c[column.name].type = column.type
     if connection.dialect.name != "postgresql":
         types = {column.name: column.type.compile(connection.dialect) for column in table.c if _compiles(column)}
-        return table, types, False
+        return table, types, False, kinds
     relation = connection.dialect.identifier_preparer.format_table(table)
     rows = connection.exec_driver_sql(
         "select attname, format_type(atttypid, atttypmod) from pg_attribute"
@@ -165,7 +196,7 @@ def _reflect(
     spread = connection.exec_driver_sql(
         "select relkind = 'p' or relhassubclass from pg_class where oid = to_regclass($1::text)", (relation,)
     ).scalar()
-    return table, types, bool(spread)
+    return table, types, bool(spread), kinds
 
 
 def _compiles(column: sa.Column[Any]) -> bool:
@@ -208,8 +239,8 @@ def _check_value(column: sa.Column[Any], value: Any, what: str, *, written: bool
             raise DeclarationError(f"{what} is NULL, but the column is NOT NULL")
         return
     if isinstance(kind, sa.Enum):
-        plain = value.name if isinstance(value, enum.Enum) and kind.enum_class else value
-        if plain not in kind.enums:
+        plain = value.name if isinstance(value, enum.Enum) else value
+        if plain not in kind.enums and not (kind.enum_class and isinstance(value, kind.enum_class)):
             raise DeclarationError(
                 f"{what}: the enum {kind.name or column.name} has no value {plain!r}",
                 hint=did_you_mean(str(plain), kind.enums),
@@ -230,24 +261,23 @@ def _check_value(column: sa.Column[Any], value: Any, what: str, *, written: bool
         )
 
 
-def _fits(column: sa.Column[Any], kind: str, dialect: str) -> bool:
-    of = column.type
+def _fits(of: Any, kind: str, dialect: str) -> bool:
     if kind == roles_words.TEXT:
         return isinstance(of, sa.String) and not isinstance(of, sa.Enum)
     if kind == roles_words.COUNT:
         return isinstance(of, sa.Integer)
     if kind == roles_words.TIME:
         if dialect == "sqlite":
-            return isinstance(of, (sa.DateTime, sa.String, sa.Integer, sa.Numeric, sa.types.NullType))
+            return isinstance(of, (sa.DateTime, sa.String, sa.Integer, sa.Numeric, sa.Float, sa.types.NullType))
         return isinstance(of, sa.DateTime)
     return True
 
 
-def _check_roles(lane: Lane, table: sa.Table, found: Mapping[str, str], where: str, dialect: str) -> None:
+def _check_roles(table: sa.Table, kinds: Mapping[str, Any], found: Mapping[str, str], where: str, dialect: str) -> None:
     for role, name in found.items():
         column = _column(table, name, f"role {role}", where)
         kind = roles_words.ROLES[role][0]
-        if not _fits(column, kind, dialect):
+        if not _fits(kinds[name], kind, dialect):
             raise DeclarationError(
                 f"{where}: column {name!r} is {column.type}, and the role {role} needs a {kind} column",
                 hint=f'another column for the role, or roles={{"{role}": None}} to do without',
@@ -262,9 +292,14 @@ def _order(
     if "priority" in found:
         order[found["priority"]] = False
     for part in lane.order_by or _default_order(table, found):
-        name, _, direction = part.strip().partition(" ")
-        descending = name.startswith("-") or direction.strip().lower() == "desc"
-        column = _column(table, name.removeprefix("-").strip('"'), "order_by", where)
+        minus, name, direction = _ORDER.match(part).groups()  # type: ignore[union-attr]
+        if direction.lower() not in ("", "asc", "desc"):
+            raise DeclarationError(
+                f"{where}: order_by {part!r}: cannot read {direction!r}",
+                hint=f"{name!r} or '{name} desc'; NULL always goes last",
+            )
+        descending = bool(minus) or direction.lower() == "desc"
+        column = _column(table, name.strip('"').replace('""', '"'), "order_by", where)
         order.setdefault(column.name, descending)
     for name in key:
         order.setdefault(name, False)
@@ -275,7 +310,7 @@ def _default_order(table: sa.Table, found: Mapping[str, str]) -> list[str]:
     due = found.get("run_after")
     if due is not None and (not table.c[due].nullable or table.c[due].server_default is not None):
         return [due]
-    return [c for c in list(table.c.keys()) if roles_words.snake(c) in _CREATED][:1]
+    return [c for c in list(table.c.keys()) if roles_words.snake(c) in CREATED][:1]
 
 
 def _timeout(lane: Lane, renew: str, where: str) -> timedelta | None:
@@ -301,15 +336,21 @@ def _check_policy(binding: Binding, where: str) -> None:
             " or accept the risk with unfenced=True",
         )
     if binding.counter is None:
-        if binding.max_attempts > 1 and "max_attempts" not in found:
+        limit = f"max_attempts={binding.max_attempts}" if binding.max_attempts > 1 else found.get("max_attempts")
+        if limit is not None:
             raise DeclarationError(
-                f"{where}: max_attempts={binding.max_attempts}, but there is no column to count attempts in",
-                hint='add an integer column attempts, or map one: roles={"attempts": "..."}',
+                f"{where}: {limit}, but there is no column to count attempts in",
+                hint='add an integer column attempts, or map one: roles={"attempts": "..."}'
+                + (', or do without the limit: roles={"max_attempts": None}' if "max_attempts" in found else ""),
             )
         if lane.dead is None:
             raise DeclarationError(
                 f"{where}: dead is left out, and no column counts attempts, so a failed row would never end",
                 hint='dead={"status": "..."}, or an integer column: roles={"failures": "..."}',
             )
+    if lane.untouched_for is not None and "updated_at" not in found:
+        raise DeclarationError(
+            f"{where}: untouched_for needs a column with the role updated_at", hint='roles={"updated_at": "..."}'
+        )
     if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & found.keys():
         raise DeclarationError(f"{where}: nothing tells how long a row has been running", hint="add claimed_at")

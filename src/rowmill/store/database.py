@@ -39,6 +39,7 @@ _FOREIGN = {
     "channel_binding",
     "connect_timeout",
 }
+_URL = "postgresql://user:password@host:5432/database or sqlite:///file.db"
 _LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
 _HANDLER_POOL, _HANDLER_WAIT = 4, 300.0  # connections for finish blocks, however many slots; the others wait
 
@@ -73,7 +74,7 @@ class Database:
             return Sqlite(url)
         raise DeclarationError(
             f"cannot use the database URL {redact(url)!r}",
-            hint="postgresql://user:password@host/database or sqlite:///file.db",
+            hint=_URL,
         )
 
     async def read(self, verb: Callable[[Run], T]) -> T:
@@ -111,7 +112,10 @@ class Postgres(Database):
 
     def _make(self, size: int, command_timeout: float | None, **options: Any) -> AsyncEngine:
         async def connect(*_: Any, **options: Any) -> asyncpg.Connection:
-            return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **options)
+            try:
+                return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **options)
+            except ValueError as error:  # the URL itself cannot be read
+                raise DeclarationError(f"cannot use {redact(self.url)}: {error}", hint=_URL) from error
 
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
         unpooled = {
@@ -314,7 +318,8 @@ def _sqlite_path(url: str) -> str:
 
 def redact(url: str) -> str:
     """A URL without its password, for messages."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
+    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
+    return re.sub(r"(?i)([?&](?:password|sslpassword)=)[^&]*", r"\1***", hidden)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from datetime import time as clock_time
 from decimal import Decimal
 from typing import Any
@@ -26,6 +26,7 @@ from .statements import Statements
 
 #: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
 _DEAR, _DEAR_PER_ROW = 0.020, 0.00005
+_DEAR_IN_A_ROW = 3  # one slow claim is a busy server, not a long transaction
 _RESCAN, _RESCAN_SHARE = 1.0, 10.0
 
 
@@ -38,8 +39,8 @@ class PostgresStatements(Statements):
 
     def _time(self, column: str, moment: str) -> str:
         # Columns without a time zone are UTC.
-        zoned = getattr(self.binding.table.c[column].type, "timezone", False)
-        return moment if zoned else f"({moment} at time zone 'utc')"
+        zoned = "with time zone" in self.binding.sql_types[column]
+        return moment if zoned else f"(({moment}) at time zone 'utc')"
 
     def now(self, column: str) -> str:
         return self._time(column, self._now())
@@ -213,6 +214,7 @@ class PostgresLane(LaneStore):
         self._bound: tuple[Any, ...] | None = None
         self._plain_cost = 0.0
         self._plain_at = 0.0
+        self._dear = 0
 
     def _text(self, key: Any, render: Any) -> str:
         """A statement is rendered once, and again only when a test has moved the time."""
@@ -236,7 +238,8 @@ class PostgresLane(LaneStore):
         else:
             self._plain_cost, self._plain_at = time.monotonic() - began, time.monotonic()
             self.look_again = None
-            if self._plain_cost < _DEAR + _DEAR_PER_ROW * count or not self._boundable:
+            self._dear = self._dear + 1 if self._plain_cost > _DEAR + _DEAR_PER_ROW * count else 0
+            if self._dear < _DEAR_IN_A_ROW or not self._boundable:
                 self._bound = None
                 return [self.make_claim(row) for row in rows]
         if rows and self._boundable and (bounded_now or self._bound is None):
@@ -244,6 +247,9 @@ class PostgresLane(LaneStore):
             if None not in first:
                 self._bound = first
         return [self.make_claim(row) for row in rows]
+
+    def forget_bound(self) -> None:
+        self._bound, self._dear, self.look_again = None, 0, None
 
     def _rescan_at(self) -> float:
         return self._plain_at + max(_RESCAN, _RESCAN_SHARE * self._plain_cost)
@@ -284,6 +290,8 @@ class PostgresLane(LaneStore):
         return {row[0] for row in run(text, self._parameters(text, document))}
 
     def _json(self, column: str, value: Any) -> Any:
+        if isinstance(value, datetime) and value.tzinfo and "without time zone" in self.binding.sql_types[column]:
+            value = value.astimezone(UTC).replace(tzinfo=None)  # columns without a time zone are UTC
         return _clean(self.encode(column, value))
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
@@ -330,7 +338,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (datetime, date, clock_time)):
         return value.isoformat()
     if isinstance(value, timedelta):
-        return f"{value.total_seconds()} seconds"
+        return f"{value // timedelta(microseconds=1)} microseconds"
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "\\x" + bytes(value).hex()
     if isinstance(value, (set, frozenset, tuple)):

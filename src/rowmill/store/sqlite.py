@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
+from datetime import time as clock_time
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -22,6 +23,7 @@ from .binding import Binding, fence_time
 from .database import Database, Run
 from .statements import Statements
 
+_NUMBERS = (sa.Integer, sa.Numeric, sa.Float)  # Float is a Numeric only before SQLAlchemy 2.1
 _FORMAT = "'%Y-%m-%d %H:%M:%f'"
 
 
@@ -37,22 +39,22 @@ class SqliteStatements(Statements):
 
     def _in(self, column: str, moment: str) -> str:
         """A moment in the column's own form: text, or seconds since 1970."""
-        kind = self.binding.table.c[column].type
+        kind = self.binding.kinds[column]
         if isinstance(kind, sa.Integer):
             return f"cast(strftime('%s', {moment}) as integer)"
-        if isinstance(kind, sa.Numeric):
+        if isinstance(kind, (sa.Numeric, sa.Float)):
             return f"(julianday({moment}) - 2440587.5) * 86400.0"
         return f"strftime({_FORMAT}, {moment})"
 
     def _read(self, column: str, prefix: str = "") -> str:
         """A column's time in a form that compares, whichever way it was written (with T, with Z, with neither)."""
-        kind = self.binding.table.c[column].type
+        kind = self.binding.kinds[column]
         name = prefix + self.name(column)
-        return name if isinstance(kind, (sa.Integer, sa.Numeric)) else f"julianday({name})"
+        return name if isinstance(kind, _NUMBERS) else f"julianday({name})"
 
     def _compared(self, column: str, moment: str) -> str:
-        kind = self.binding.table.c[column].type
-        return self._in(column, moment) if isinstance(kind, (sa.Integer, sa.Numeric)) else f"julianday({moment})"
+        kind = self.binding.kinds[column]
+        return self._in(column, moment) if isinstance(kind, _NUMBERS) else f"julianday({moment})"
 
     def now(self, column: str) -> str:
         return self._in(column, self._moment())
@@ -75,21 +77,24 @@ class SqliteStatements(Statements):
         return f"strftime({_FORMAT}, {self._moment()})"
 
     def order(self) -> str:
-        return ", ".join(f"{self.name(c)}{' desc' if descending else ''}" for c, descending in self.binding.order)
+        """SQLite sorts NULL first going up; here it goes last. The leading column is left as its index has it."""
+        parts = []
+        for n, (column, descending) in enumerate(self.binding.order):
+            last = " nulls last" if n and not descending and self.binding.nullable(column) else ""
+            parts.append(f"{self.name(column)}{' desc' if descending else ''}{last}")
+        return ", ".join(parts)
 
-    def loose(self) -> list[str]:
-        """Columns of the order that may be NULL: SQLite sorts those first, rowmill on both databases last."""
-        return [
-            c for c, down in self.binding.order if self.binding.nullable(c) and c not in self.binding.key and not down
-        ]
+    def loose(self) -> str | None:
+        """The leading column of the order, if it goes up and may be NULL: rows without a place in it go last."""
+        column, descending = self.binding.order[0]
+        return column if self.binding.nullable(column) and column not in self.binding.key and not descending else None
 
     def claim(self, *, placed: bool | None = None) -> str:
         """:worker, :count. ``placed`` True: only rows with a place in the order; False: only those without."""
         keys = self.names(self.binding.key)
         place = ""
-        if placed is not None:
-            tests = " and ".join(f"{self.name(column)} is not null" for column in self.loose())
-            place = f" and {tests}" if placed else f" and not ({tests})"
+        if (column := self.loose()) and placed is not None:
+            place = f" and {self.name(column)} is {'not ' if placed else ''}null"
         return f"""update {self.table} set
     {self.assignments(self.claim_set(":worker"))}
 where ({keys}) in (
@@ -175,9 +180,12 @@ class SqliteLane(LaneStore):
         return [self.make_claim(row) for row in await self.database.write(verb)]
 
     def _sorted(self, rows: Sequence[Any]) -> list[Any]:
+        """In the lane's order, one column after the other from the last to the first; NULL last both ways."""
         found = list(rows)
         for column, descending in reversed(self.binding.order):
-            found.sort(key=_sort_key(self._at[column]), reverse=descending)
+            at = self._at[column]
+            placed = sorted((row for row in found if row[at] is not None), key=_sort_key(at), reverse=descending)
+            found = placed + [row for row in found if row[at] is None]
         return found
 
     def _values(self, claim: Claim) -> dict[str, Any]:
@@ -201,11 +209,13 @@ class SqliteLane(LaneStore):
     def _stored(self, column: str, value: Any) -> Any:
         value = self.encode(column, value)
         kind = self.binding.table.c[column].type
-        if isinstance(kind, sa.JSON) or isinstance(value, (dict, list, tuple, set)):
-            return None if value is None else json.dumps(value, default=str)
+        if isinstance(kind, sa.JSON) or isinstance(value, (dict, list, tuple, set, frozenset)):
+            return None if value is None else json.dumps(value, default=_plain)
         if isinstance(value, datetime):
             plain = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
             return plain.isoformat(" ", "microseconds")
+        if isinstance(value, clock_time):
+            return value.isoformat()
         if isinstance(value, (date, UUID, Decimal)):
             return str(value)
         if isinstance(value, timedelta):
@@ -268,12 +278,16 @@ class SqliteLane(LaneStore):
         return self._text("running", self.statements.running_probe)
 
 
-def _sort_key(position: int) -> Callable[[Any], tuple[Any, ...]]:
-    """One column in SQLite's own order (numbers, text, blobs), with NULL last."""
+def _plain(value: Any) -> Any:
+    """Values JSON has no word for."""
+    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
 
-    def key(row: Any) -> tuple[Any, ...]:
+
+def _sort_key(position: int) -> Callable[[Any], tuple[int, Any]]:
+    """One column in SQLite's own order: numbers, text, blobs."""
+
+    def key(row: Any) -> tuple[int, Any]:
         value = row[position]
-        kind = 3 if value is None else 0 if isinstance(value, (int, float)) else 1 if isinstance(value, str) else 2
-        return (kind,) if value is None else (kind, value)
+        return (0 if isinstance(value, (int, float)) else 1 if isinstance(value, str) else 2, value)
 
     return key

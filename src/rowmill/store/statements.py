@@ -114,10 +114,11 @@ class Statements:
         if self.lane.dead is None and (counter := self.binding.counter):
             parts.append(f"coalesce({self.name(counter)}, 0) < {self.limit()}")
         if self.lane.where is not None:
-            parts.append(f"({self._further()})")
+            parts.append(f"({self.further()})")
         return " and ".join(parts)
 
-    def _further(self) -> str:
+    def further(self) -> str:
+        """The lane's ``where``, as SQL."""
         where = self.lane.where
         if callable(where):
             clause = where(self.binding.table)
@@ -127,7 +128,7 @@ class Statements:
         return re.sub(r"(?<![:\w]):now\b", lambda _: self.plain_now(), str(where))
 
     def running(self, prefix: str = "") -> str:
-        return self.condition(self.lane.running_condition, prefix)
+        return self.condition(self.binding.running, prefix)
 
     def stale(self, lease: timedelta, prefix: str = "") -> str:
         """A running row whose holder has given no sign of life for longer than the lease."""
@@ -200,11 +201,11 @@ class Statements:
         lane, r = self.lane, self.roles
         states_of: Mapping[str, Mapping[str, Any] | None] = {
             "done": lane.done,
-            "dead": lane.dead or lane.retry_values,
-            "canceled": lane.canceled or lane.dead or lane.retry_values,
-            "retry": lane.retry_values,
-            "snooze": lane.ready_again,
-            "release": lane.ready_again,
+            "dead": lane.dead or self.binding.retry_values,
+            "canceled": lane.canceled or lane.dead or self.binding.retry_values,
+            "retry": self.binding.retry_values,
+            "snooze": self.binding.ready_again,
+            "release": self.binding.ready_again,
         }
         written = {column: self.literal(column, value) for column, value in (states_of[kind] or {}).items()}
         if column := r.get("updated_at"):
@@ -237,7 +238,7 @@ class Statements:
 
     def sweep_set(self) -> tuple[dict[str, str], dict[str, str]]:
         """Assignments for a swept row: one that goes back, and one that is poison."""
-        back = {column: self.literal(column, value) for column, value in self.lane.ready_again.items()}
+        back = {column: self.literal(column, value) for column, value in self.binding.ready_again.items()}
         back |= self._cleared()
         if column := self.roles.get("updated_at"):
             back[column] = self.now(column)

@@ -1,0 +1,221 @@
+"""Commands that act on rows: retry, cancel, release."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import typer
+
+from .. import states as states_words
+from ..config import find_app
+from ..errors import Busy, DatabaseError, DeclarationError, RowmillError
+from ..mill import Mill
+from ..store.inspect import LaneView
+from ..store.keys import Key, parse, written
+from ..store.operate import Operator, Selection
+from . import show
+from .app import App, AsJson, app, console, errors, print_json, run_async
+from .lookout import Lookout, one_lane
+
+#: More rows than this are not changed without a word of consent.
+ASK_ABOVE = 100
+NOTHING_MATCHED = 4
+
+Lane = Annotated[str | None, typer.Option("--lane", help="the lane; may be left out where there is only one")]
+Environment = Annotated[str | None, typer.Option("--env", help="the environment; needed where there are several")]
+Ids = Annotated[list[str] | None, typer.Option("--id", help="this row (may be given again); a composite key: a,b")]
+Yes = Annotated[bool, typer.Option("--yes", help=f"do not ask, also for more than {ASK_ABOVE} rows")]
+
+
+@dataclass
+class Action:
+    """One command on one lane of one environment: what it is called, the rows it means, and what it does to them."""
+
+    verb: str
+    past: str
+    chosen: Selection
+    ids: list[str]
+    work: Callable[[Operator, Selection], AsyncIterator[list[Key]]]
+    yes: bool
+    as_json: bool
+
+    async def run(self, mill: Mill, environment: str, lane: str) -> None:
+        """Check, ask where needed, write step by step, say what became of it."""
+        async with Lookout(mill, [environment], [lane]) as lookout:
+            view = await lookout.view(environment, lookout.databases[0][1], lookout.lanes[0])
+            chosen = self.chosen
+            if chosen.worker is not None and "worker" not in view.binding.roles:
+                raise DeclarationError(f"lane {lane!r} has no worker column", hint="--id or --stuck")
+            if self.ids:
+                chosen = replace(chosen, keys=tuple(dict.fromkeys(parse(view.binding, text) for text in self.ids)))
+            else:
+                await self._consent(mill, view, chosen)
+            keys: list[Key] = []
+            try:
+                async for step in self.work(Operator(view), chosen):
+                    keys += step
+            except DatabaseError as error:
+                if keys:
+                    error.message += f" ({_rows(len(keys))} had been {self.past} before that)"
+                raise
+            finally:
+                if keys and self.verb != "cancel":
+                    with contextlib.suppress(DatabaseError):  # workers poll as well
+                        await mill.wake(environment)
+            passed = await self._passed(view, chosen, keys)
+        self._tell(view, keys, passed)
+
+    async def _consent(self, mill: Mill, view: LaneView, chosen: Selection) -> None:
+        """Many rows, or rows that may be another lane's, are not changed by a slip of the hand."""
+        try:
+            number = await Operator(view).count(chosen, ASK_ABOVE + 1)
+        except Busy:
+            number = ASK_ABOVE + 1
+        others = _sharing(mill, view, chosen.states)
+        if self.yes or not number or (number <= ASK_ABOVE and not others):
+            return
+        many = f"more than {ASK_ABOVE} rows" if number > ASK_ABOVE else _rows(number)
+        what = f"{self.verb} {many} of lane {view.lane.name!r} in {view.environment!r}"
+        if others:
+            what += f", among them those of {' and '.join(map(repr, others))}, which {_has(others)} the same state"
+        if not sys.stdin.isatty():
+            raise RowmillError(f"this would {what}", hint="--yes, or the rows one by one with --id")
+        if not typer.confirm(f"This will {what}. Go on?", err=True):
+            raise typer.Exit(1)
+
+    async def _passed(self, view: LaneView, chosen: Selection, keys: list[Key]) -> list[tuple[str, str]]:
+        """The rows that were asked for by id and not written, each with the reason."""
+        if chosen.keys is None or len(keys) >= len(chosen.keys):
+            return []
+        left = [key for key in chosen.keys if key not in set(keys)]
+        rows = {written(row.id): row for row in await view.find(left, whole=False)}
+        found = []
+        for key in left:
+            name = written(key if len(key) > 1 else key[0])
+            row = rows.get(name)
+            if row is None:
+                reason = "there is no such row"
+            elif row.state in chosen.states:
+                reason = "locked by somebody else's transaction"
+            else:
+                reason = f"it is {row.state}" if row.state else "in no state of this lane"
+                reason += " (--running takes it from its holder)" if (self.verb, row.state) == _RUNNING else ""
+            found.append((name, reason))
+        return found
+
+    def _tell(self, view: LaneView, keys: list[Key], passed: list[tuple[str, str]]) -> None:
+        if self.as_json:
+            ids: list[Any] = [list(key) if len(key) > 1 else key[0] for key in keys]
+            document: dict[str, Any] = {"environment": view.environment, "lane": view.lane.name, "action": self.verb}
+            document |= {"count": len(keys), "passed_over": [{"id": i, "reason": r} for i, r in passed]}
+            print_json(document | ({"ids": ids} if self.ids else {}))
+        else:
+            for name, reason in passed:
+                errors.print(show.plain(f"{name}: not {self.past}: {reason}"), soft_wrap=True)
+            if keys or not passed:
+                console.print(f"{_rows(len(keys))} {self.past}" if keys else "No row matched.", highlight=False)
+        if not keys:
+            raise typer.Exit(NOTHING_MATCHED)
+
+
+_RUNNING = ("cancel", "running")
+
+
+def _rows(number: int) -> str:
+    return f"{number:,} row{'' if number == 1 else 's'}"
+
+
+def _has(others: list[str]) -> str:
+    return "has" if len(others) == 1 else "have"
+
+
+def _sharing(mill: Mill, view: LaneView, states: tuple[str, ...]) -> list[str]:
+    """Other lanes whose rows cannot be told from this lane's: the same table, the same final state."""
+    found = []
+    for other in mill.lanes.values():
+        if other is view.lane or not other.serves(view.environment) or not view.same_table(other):
+            continue
+        for state in {"dead", "canceled"} & set(states):
+            mine, theirs = getattr(view.lane, state), getattr(other, state)
+            if mine and theirs and states_words.overlaps(mine, theirs):
+                found.append(other.name)
+    return found
+
+
+def _start(action: Action, reference: str | None, env: str | None, lane: str | None) -> None:
+    mill = find_app(reference)
+    name = one_lane(mill, lane)
+    (chosen,) = mill.select([name])
+    served = [environment for environment in mill.environments if chosen.serves(environment)]
+    if env is None and len(served) > 1:
+        # The same id is another row in every environment.
+        raise DeclarationError("which environment?", hint=" or ".join(f"--env {e}" for e in served))
+    run_async(action.run(mill, env or next(iter(served or mill.environments)), name))
+
+
+def _only_one(**given: Any) -> None:
+    names = [f"--{name}" for name, value in given.items()]
+    if sum(bool(value) for value in given.values()) != 1:
+        raise typer.BadParameter(f"say which rows: {' or '.join(names)}, one of them")
+
+
+@app.command()
+def retry(
+    reference: App = None,
+    env: Environment = None,
+    lane: Lane = None,
+    ids: Ids = None,
+    state: Annotated[Literal["dead", "canceled", "waiting"] | None, typer.Option(help="all rows in this state")] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make rows ready at once, with all their attempts before them. A running row is never touched."""
+    _only_one(id=ids, state=state)
+    states = (state,) if state else ("ready", "waiting", "dead", "canceled")
+    action = Action("retry", "made ready", Selection(states), ids or [], Operator.retry, yes, as_json)
+    _start(action, reference, env, lane)
+
+
+@app.command()
+def cancel(
+    reference: App = None,
+    env: Environment = None,
+    lane: Lane = None,
+    ids: Ids = None,
+    state: Annotated[Literal["ready", "waiting", "running"] | None, typer.Option(help="all rows in this state")] = None,
+    running: Annotated[bool, typer.Option("--running", help="running rows too: their outcome is dropped")] = False,
+    reason: Annotated[str, typer.Option(help="what the error column says")] = "canceled by an operator",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rows that are ready or waiting are not to be worked on: to canceled, or to dead where there is no such state."""
+    _only_one(id=ids, state=state)
+    if state == "running" and not running:
+        raise typer.BadParameter("running rows are taken from their holders only with --running")
+    states = (state,) if state else ("ready", "waiting", *(["running"] if running else []))
+    action = Action(
+        "cancel", "canceled", Selection(states), ids or [], lambda o, chosen: o.cancel(chosen, reason), yes, as_json
+    )
+    _start(action, reference, env, lane)
+
+
+@app.command()
+def release(
+    reference: App = None,
+    env: Environment = None,
+    lane: Lane = None,
+    ids: Ids = None,
+    worker: Annotated[str | None, typer.Option(help="all rows this worker holds")] = None,
+    stuck: Annotated[bool, typer.Option("--stuck", help="all rows without a sign of life")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take running rows back from their holder: ready again, no attempt lost; what the holder still does is dropped."""
+    _only_one(id=ids, worker=worker, stuck=stuck)
+    chosen = Selection(("stuck",) if stuck else ("running",), worker=worker)
+    action = Action("release", "released", chosen, ids or [], Operator.release, yes, as_json)
+    _start(action, reference, env, lane)

@@ -1,0 +1,248 @@
+"""Commands that look: status, workers, stuck, jobs, sql. They write nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from ..config import find_app
+from ..errors import RowmillError
+from ..store import Database
+from ..store.fleet import Fleet
+from ..store.inspect import Counts, LaneView, Row, check_file
+from ..store.keys import parse
+from ..store.texts import texts
+from . import show
+from .app import App, AsJson, Env, app, console, print_json, run_async
+from .lookout import Answers, Failure, Lookout, one_lane
+
+EVERY = 2.0
+NOTHING_MATCHED = 4
+
+OneLane = Annotated[str | None, typer.Option("--lane", help="the lane; may be left out where there is only one")]
+SomeLanes = Annotated[list[str] | None, typer.Option("--lane", help="only this lane (may be given again)")]
+State = Literal["ready", "waiting", "running", "done", "dead", "canceled"]
+
+
+@app.command()
+def status(
+    reference: App = None,
+    env: Env = None,
+    lane: SomeLanes = None,
+    watch: Annotated[bool, typer.Option("--watch", help="refresh every 2 seconds, until Ctrl-C")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rows of every lane by state, and how long the oldest ready row has waited.
+
+    *stuck* rows are among the running ones: no sign of life for longer than the lease. Counts stop at 100,000.
+    """
+    if watch and as_json:
+        raise typer.BadParameter("--watch is for people and --json for scripts: one of them")
+    mill = find_app(reference)
+
+    async def main() -> Answers[Counts]:
+        async with Lookout(mill, env, lane) as lookout:
+            several = len(lookout.databases)
+            if watch:
+                with Live(console=console, auto_refresh=False) as live:
+                    while True:
+                        began = time.monotonic()
+                        live.update(_status(await lookout.ask(LaneView.count), several, live=True), refresh=True)
+                        # Where counting is dear, looking on must not become the database's main work.
+                        await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
+            answers = await lookout.ask(LaneView.count)
+            if not as_json:
+                console.print(_status(answers, several))
+            return answers
+
+    try:
+        answers = run_async(main())
+    except KeyboardInterrupt:
+        if watch:
+            return
+        raise
+    if as_json:
+        lanes = [show.counts_value(view, counts) for view, counts in answers.found]
+        print_json({"lanes": lanes, "errors": [failure.value() for failure in answers.failures]})
+    answers.exit()
+
+
+def _status(answers: Answers[Counts], environments: int, *, live: bool = False) -> RenderableType:
+    parts: list[RenderableType] = [show.counts_table(answers.found, environments)] if answers.found else []
+    parts += [failure.line() for failure in answers.failures]
+    if any(counts.unknown for _, counts in answers.found):
+        parts.append(Text("?: counting took too long; an index on the state would make it quick", "yellow"))
+    if live:
+        parts.append(Text(f"{datetime.now():%H:%M:%S}, every {EVERY:.0f} s; Ctrl-C ends", "dim"))
+    return Group(*parts)
+
+
+@app.command()
+def workers(
+    reference: App = None,
+    env: Env = None,
+    everyone: Annotated[bool, typer.Option("--all", help="those that have stopped, too")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Who works, on what, and when each worker was last heard of. *dead*: silent for a minute without a word."""
+    databases = find_app(reference).databases(env)
+
+    async def ask(name: str, database: Database) -> list[dict[str, Any]] | Failure:
+        try:
+            check_file(database)
+            fleet = Fleet(database)
+            return await fleet.all() if await fleet.exists() else []
+        except RowmillError as error:
+            return Failure(name, None, error)
+        finally:
+            await database.close()
+
+    async def main() -> list[list[dict[str, Any]] | Failure]:
+        return await asyncio.gather(*(ask(*place) for place in databases))
+
+    parts = run_async(main())
+    # A worker of several environments is in the table of each: it is one worker.
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for (name, _), part in zip(databases, parts, strict=True):
+        for worker in part if isinstance(part, list) else []:
+            known = found.setdefault((worker["id"], worker["incarnation"]), worker | {"environments": []})
+            known["environments"].append(name)
+            if worker["silent_for"] < known["silent_for"]:
+                known |= worker
+    shown = [_worker(worker) for worker in found.values() if everyone or worker["state"] != "stopped"]
+    shown.sort(key=lambda worker: (("busy", "idle", "dead", "stopped").index(worker["state"]), worker["id"]))
+    answers = Answers[None]([], [part for part in parts if isinstance(part, Failure)])
+    if as_json:
+        print_json({"workers": shown, "errors": [failure.value() for failure in answers.failures]})
+        answers.exit()
+    elif shown:
+        console.print(show.workers_table(shown, len(databases)))
+    else:
+        console.print("No workers." if everyone else "No workers (--all shows those that have stopped).")
+    answers.end()
+
+
+def _worker(worker: dict[str, Any]) -> dict[str, Any]:
+    """A worker as it is now: silence ends a worker; a run goes on after the last word about it."""
+    silent, alive = round(worker.pop("silent_for"), 1), worker.pop("alive")
+    if alive:
+        worker["current"] = [{**job, "seconds": round(job["seconds"] + silent, 1)} for job in worker["current"]]
+    elif worker["state"] != "stopped":
+        worker["state"] = "dead"
+    return {**worker, "silent_seconds": silent}
+
+
+@app.command()
+def stuck(
+    reference: App = None,
+    env: Env = None,
+    lane: SomeLanes = None,
+    limit: Annotated[int, typer.Option(min=1, help="rows per lane")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Running rows whose holder has given no sign of life for longer than the lease, or never gave one."""
+    mill = find_app(reference)
+
+    async def question(view: LaneView) -> list[Row]:
+        return await view.rows("stuck", limit) if view.condition("stuck") else []
+
+    async def main() -> tuple[Answers[list[Row]], int]:
+        async with Lookout(mill, env, lane) as lookout:
+            return await lookout.ask(question), len(lookout.databases)
+
+    answers, several = run_async(main())
+    found = [(view, row) for view, rows in answers.found for row in rows]
+    _print_rows(answers, found, as_json, lambda: show.stuck_table(found, several), "Nothing is stuck.")
+
+
+@app.command()
+def jobs(
+    reference: App = None,
+    env: Env = None,
+    lane: OneLane = None,
+    state: Annotated[State | None, typer.Option(help="only rows in this state")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="rows per environment")] = 20,
+    key: Annotated[str | None, typer.Option("--id", help="one row, with all its columns; a composite key: a,b")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rows of a lane: ready ones as they will be claimed, others newest first."""
+    mill = find_app(reference)
+    name = one_lane(mill, lane)
+
+    async def question(view: LaneView) -> list[Row]:
+        return await (view.rows(state, limit) if key is None else view.find([parse(view.binding, key)]))
+
+    async def main() -> tuple[Answers[list[Row]], int]:
+        async with Lookout(mill, env, [name]) as lookout:
+            return await lookout.ask(question), len(lookout.databases)
+
+    answers, several = run_async(main())
+    found = [(view, row) for view, rows in answers.found for row in rows]
+    if key is None:
+        _print_rows(answers, found, as_json, lambda: show.rows_table(found, several, console.width), "No rows.")
+        return
+    tables = Group(*(show.whole_table(view, row) for view, row in found))
+    _print_rows(answers, found, as_json, lambda: tables, f"No row has the id {key}.", whole=True)
+    if not found:
+        raise typer.Exit(NOTHING_MATCHED)
+
+
+def _print_rows(
+    answers: Answers[Any],
+    found: Sequence[tuple[LaneView, Any]],
+    as_json: bool,
+    render: Callable[[], RenderableType],
+    none: str,
+    *,
+    whole: bool = False,
+) -> None:
+    if as_json:
+        rows = [show.row_value(view, row, whole=whole) for view, row in found]
+        print_json({"rows": rows, "errors": [failure.value() for failure in answers.failures]})
+        answers.exit()
+    elif found:
+        console.print(render())
+    elif answers.found:
+        console.print(show.plain(none))
+    answers.end()
+
+
+@app.command()
+def sql(
+    words: Annotated[list[str], typer.Argument(metavar="[APP] LANE", help="the application, and the lane")],
+    env: Annotated[
+        str | None, typer.Option("--env", help="for this environment's database; default: the first")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The statements as they will run: claim, settle for each outcome, renew, sweep."""
+    if len(words) > 2:
+        raise typer.BadParameter(f"one application and one lane, not {len(words)} words")
+    mill = find_app(words[0] if len(words) == 2 or ":" in words[0] else None)
+    name = one_lane(mill, words[-1] if len(words) == 2 or ":" not in words[0] else None)
+    (chosen,) = mill.select([name])
+    environment = env or next((e for e in mill.environments if chosen.serves(e)), next(iter(mill.environments)))
+
+    async def main() -> Answers[dict[str, str]]:
+        async def question(view: LaneView) -> dict[str, str]:
+            return texts(view)
+
+        async with Lookout(mill, [environment], [name]) as lookout:
+            return await lookout.ask(question)
+
+    answers = run_async(main())
+    for view, found in answers.found:
+        if as_json:
+            where = {"environment": environment, "lane": name, "dialect": view.binding.dialect.name}
+            print_json({**where, "statements": [{"name": n, "sql": text} for n, text in found.items()]})
+        else:
+            typer.echo("\n\n".join(f"-- {name}: {n}\n{text};" for n, text in found.items()))
+    answers.end()

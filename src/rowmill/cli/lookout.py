@@ -1,0 +1,131 @@
+"""A Mill's lanes in its environments, to be asked something; what one environment lacks, the others still answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import typer
+from rich.text import Text
+
+from ..errors import DeclarationError, RowmillError, Unreachable
+from ..lane import Lane
+from ..mill import Mill
+from ..store import Database
+from ..store.inspect import LaneView, view_lane
+from . import show
+from .app import errors
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What could not be asked: a whole environment, or one lane in it."""
+
+    environment: str
+    lane: str | None
+    error: RowmillError
+
+    def line(self) -> Text:
+        """For people."""
+        where = self.environment if self.lane is None else f"{self.environment}, {self.lane}"
+        what = "not reached: " if isinstance(self.error, Unreachable) else ""
+        return Text(f"{where}: ", "red").append_text(show.plain(f"{what}{self.error.message}"))
+
+    def value(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "environment": self.environment,
+            "lane": self.lane,
+            "error": self.error.message,
+            "unreachable": isinstance(self.error, Unreachable),
+        }
+
+
+@dataclass
+class Answers(Generic[T]):
+    """What was found, in the order of environments and lanes, and what failed."""
+
+    found: list[tuple[LaneView, T]]
+    failures: list[Failure]
+
+    def end(self) -> None:
+        """Say what failed, below what was found, and end the command with 1 if anything did."""
+        for failure in self.failures:
+            errors.print(failure.line(), soft_wrap=True)
+        self.exit()
+
+    def exit(self) -> None:
+        """End the command with 1 if anything failed."""
+        if self.failures:
+            raise typer.Exit(1)
+
+
+class Lookout:
+    """A Mill's lanes in its environments, bound when first asked and kept. What one environment lacks, the others
+    still answer.
+    """
+
+    def __init__(self, mill: Mill, environments: Sequence[str] | None, lanes: Sequence[str] | None) -> None:
+        self.mill = mill
+        self.lanes = sorted(mill.select(lanes), key=lambda lane: lane.priority)
+        self.databases = mill.databases(environments)
+        self._views: dict[tuple[str, str], LaneView] = {}
+        if not any(lane.serves(name) for lane in self.lanes for name, _ in self.databases):
+            named, places = self.lanes[0], ", ".join(name for name, _ in self.databases)
+            raise DeclarationError(
+                f"lane {named.name!r} does not work in environment {places}",
+                hint=" or ".join(f"--env {name}" for name in named.environments or ()),
+            )
+
+    async def __aenter__(self) -> Lookout:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, database in self.databases:
+            await database.close()
+
+    async def ask(self, question: Callable[[LaneView], Awaitable[T]]) -> Answers[T]:
+        """Put one question to every lane; environments are asked at the same time."""
+        answers = Answers[T]([], [])
+        for part in await asyncio.gather(*(self._ask(*place, question) for place in self.databases)):
+            answers.found += part.found
+            answers.failures += part.failures
+        # One mistake of the user's is told once, however many environments it was made in.
+        if not answers.found and all(isinstance(f.error, DeclarationError) for f in answers.failures):
+            for failure in answers.failures:
+                raise failure.error
+        return answers
+
+    async def _ask(self, name: str, database: Database, question: Callable[[LaneView], Awaitable[T]]) -> Answers[T]:
+        answers = Answers[T]([], [])
+        for lane in self.lanes:
+            if not lane.serves(name):
+                continue
+            try:
+                view = await self.view(name, database, lane)
+                answers.found.append((view, await question(view)))
+            except Unreachable as error:
+                return Answers([], [Failure(name, None, error)])
+            except RowmillError as error:
+                answers.failures.append(Failure(name, lane.name, error))
+        return answers
+
+    async def view(self, environment: str, database: Database, lane: Lane) -> LaneView:
+        """One lane in one environment."""
+        if (environment, lane.name) not in self._views:
+            self._views[environment, lane.name] = await view_lane(lane, environment, database, self.mill.clock)
+        return self._views[environment, lane.name]
+
+
+def one_lane(mill: Mill, name: str | None) -> str:
+    """The lane a command is about."""
+    if name is None and len(mill.lanes) > 1:
+        raise DeclarationError("which lane?", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
+    return mill.select([name] if name is not None else None)[0].name

@@ -1,0 +1,179 @@
+"""``rowmill run``: work until stopped, or, draining, until nothing is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import signal
+import sys
+import uuid
+from typing import Annotated, Any
+
+import typer
+
+from ..config import find_app
+from ..engine.child import Line, Orders, serve
+from ..engine.supervisor import USERS_MISTAKES, Supervisor
+from ..engine.worker import Worker
+from ..errors import RowmillError
+from ..events import Events, configure_logs
+from .app import App, AsJson, Env, app, errors, print_json
+
+DIED = 3  # exit code of a drain after which rows are dead
+
+
+class LogForm(enum.StrEnum):
+    """How log lines look."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class LogLevel(enum.StrEnum):
+    """What is worth a log line."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@app.command()
+def run(
+    reference: App = None,
+    lanes: Annotated[str | None, typer.Option(help="only these lanes: a,b", show_default=False)] = None,
+    env: Env = None,
+    processes: Annotated[int, typer.Option(min=1, help="worker processes")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="runs at once in each process, over all lanes", show_default=False)
+    ] = None,
+    worker_id: Annotated[
+        str | None,
+        typer.Option(help="the worker's id; ID-1, ID-2, ... with several processes", show_default="unified-worker-…"),
+    ] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="end when nothing is ready or running")] = False,
+    grace: Annotated[float, typer.Option(min=0, help="seconds that runs may take to finish when stopped")] = 30.0,
+    log: Annotated[LogForm, typer.Option(help="log lines, on standard error")] = LogForm.CONSOLE,
+    log_level: Annotated[LogLevel, typer.Option()] = LogLevel.INFO,
+    as_json: AsJson = False,
+    child: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Work on the lanes of APP until stopped.
+
+    Ctrl-C or SIGTERM: claim nothing more, let runs finish within the grace, give the rest back. Again: at once.
+    Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 130 or 143 stopped before it was drained.
+    """
+    configure_logs(log, getattr(logging, log_level.upper()))
+    chosen: dict[str, Any] = {
+        "lanes": [name.strip() for name in lanes.split(",")] if lanes else None,
+        "environments": env,
+        "concurrency": concurrency,
+        "drain": drain,
+        "grace": grace,
+    }
+    if child is not None:
+        _as_child(reference, Orders.read(child), chosen)
+    events = Events()
+    try:
+        # Whatever is wrong with the declaration is said here, before anything is started.
+        find_app(reference).worker(**chosen)
+        supervisor, caught = asyncio.run(
+            _supervise(_command(reference, lanes, env, concurrency, drain, grace, log, log_level),
+                       _ids(worker_id, processes), drain, grace, events)
+        )  # fmt: skip
+        if supervisor.error is not None:
+            raise supervisor.error
+    except RowmillError as error:
+        if log is LogForm.CONSOLE:
+            raise
+        events.emit("run_failed", logging.ERROR, error=error.message, hint=error.hint)
+        raise typer.Exit(1) from None
+    _close(supervisor, drained=drain and caught is None, events=events, log=log)
+    if as_json:
+        print_json({"drained": drain and caught is None, **_numbers(supervisor)})
+    raise typer.Exit(_exit_code(supervisor, drain, caught))
+
+
+def _as_child(reference: str | None, orders: Orders, chosen: dict[str, Any]) -> None:
+    """One worker, in this process."""
+
+    def make() -> Worker:
+        return find_app(reference).worker(
+            **chosen, worker_id=orders.worker_id, incarnation=orders.incarnation, replaces=orders.replaces
+        )
+
+    sys.exit(serve(make, Line(orders.line)))
+
+
+def _command(
+    reference: str | None, lanes: str | None, env: list[str] | None, concurrency: int | None, drain: bool,
+    grace: float, log: LogForm, log_level: LogLevel,
+) -> list[str]:  # fmt: skip
+    """How a child is started: this command again, with what was chosen."""
+    options = {"--lanes": lanes, "--concurrency": concurrency, "--grace": grace, "--log": log, "--log-level": log_level}
+    return [
+        *child_command(reference),
+        *(word for name, value in options.items() if value is not None for word in (name, str(value))),
+        *(word for name in env or () for word in ("--env", name)),
+        *(["--drain"] if drain else []),
+    ]
+
+
+def child_command(reference: str | None) -> list[str]:
+    """The bare command of a child; the supervisor adds its orders."""
+    return [sys.executable, "-m", "rowmill", "run", *([reference] if reference else [])]
+
+
+def _ids(worker_id: str | None, processes: int) -> list[str]:
+    if worker_id is None:
+        return [f"unified-worker-{uuid.uuid4()}" for _ in range(processes)]
+    return [worker_id] if processes == 1 else [f"{worker_id}-{n}" for n in range(1, processes + 1)]
+
+
+async def _supervise(
+    command: list[str], ids: list[str], drain: bool, grace: float, events: Events
+) -> tuple[Supervisor, signal.Signals | None]:
+    """Keep the processes until they end; also the first signal that was caught on the way."""
+    caught: list[signal.Signals] = []
+    # A drain that cannot reach its database is over; without one, a worker waits for it.
+    final = (RowmillError,) if drain else USERS_MISTAKES
+    supervisor = Supervisor(command, ids, grace=grace, events=events, final=final)
+
+    def stop(number: signal.Signals) -> None:
+        caught.append(number)
+        supervisor.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    await supervisor.run()
+    return supervisor, caught[0] if caught else None
+
+
+def _exit_code(supervisor: Supervisor, drain: bool, caught: signal.Signals | None) -> int:
+    if not drain:
+        return 0
+    if caught is not None:
+        return 128 + caught
+    return DIED if supervisor.counts["dead"] else 0
+
+
+def _numbers(supervisor: Supervisor) -> dict[str, int]:
+    return {name: supervisor.counts[name] for name in ("done", "failed", "dead")}
+
+
+def _close(supervisor: Supervisor, *, drained: bool, events: Events, log: LogForm) -> None:
+    """The closing word."""
+    numbers = _numbers(supervisor)
+    if log is LogForm.JSON:
+        events.emit("run_ended", drained=drained, **numbers)
+        return
+    if drained:
+        rest = "nothing is ready or running"
+    elif supervisor.killed:
+        rest = "what the killed had in hand is taken back when its lease runs out"
+    else:
+        rest = "what was not finished was given back"
+    failed = f"{numbers['failed']} failed {'attempt' if numbers['failed'] == 1 else 'attempts'}"
+    words = f"{numbers['done']} done, {failed}, {numbers['dead']} dead"
+    errors.print(f"{'Drained' if drained else 'Stopped'}: {words}; {rest}.", highlight=False, soft_wrap=True)

@@ -1,0 +1,228 @@
+"""How rows, counts and workers are shown: as tables for people, as plain values for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ..store.inspect import MOST, STATES, Counts, LaneView, Row
+from ..store.keys import written
+from ..store.statements import INCARNATION
+
+COLOURS = {"ready": "cyan", "running": "blue", "busy": "blue", "done": "green", "dead": "red", "stuck": "red"}
+_TIMES = ("created_at", "run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at")
+
+
+def plain(value: Any) -> Text:
+    """Somebody else's text in one line, without anything that a terminal would obey."""
+    return Text("".join(c if c.isprintable() else " " for c in str(value)))
+
+
+def span(seconds: float | None) -> str:
+    """A duration in one unit, as people say it."""
+    if seconds is None:
+        return ""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def table(*headings: str, right: Sequence[str] = ()) -> Table:
+    """An empty table: numbers to the right and never cut; names are folded where the line is too short."""
+    found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for heading in headings:
+        folds = heading in ("Env", "Lane", "Worker", "Id", "Holder")
+        found.add_column(heading, justify="right" if heading in right else "left", no_wrap=not folds, overflow="fold")
+    return found
+
+
+def count(number: int | None, state: str, unknown: Sequence[str]) -> Text:
+    """A count: blank where there is no such state, a question mark where counting took too long."""
+    if state in unknown:
+        return Text("?", "yellow")
+    if number is None:
+        return Text("")
+    if number > MOST:
+        return Text(f"{MOST:,}+", COLOURS.get(state, ""))
+    return Text(f"{number:,}", COLOURS.get(state, "") if number else "dim")
+
+
+def counts_table(found: Sequence[tuple[LaneView, Counts]], environments: int) -> Table:
+    """Lanes by state."""
+    shown = [s for s in STATES if s != "canceled" or any(view.lane.canceled for view, _ in found)]
+    shown.insert(shown.index("running") + 1, "stuck")
+    headings = [state.capitalize() for state in shown] + ["Oldest"]
+    made = table(*(["Env"] if environments > 1 else []), "Lane", *headings, right=headings)
+    last = None
+    for view, counts in found:
+        cells = [count(counts.states.get(state), state, counts.unknown) for state in shown]
+        oldest = Text(span(counts.oldest_ready))
+        if (counts.states["ready"] or 0) > MOST:
+            oldest = Text(f"> {oldest}")
+        name = plain(view.environment) if view.environment != last else Text("")
+        made.add_row(*([name] if environments > 1 else []), plain(view.lane.name), *cells, oldest)
+        last = view.environment
+    return made
+
+
+def counts_value(view: LaneView, counts: Counts) -> dict[str, Any]:
+    """One lane's counts, for scripts."""
+    return {
+        "environment": view.environment,
+        "lane": view.lane.name,
+        "table": view.binding.table.fullname,
+        "counts": {state: None if n is None else min(n, MOST) for state, n in counts.states.items()},
+        "at_least": [state for state, n in counts.states.items() if n is not None and n > MOST],
+        "unknown": list(counts.unknown),
+        "oldest_ready_seconds": counts.oldest_ready,
+    }
+
+
+def role(view: LaneView, row: Row, name: str) -> Any:
+    """The value a row has for a role; None where the lane does without."""
+    column = view.binding.roles.get(name)
+    value = row.values.get(column) if column else None
+    if name == "worker" and value is not None and view.binding.incarnated:
+        return str(value).partition(INCARNATION)[0]
+    return value
+
+
+def row_value(view: LaneView, row: Row, *, whole: bool = False) -> dict[str, Any]:
+    """One row, for scripts; ``whole`` with all its columns."""
+    names = ("worker", "attempts", "failures", "reclaims", "error", "progress")
+    roles = {name: role(view, row, name) for name in names if name in view.binding.roles}
+    columns = {**view.binding.roles, **({"created_at": view.created} if view.created else {})}
+    times = {name: moment(row.values.get(columns[name])) for name in _TIMES if name in columns}
+    found = {
+        "environment": view.environment,
+        "lane": view.lane.name,
+        "id": list(row.id) if isinstance(row.id, tuple) else row.id,
+        "state": row.state,
+        **roles,
+        **times,
+    }
+    if row.state == "running":
+        found |= {"running_seconds": row.ages.get("claimed_at"), "silent_seconds": row.silent_for}
+    if whole:
+        found["columns"] = {column: _simple(value) for column, value in row.values.items()}
+    return found
+
+
+def rows_table(found: Sequence[tuple[LaneView, Row]], environments: int, width: int) -> Table:
+    """Rows with their state, holder, attempts, the time that matters for the state, and the error's beginning."""
+    cells: dict[str, list[Text]] = {}
+    for view, row in found:
+        tries = next((n for r in ("attempts", "failures") if (n := role(view, row, r)) is not None), "")
+        for heading, cell in (
+            ("Env", plain(view.environment if environments > 1 else "")),
+            ("Id", plain(written(row.id))),
+            ("State", Text(row.state or "", COLOURS.get(row.state or "", ""))),
+            ("Attempts", Text(str(tries))),
+            ("When", Text(when(row))),
+            ("Worker", plain(role(view, row, "worker") or "")),
+            ("Error", plain(role(view, row, "error") or "")),
+        ):
+            cells.setdefault(heading, []).append(cell)
+    shown = {heading: column for heading, column in cells.items() if any(column)}
+    made = table(*shown, right=["Attempts"])
+    if "Error" in shown:
+        others = sum(max(len(h), *map(len, column)) + 2 for h, column in shown.items() if h != "Error")
+        made.columns[-1].max_width, made.columns[-1].overflow = max(width - others, 16), "ellipsis"
+    for cell_row in zip(*shown.values(), strict=True):
+        made.add_row(*cell_row)
+    return made
+
+
+def stuck_table(found: Sequence[tuple[LaneView, Row]], environments: int) -> Table:
+    """Rows that hang, the longest silent first."""
+    right = ["No sign for", "Running for"]
+    made = table(*(["Env"] if environments > 1 else []), "Lane", "Id", "Holder", *right, right=right)
+    for view, row in found:
+        cells = [plain(view.environment)] if environments > 1 else []
+        silent = "never seen" if row.silent_for is None else span(row.silent_for)
+        cells += [plain(view.lane.name), plain(written(row.id)), plain(role(view, row, "worker") or "")]
+        made.add_row(*cells, Text(silent, "red"), span(row.ages.get("claimed_at")))
+    return made
+
+
+def when(row: Row) -> str:
+    """The time that matters for the state a row is in."""
+    age = row.ages.get
+    if row.state == "ready":
+        since = age("run_after") if age("run_after") is not None else age("created_at")
+        return f"for {span(since)}" if since is not None else ""
+    if row.state == "waiting":
+        due = age("run_after")
+        return f"in {span(-due)}" if due is not None and due < 0 else "held back"
+    if row.state == "running":
+        return f"for {span(age('claimed_at'))}" if age("claimed_at") is not None else ""
+    ended = next((a for r in ("finished_at", "updated_at") if (a := age(r)) is not None), None)
+    return f"{span(ended)} ago" if ended is not None else ""
+
+
+def whole_table(view: LaneView, row: Row) -> Table:
+    """All columns of one row."""
+    made = table()
+    made.add_column(plain(f"{view.environment} / {view.lane.name}"), style="cyan", no_wrap=True)
+    made.add_column(plain(f"{written(row.id)}: {row.state or 'in no state of this lane'}"), overflow="fold")
+    by_column: dict[str, list[str]] = {}
+    for name, column in view.binding.roles.items():
+        by_column.setdefault(column, []).append(name)
+    for column, value in row.values.items():
+        meaning = [name for name in by_column.get(column, []) if name != column]
+        label = Text(column).append(f" ({', '.join(meaning)})" if meaning else "", "dim")
+        made.add_row(label, Text("null", "dim") if value is None else plain(_simple(value)))
+    return made
+
+
+def moment(value: Any) -> Any:
+    """A time as ISO text in UTC, whichever way the table keeps it."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return datetime.fromtimestamp(value, UTC).isoformat()
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return value
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+    return value
+
+
+def _simple(value: Any) -> Any:
+    """A column's value as JSON has it, or as text."""
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return "\\x" + bytes(value).hex()
+    return value
+
+
+def workers_table(found: Sequence[dict[str, Any]], environments: int) -> Table:
+    """Who works, on what, and when each was last heard of."""
+    right = ["Done", "Failed", "Lost", "Seen"]
+    made = table("Worker", "State", *right, right=right)
+    for worker in found:
+        name, lanes = plain(worker["id"]), ", ".join(worker["lanes"])
+        name.append("\n" + plain(f"{worker['host']} {worker['pid']}: {lanes}").plain, "dim")
+        for job in worker["current"]:
+            name.append("\n  ").append_text(_current(job, environments))
+        state = worker["state"]
+        numbers = [f"{worker[number]:,}" for number in ("completed", "failed", "lost")]
+        made.add_row(name, Text(state, COLOURS.get(state, "")), *numbers, f"{span(worker['silent_seconds'])} ago")
+    return made
+
+
+def _current(job: dict[str, Any], environments: int) -> Text:
+    where = f"{job['environment']}/" if environments > 1 else ""
+    text = plain(f"{where}{job['lane']} {job['id']}, {span(job['seconds'])}")
+    if (progress := job.get("progress")) is not None:
+        fraction, note = progress
+        text.append_text(plain(f", {fraction:.0%}{f' {note}' if note else ''}"))
+    return text

@@ -1,0 +1,145 @@
+"""A worker process under a supervisor: its orders, its line back, and its way out.
+
+The line is a socket between the two. Over it a child tells what it has done; and when its supervisor is gone, the
+line ends, and the child stops by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..claim import Settlement
+from ..errors import RowmillError
+from ..events import Events, logger
+from .held import Held
+from .tally import Tally
+from .worker import RECYCLE, Worker
+
+#: What a child may take beyond its grace to write its last outcomes.
+MARGIN = 10.0
+CRASHED = 70  # exit code: an error that is nobody's but the engine's
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a supervisor tells a child: who it is, whom it follows, and where the line is."""
+
+    worker_id: str
+    incarnation: str
+    replaces: str | None
+    line: int
+
+    def text(self) -> str:
+        """For the child's command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Orders:
+        """What ``text`` made."""
+        return cls(**json.loads(text))
+
+
+class Line:
+    """The child's end of the line to its supervisor."""
+
+    def __init__(self, number: int) -> None:
+        self._socket = socket.socket(fileno=number)
+        self._socket.set_inheritable(False)  # a process that a handler starts must not keep the line open
+
+    def tell(self, **words: Any) -> None:
+        """Say something. Never waits: a supervisor that is paused must not hold up the work."""
+        with contextlib.suppress(OSError):
+            self._socket.send(json.dumps(words).encode() + b"\n", socket.MSG_DONTWAIT)
+
+    def watch(self, orphaned: Callable[[], None], patience: float) -> None:
+        """Call ``orphaned`` when the supervisor is gone. Nobody is left to end a child that does not stop after
+        that: with its heartbeat it would hold its rows for ever, so it ends itself after ``patience`` seconds.
+        """
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):
+                while self._socket.recv(1):
+                    pass
+            orphaned()
+            time.sleep(patience)
+            os._exit(CRASHED)
+
+        threading.Thread(target=wait, name="rowmill-line", daemon=True).start()
+
+
+class _ToldTally(Tally):
+    """A tally whose counts the supervisor knows too, so that they outlive a child that is killed."""
+
+    def __init__(self, events: Events, worker: str, line: Line) -> None:
+        super().__init__(events, worker)
+        self._line = line
+
+    def settled(self, held: Held, settlements: Sequence[Settlement]) -> None:
+        super().settled(held, settlements)
+        self._line.tell(counts={"done": self.completed, "failed": self.failures, "dead": self.died})
+
+
+def serve(make: Callable[[], Worker], line: Line) -> int:
+    """A child's life, from its worker's making to its exit code. Errors are told to the supervisor, who prints them."""
+    try:
+        return asyncio.run(_serve(make(), line))
+    except RowmillError as error:
+        line.tell(error={"kind": type(error).__name__, "message": error.message, "hint": error.hint})
+        return 1
+    except Exception:
+        logger.exception("worker_crashed", extra={"fields": {"pid": os.getpid()}})
+        _leave(CRASHED)
+        raise
+
+
+async def _serve(worker: Worker, line: Line) -> int:
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        asked = True
+        worker.stop()
+
+    def orphaned() -> None:
+        # The end of the line is no second word: a child that is winding down already goes on doing so.
+        loop.call_soon_threadsafe(lambda: None if asked else stop())
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    line.watch(orphaned, worker.grace + MARGIN)
+    worker.tally = _ToldTally(worker.events, worker.id, line)
+    await worker.run()
+    if worker.recycling:
+        _leave(RECYCLE)
+    line.tell(ended=True)
+    if _threads_left():
+        _leave(0)
+    return 0
+
+
+def _leave(code: int) -> None:
+    """Go now: a handler's thread that never ends would keep the process."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _threads_left(patience: float = 1.0) -> bool:
+    deadline = time.monotonic() + patience
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("rowmill-handler")]
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+    return any(thread.is_alive() for thread in threads)

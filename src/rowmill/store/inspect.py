@@ -1,0 +1,283 @@
+"""Read-only questions about a lane: how many rows are in which state, which rows, what hangs, what will run.
+
+No question scans a big table without a bound: counts stop beyond ``MOST``, and on PostgreSQL every question has a
+time limit of its own, so that a look at a live system never weighs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from .. import states as states_words
+from ..clock import Clock
+from ..errors import Busy, DeclarationError, Unreachable
+from ..lane import Lane
+from ..roles import snake
+from .binding import CREATED, bind, table_name
+from .database import Database, Run, Sqlite, runner, translated
+from .fleet import Fleet
+from .keys import Key, Marks, among
+from .postgres import PostgresLane, PostgresStatements
+from .sqlite import SqliteLane, SqliteStatements
+from .statements import INCARNATION
+
+STATES = ("ready", "waiting", "running", "done", "dead", "canceled")
+#: A count beyond this is "at least".
+MOST = 100_000
+#: Roles a row is shown with, beside its key and its state.
+SHOWN = ("worker", "attempts", "failures", "reclaims", "run_after", "claimed_at", "heartbeat_at", "finished_at",
+         "updated_at", "progress", "error")  # fmt: skip
+_TIMES = ("run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at", "created_at")
+#: Seconds PostgreSQL may take: for all counts of a lane at once, for each alone after that, for rows.
+_ALL, _EACH, _ROWS = 3.0, 1.5, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows by state. None: the lane has no such state, or it took too long to count (then in ``unknown``).
+
+    ``stuck`` rows are among the ``running``. A count above ``MOST`` stands for that many or more.
+    """
+
+    states: dict[str, int | None]
+    oldest_ready: float | None
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as an operator sees it. ``ages`` are seconds, by the database's time, negative for what is to come."""
+
+    id: Any
+    #: None: the row is in none of this lane's states.
+    state: str | None
+    values: dict[str, Any]
+    ages: dict[str, float | None]
+    #: Since the holder's last sign of life; None: there was none.
+    silent_for: float | None
+
+
+class LaneView:
+    """One lane in one environment, to be looked at. Made by ``view_lane``."""
+
+    def __init__(self, store: PostgresLane | SqliteLane, *, fleet: bool) -> None:
+        self.store, self.binding, self.lane = store, store.binding, store.lane
+        self.environment, self.database = store.binding.environment, store.database
+        self.statements: PostgresStatements | SqliteStatements = store.statements
+        self.postgres = isinstance(store, PostgresLane)
+        #: Where only the workers table can tell that a holder is gone, and it is not there, nothing is called stuck.
+        self._fleet = fleet
+        columns = self.binding.columns
+        self.created = next((c for c in columns if snake(c) in CREATED and self._age(c)), None)
+
+    # -- states as conditions
+
+    def condition(self, state: str) -> str | None:
+        """What rows in a state look like, as SQL; None where the lane has no such state. Also for ``stuck``."""
+        say, lane = self.statements, self.lane
+        match state:
+            case "ready":
+                return say.ready()
+            case "waiting":
+                return f"{self._idle()} and ({say.ready()}) is not true{self._alive()}"
+            case "running":
+                return say.running()
+            case "stuck":
+                return f"{say.running()} and {say.stale(lane.lease, say.table + '.')}" if self._fleet else None
+            case "done":
+                return say.condition(lane.done)
+            case "dead":
+                return say.condition(lane.dead) if lane.dead else f"{self._idle()} and {self._spent()}"
+            case _:
+                return say.condition(lane.canceled) if lane.canceled else None
+
+    def _idle(self) -> str:
+        """Ready or waiting to be, by the state alone; a retried row counts even where ``ready`` does not name it."""
+        lane, say = self.lane, self.statements
+        if lane.retry is None or isinstance(lane.ready, str) or states_words.overlaps(lane.ready, lane.retry):
+            return say.ready_state()
+        return f"({say.ready_state()} or {say.condition(lane.retry)})"
+
+    def _spent(self) -> str:
+        """Where no state says dead: the counter is at its limit."""
+        assert self.binding.counter is not None  # a lane with neither is refused when it is bound
+        return f"coalesce({self.statements.name(self.binding.counter)}, 0) >= {self.statements.limit()}"
+
+    def _alive(self) -> str:
+        return "" if self.lane.dead else f" and not ({self._spent()})"
+
+    def need(self, state: str) -> str:
+        """Like ``condition``, with an error for a state that the lane does not have."""
+        condition = self.condition(state)
+        if condition is None:
+            hint = (
+                'canceled={"status": "..."} in its declaration' if state == "canceled" else "add a heartbeat_at column"
+            )
+            raise DeclarationError(f"lane {self.lane.name!r}: no row can be told to be {state}", hint=hint)
+        return condition
+
+    def same_table(self, other: Lane) -> bool:
+        """Whether another lane works on the same table."""
+        schema, name = table_name(other.table, self.binding.dialect.name)
+        mine = self.binding.table
+        return name == mine.name and (schema == mine.schema or None in (schema, mine.schema))
+
+    # -- time
+
+    def _age(self, column: str) -> str | None:
+        """Seconds since the column's time, as SQL; None where the column does not tell time."""
+        kind, say, name = self.binding.table.c[column].type, self.statements, self.statements.name(column)
+        if self.postgres:
+            if not isinstance(kind, (sa.DateTime, sa.Date)):
+                return None
+            return f"case when isfinite({name}) then extract(epoch from {say.now(column)} - {name}) end"
+        if isinstance(kind, (sa.Integer, sa.Numeric, sa.Float)):
+            return f"({say.now(column)} - {name})"
+        return f"(julianday({say.plain_now()}) - julianday({name})) * 86400.0"
+
+    def _ages(self) -> dict[str, str]:
+        """Every time a row tells, as SQL for its age."""
+        columns = {**self.binding.roles, **({"created_at": self.created} if self.created else {})}
+        found = {role: self._age(columns[role]) for role in _TIMES if role in columns}
+        return {role: age for role, age in found.items() if age is not None}
+
+    def _silence(self) -> str:
+        evidence = self.statements.evidence()
+        if evidence is not None:
+            return self._age(evidence) or "null"
+        if not self._fleet:
+            return "null"
+        now, say = self.statements.plain_now(), self.statements
+        age = (
+            f"extract(epoch from {now} - w.seen_at)"
+            if self.postgres
+            else f"(julianday({now}) - julianday(w.seen_at)) * 86400.0"
+        )
+        worker = f"{say.table}.{say.name(self.binding.roles['worker'])}"
+        return f"(select min({age}) from {say.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation)"
+
+    async def ask(self, text: str, marks: Marks | None = None, seconds: float = _ROWS) -> Sequence[Any]:
+        """Read within a time limit, where the database knows one; Busy when it ran out."""
+        values = marks.given() if marks else ()
+        if not self.postgres:
+            return await self.database.read(lambda run: run(text, values))
+
+        def verb(run: Run) -> Sequence[Any]:
+            run(f"set local statement_timeout = {int(seconds * 1000)}", ())
+            return run(text, values)
+
+        async with self.database.begin() as connection:
+            with translated(self.database):
+                found: Sequence[Any] = await connection.run_sync(lambda c: verb(runner(c)))
+        return found
+
+    # -- questions
+
+    async def count(self) -> Counts:
+        """Rows by state, and how long the oldest ready row has been ready."""
+        since = [age for role in ("run_after", "created_at") if (age := self._ages().get(role))]
+        wait = f"coalesce({', '.join(since)})" if len(since) > 1 else (since or ["null"])[0]
+        steps, counts, unknown = {}, dict[str, int | None](), []
+        for state in (*STATES, "stuck"):
+            counts[state] = None
+            if (condition := self.condition(state)) is not None:
+                age = wait if state == "ready" else "null"
+                inner = f"select {age} as age from {self.statements.table} where {condition} limit {MOST + 1}"
+                steps[state] = f"(select count(*) as n, max(age) as age from ({inner}) x)"
+        found: dict[str, Any] = {}
+        try:
+            fields = ", ".join(f"{state}.n, {state}.age" for state in steps)
+            sources = ",\n".join(f"{step} {state}" for state, step in steps.items())
+            row = (await self.ask(f"select {fields} from\n{sources}", seconds=_ALL))[0]
+            found = {state: row[2 * i : 2 * i + 2] for i, state in enumerate(steps)}
+        except Busy:  # some state has no index: the others are still worth knowing
+            for state, step in steps.items():
+                try:
+                    found[state] = (await self.ask(f"select n, age from {step} x", seconds=_EACH))[0]
+                except Busy:
+                    unknown.append(state)
+        counts |= {state: pair[0] for state, pair in found.items()}
+        return Counts(counts, _seconds(found.get("ready", (0, None))[1]), tuple(unknown))
+
+    async def rows(self, state: str | None = None, limit: int = 20) -> list[Row]:
+        """Rows of a state, or of all the lane's states: ready ones as they will be claimed, others newest first."""
+        if state is not None:
+            condition = self.need(state)
+        else:
+            known = [self._idle(), *(self.condition(s) for s in ("running", "done", "dead", "canceled"))]
+            condition = " or ".join(f"({part})" for part in known if part)
+        text = f"{self._select(self._brief())} where {condition}"
+        try:
+            found = await self.ask(f"{text} order by {self._order(state)} limit {limit}")
+        except Busy:  # too many to sort: some of them, then
+            found = await self.ask(f"{text} limit {limit}")
+        return [self._row(row, self._brief()) for row in found]
+
+    async def find(self, keys: Sequence[Key], *, whole: bool = True) -> list[Row]:
+        """The rows with these keys, in whatever state, with all their columns or only those that are shown."""
+        marks, columns = Marks(self.binding), list(self.binding.columns) if whole else self._brief()
+        text = f"{self._select(columns)} where {among(self.statements.names(self.binding.key), keys, marks)}"
+        return [self._row(row, columns) for row in await self.ask(text, marks)]
+
+    def _brief(self) -> list[str]:
+        roles = (self.binding.roles.get(role) for role in SHOWN)
+        return list(dict.fromkeys(c for c in (*self.binding.key, *roles, self.created) if c))
+
+    def _select(self, columns: list[str]) -> str:
+        tests = [(s, self.condition(s)) for s in ("running", "ready", "waiting", "canceled", "dead", "done")]
+        state = " ".join(f"when {test} then '{s}'" for s, test in tests if test)
+        extra = ", ".join([f"case {state} end", self._silence(), *self._ages().values()])
+        return f"select {self.statements.names(columns)}, {extra} from {self.statements.table}"
+
+    def _order(self, state: str | None) -> str:
+        say, roles = self.statements, self.binding.roles
+        keys = [f"{say.name(c)} desc" for c in self.binding.key]
+        if state == "ready":
+            return say.order()
+        if state == "stuck":
+            evidence = say.evidence()
+            return f"{say.name(evidence)} nulls first" if evidence else ", ".join(keys)
+        if state == "waiting" and "run_after" in roles:
+            return f"{say.name(roles['run_after'])} nulls last"
+        times = {"running": ("claimed_at",), None: ()}.get(state, ("finished_at", "updated_at"))
+        first = next((roles[role] for role in times if role in roles), self.created)
+        return ", ".join([f"{say.name(first)} desc nulls last", *keys] if first else keys)
+
+    def _row(self, raw: Sequence[Any], columns: list[str]) -> Row:
+        sparse: list[Any] = [None] * len(self.binding.columns)
+        for value, column in zip(raw, columns, strict=False):
+            sparse[self.binding.columns.index(column)] = value
+        state, silent, *ages = raw[len(columns) :]
+        values = {column: self.store.value(sparse, column) for column in columns}
+        key = tuple(raw[columns.index(c)] for c in self.binding.key)
+        return Row(
+            id=key[0] if len(key) == 1 else key,
+            state=state,
+            values=values,
+            ages={role: _seconds(age) for role, age in zip(self._ages(), ages, strict=True)},
+            silent_for=_seconds(silent) if state == "running" else None,
+        )
+
+
+async def view_lane(lane: Lane, environment: str, database: Database, clock: Clock) -> LaneView:
+    """Bind a lane to its table in one environment, to look at it; raises what ``open_lane`` raises."""
+    check_file(database)
+    binding = await bind(lane, environment, database)
+    kind = PostgresLane if database.dialect.name == "postgresql" else SqliteLane
+    store = kind(binding, database, clock, "", "")
+    return LaneView(store, fleet=not store.needs_fleet or await Fleet(database).exists())
+
+
+def check_file(database: Database) -> None:
+    """Refuse a SQLite file that is not there: a look would make an empty one of a mistyped name."""
+    if isinstance(database, Sqlite) and not Path(database.path).exists():
+        raise Unreachable(f"there is no file {database.path!r}", hint="check the database URL")
+
+
+def _seconds(age: Any) -> float | None:
+    return None if age is None else round(float(age), 3)

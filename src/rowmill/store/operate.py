@@ -1,0 +1,157 @@
+"""What an operator writes: rows made ready again, canceled, or taken back from their holder.
+
+Whether a row may be touched is decided in the statement that touches it, and never by what was read before.
+Many rows go in steps, each committed: no long transaction, no lock on more rows than a step has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from .database import runner, translated
+from .inspect import LaneView
+from .keys import Key, Marks, among
+from .postgres import PostgresStatements
+from .statements import INCARNATION
+
+STEP = 1000
+#: A row that is asked for by its id and is locked at that moment is tried again: how often, after how long.
+_TRIES, _PAUSE = 10, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rows that an operator means: those in one of these states, further by their keys or by their holder."""
+
+    states: tuple[str, ...]
+    keys: tuple[Key, ...] | None = None
+    worker: str | None = None
+
+
+class Operator:
+    """Writes to the rows of one lane in one environment. Each verb yields the keys it wrote, step by step."""
+
+    def __init__(self, view: LaneView) -> None:
+        self.view, self.binding, self.say = view, view.binding, view.statements
+
+    def retry(self, chosen: Selection) -> AsyncIterator[list[Key]]:
+        """Make rows ready at once, with all their attempts before them; the old error stays readable."""
+        lane, roles, say = self.view.lane, self.binding.roles, self.say
+        written: dict[str, str] = {}
+        finished = roles.get("finished_at")
+        if finished and self.binding.nullable(finished):
+            written[finished] = "null"
+        written |= say._cleared()
+        touched = roles.get("updated_at")
+        if touched and not lane.untouched_for:  # there a touch would hold the row back
+            written[touched] = say.now(touched)
+        if due := roles.get("run_after"):
+            written[due] = say.now(due)
+        for role in ("attempts", "failures", "reclaims"):
+            if counter := roles.get(role):
+                written[counter] = "0"
+        written |= {column: say.literal(column, value) for column, value in say.binding.ready_again.items()}
+        return self._write(chosen, written, Marks(self.binding))
+
+    def cancel(self, chosen: Selection, reason: str) -> AsyncIterator[list[Key]]:
+        """Rows to canceled, or to dead where the lane has no such state; a holder's outcome is then dropped."""
+        marks = Marks(self.binding)
+        error = marks.add(self.view.store.error_text(reason)) if "error" in self.binding.roles else "null"
+        return self._write(chosen, self.say.settle_set("canceled", error, "0"), marks)
+
+    def release(self, chosen: Selection) -> AsyncIterator[list[Key]]:
+        """Running rows back to ready as if they had not been claimed; a holder's outcome is then dropped."""
+        return self._write(chosen, self.say.settle_set("release", "null", "0"), Marks(self.binding))
+
+    async def count(self, chosen: Selection, most: int) -> int:
+        """How many rows are meant, counted up to ``most``."""
+        marks = Marks(self.binding)
+        test = self._test(chosen, marks)
+        text = f"select count(*) from (select 1 from {self.say.table} where {test} limit {most}) x"
+        return int((await self.view.ask(text, marks))[0][0])
+
+    # -- one statement per step
+
+    def _test(self, chosen: Selection, marks: Marks) -> str:
+        """The condition that a row must meet in the statement that writes it."""
+        known = [test for state in chosen.states if (test := self.view.condition(state))]
+        tests = [f"({' or '.join(f'({test})' for test in known or [self.view.need(chosen.states[0])])})"]
+        if not {"running", "stuck"} & set(chosen.states):
+            tests.append(f"({self.say.running()}) is not true")
+        if chosen.keys is not None:
+            tests.append(among(self._keys, chosen.keys, marks))
+        if chosen.worker is not None:
+            name = self.say.name(self.binding.roles["worker"])
+            mine = [f"{name} = {marks.add(chosen.worker)}"]
+            if self.binding.incarnated:
+                given = marks.add(f"{chosen.worker}{INCARNATION}")
+                mine.append(f"substr({name}, 1, {len(chosen.worker) + 1}) = {given}")
+            tests.append(f"({' or '.join(mine)})")
+        return " and ".join(tests)
+
+    @property
+    def _keys(self) -> str:
+        return self.say.names(self.binding.key)
+
+    async def _write(self, chosen: Selection, written: dict[str, str], marks: Marks) -> AsyncIterator[list[Key]]:
+        if chosen.keys is None:
+            async for step in self._pages(chosen, written, marks):
+                yield step
+            return
+        for start in range(0, len(chosen.keys), STEP):
+            left = set(chosen.keys[start : start + STEP])
+            for _ in range(_TRIES):
+                part = Selection(chosen.states, tuple(left), chosen.worker)
+                done = [step async for step in self._pages(part, written, marks)]
+                for step in done:
+                    left -= set(step)
+                    yield step
+                # A row in the right state that was not written is locked: by a renewal, or by its own handler.
+                if not left or not await self.count(Selection(chosen.states, tuple(left), chosen.worker), 1):
+                    break
+                await asyncio.sleep(_PAUSE)
+
+    async def _pages(self, chosen: Selection, written: dict[str, str], marks: Marks) -> AsyncIterator[list[Key]]:
+        """Step through the rows by key: a row that still fits after it was written is not taken twice."""
+        last: Key | None = None
+        while True:
+            mine = marks.copy()
+            test = self._test(chosen, mine)
+            if last is not None:
+                test += f" and ({self._keys}) > {mine.key(last)}"
+            keys = await self._step(test, written, mine)
+            if keys:
+                yield keys
+                last = keys[-1]
+            if len(keys) < STEP:
+                return
+
+    async def _step(self, test: str, written: dict[str, str], marks: Marks) -> list[Key]:
+        say, table, keys, values = self.say, self.say.table, self._keys, marks.given()
+        if not isinstance(say, PostgresStatements):
+            find = f"select {keys} from {table} where {test} order by {keys} limit {STEP}"
+            update = f"update {table} set\n    {say.assignments(written)}\nwhere ({keys}) in ({find})"
+            # One transaction, one writer: the update finds the very rows that were found before it.
+            both = await self.view.database.write(lambda run: (run(find, values), run(update, values)))
+            return [tuple(row) for row in both[0]]
+        picked, found = say._match("picked")
+        text = f"""with picked as materialized (
+  select {picked} from {table}
+  where {test}
+  order by {keys}
+  limit {STEP}
+  for no key update skip locked
+), taken as (
+  update {table} set
+    {say.assignments(written)}
+  where {found}
+  returning {keys}
+)
+select {keys} from taken order by {keys}"""
+        # Not one of the engine's own connections: without an index on the state this may take its time.
+        async with self.view.database.begin() as connection:
+            with translated(self.view.database):
+                rows = await connection.run_sync(lambda c: runner(c)(text, values))
+        return [tuple(row) for row in rows]

@@ -1,0 +1,113 @@
+-- claim
+with picked as materialized (
+  select ctid from jobs
+  where status = 'ready' and (rank > 0)
+  order by priority, rank desc nulls last, id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update jobs set
+    status = 'running',
+    claimed_at = now(),
+    worker = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, status, worker, claimed_at, rank, priority
+)
+select id, status, worker, claimed_at, rank, priority from taken
+order by priority, rank desc nulls last, id;
+
+-- settle done
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'done'
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle retry
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle dead
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'dead'
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle snooze
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle release
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- read
+select s._ord, coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false),
+  t.id, t.status, t.worker, t.claimed_at, t.rank, t.priority
+from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone)
+join jobs t on t.id = s._k0;
+
+-- sweep
+with held as materialized (
+  select t.ctid as _row, t.id as _k0, t.worker as _worker, false as _poison
+  from jobs t
+  where t.status = 'running' and (t.claimed_at is null or t.claimed_at < now() - interval '300.0 seconds')
+  limit $1::bigint
+  for no key update skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+from held
+where t.ctid = held._row
+returning held._worker, held._poison, t.id;
+
+-- is anything ready
+select 1 where exists (select 1 from jobs where status = 'ready' and (rank > 0));

@@ -1,0 +1,165 @@
+-- claim
+with picked as materialized (
+  select ctid from enrichment_jobs
+  where status in ('queued', 'failed') and run_after <= now()
+  order by run_after, id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update enrichment_jobs set
+    status = 'running',
+    updated_at = now(),
+    locked_at = now(),
+    locked_by = $2::text,
+    attempts = coalesce(attempts, 0) + 1
+  where ctid = any(array(select ctid from picked))
+  returning id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain
+)
+select id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain from taken
+order by run_after, id;
+
+-- claim from the remembered lower bound
+with picked as materialized (
+  select ctid from enrichment_jobs
+  where status in ('queued', 'failed') and run_after <= now()
+    and (run_after, id) >= ($3::timestamp with time zone, $4::uuid)
+  order by run_after, id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update enrichment_jobs set
+    status = 'running',
+    updated_at = now(),
+    locked_at = now(),
+    locked_by = $2::text,
+    attempts = coalesce(attempts, 0) + 1
+  where ctid = any(array(select ctid from picked))
+  returning id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain
+)
+select id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain from taken
+order by run_after, id;
+
+-- settle done
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  join enrichment_jobs t on t.id = s._k0
+  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update enrichment_jobs t set
+    status = 'succeeded',
+    updated_at = now()
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle retry
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  join enrichment_jobs t on t.id = s._k0
+  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update enrichment_jobs t set
+    status = 'failed',
+    updated_at = now(),
+    locked_by = null,
+    locked_at = null,
+    run_after = now() + held._delay * interval '1 second',
+    last_error = held._error
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle dead
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  join enrichment_jobs t on t.id = s._k0
+  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update enrichment_jobs t set
+    status = 'dead',
+    updated_at = now(),
+    last_error = held._error
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle snooze
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  join enrichment_jobs t on t.id = s._k0
+  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update enrichment_jobs t set
+    status = 'queued',
+    updated_at = now(),
+    locked_by = null,
+    locked_at = null,
+    run_after = now() + held._delay * interval '1 second',
+    attempts = greatest(attempts - 1, 0)
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle release
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  join enrichment_jobs t on t.id = s._k0
+  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update enrichment_jobs t set
+    status = 'queued',
+    updated_at = now(),
+    locked_by = null,
+    locked_at = null,
+    attempts = greatest(attempts - 1, 0)
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle done with url, domain
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision, _v0 text, _v1 text)
+  join enrichment_jobs t on t.id = s._k0
+  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update enrichment_jobs t set
+    status = 'succeeded',
+    updated_at = now(),
+    url = held._v0,
+    domain = held._v1
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- read
+select s._ord, coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false),
+  t.id, t.link_canonical_id, t.status, t.attempts, t.max_attempts, t.run_after, t.locked_at, t.locked_by, t.last_error, t.created_at, t.updated_at, t.url, t.domain
+from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer)
+join enrichment_jobs t on t.id = s._k0;
+
+-- sweep
+with held as materialized (
+  select t.ctid as _row, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) > coalesce(max_attempts, 2) + 3 as _poison
+  from enrichment_jobs t
+  where t.status = 'running' and (t.locked_at is null or t.locked_at < now() - interval '300.0 seconds')
+  limit $1::bigint
+  for no key update skip locked
+)
+update enrichment_jobs t set
+    status = case when held._poison then 'dead'::enrichment_status else 'queued' end,
+    locked_by = case when held._poison then locked_by::text else null end,
+    locked_at = case when held._poison then locked_at::timestamp with time zone else null end,
+    updated_at = case when held._poison then now()::timestamp with time zone else now() end,
+    last_error = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else last_error end
+from held
+where t.ctid = held._row
+returning held._worker, held._poison, t.id;
+
+-- is anything ready
+select 1 where exists (select 1 from enrichment_jobs where status in ('queued', 'failed') and run_after <= now());

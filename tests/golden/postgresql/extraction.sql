@@ -1,0 +1,166 @@
+-- claim
+with picked as materialized (
+  select ctid from extraction_queue
+  where status_id = 1
+  order by created_at, id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update extraction_queue set
+    status_id = 2,
+    heartbeat_at = now(),
+    processing_started_at = now(),
+    worker_id = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
+)
+select id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at from taken
+order by created_at, id;
+
+-- claim from the remembered lower bound
+with picked as materialized (
+  select ctid from extraction_queue
+  where status_id = 1
+    and (created_at, id) >= ($3::timestamp with time zone, $4::bigint)
+  order by created_at, id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update extraction_queue set
+    status_id = 2,
+    heartbeat_at = now(),
+    processing_started_at = now(),
+    worker_id = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
+)
+select id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at from taken
+order by created_at, id;
+
+-- settle done
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  join extraction_queue t on t.id = s._k0
+  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update extraction_queue t set
+    status_id = 3
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle retry
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  join extraction_queue t on t.id = s._k0
+  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update extraction_queue t set
+    status_id = 1,
+    worker_id = null,
+    processing_started_at = null,
+    heartbeat_at = null,
+    error_message = held._error
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle dead
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  join extraction_queue t on t.id = s._k0
+  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update extraction_queue t set
+    status_id = 4,
+    error_message = held._error
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle snooze
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  join extraction_queue t on t.id = s._k0
+  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update extraction_queue t set
+    status_id = 1,
+    worker_id = null,
+    processing_started_at = null,
+    heartbeat_at = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle release
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  join extraction_queue t on t.id = s._k0
+  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update extraction_queue t set
+    status_id = 1,
+    worker_id = null,
+    processing_started_at = null,
+    heartbeat_at = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle done with document_type
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 text)
+  join extraction_queue t on t.id = s._k0
+  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update extraction_queue t set
+    status_id = 3,
+    document_type = held._v0
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- renew
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
+  join extraction_queue t on t.id = s._k0
+  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update extraction_queue t set heartbeat_at = now()
+from held
+where t.ctid = held._row
+returning held._ord, t.heartbeat_at;
+
+-- read
+select s._ord, coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false),
+  t.id, t.document_type, t.status_id, t.worker_id, t.processing_started_at, t.heartbeat_at, t.error_message, t.ocr_worker_id, t.ocr_started_at, t.ocr_heartbeat_at, t.ocr_attempts, t.ocr_max_attempts, t.ocr_error, t.created_at
+from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
+join extraction_queue t on t.id = s._k0;
+
+-- sweep
+with held as materialized (
+  select t.ctid as _row, t.id as _k0, t.worker_id as _worker, false as _poison
+  from extraction_queue t
+  where t.status_id = 2 and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+  limit $1::bigint
+  for no key update skip locked
+)
+update extraction_queue t set
+    status_id = 1,
+    worker_id = null,
+    processing_started_at = null,
+    heartbeat_at = null
+from held
+where t.ctid = held._row
+returning held._worker, held._poison, t.id;
+
+-- is anything ready
+select 1 where exists (select 1 from extraction_queue where status_id = 1);

@@ -1,0 +1,189 @@
+-- claim
+with picked as materialized (
+  select ctid from "AnalysisJob"
+  where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
+  order by "createdAt", id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update "AnalysisJob" set
+    "inProgress" = true,
+    "updatedAt" = now(),
+    "heartbeatAt" = now(),
+    "lockedBy" = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error
+)
+select id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error from taken
+order by "createdAt", id;
+
+-- claim from the remembered lower bound
+with picked as materialized (
+  select ctid from "AnalysisJob"
+  where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
+    and ("createdAt", id) >= ($3::timestamp with time zone, $4::text)
+  order by "createdAt", id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update "AnalysisJob" set
+    "inProgress" = true,
+    "updatedAt" = now(),
+    "heartbeatAt" = now(),
+    "lockedBy" = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error
+)
+select id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error from taken
+order by "createdAt", id;
+
+-- settle done
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  join "AnalysisJob" t on t.id = s._k0
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+  for no key update of t skip locked
+)
+update "AnalysisJob" t set
+    status = 'model-analysis',
+    "currentStep" = 'model-analysis',
+    "inProgress" = false,
+    "updatedAt" = now()
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle retry
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  join "AnalysisJob" t on t.id = s._k0
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+  for no key update of t skip locked
+)
+update "AnalysisJob" t set
+    status = 'prompt-forming',
+    "currentStep" = 'prompt-forming',
+    "inProgress" = false,
+    "updatedAt" = now(),
+    "lockedBy" = null,
+    "heartbeatAt" = null,
+    "runAfter" = now() + held._delay * interval '1 second',
+    "retryCount" = coalesce("retryCount", 0) + 1,
+    error = held._error
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle dead
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  join "AnalysisJob" t on t.id = s._k0
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+  for no key update of t skip locked
+)
+update "AnalysisJob" t set
+    status = 'prompt-forming',
+    "currentStep" = 'prompt-forming',
+    "inProgress" = false,
+    "updatedAt" = now(),
+    "retryCount" = greatest(coalesce("retryCount", 0) + 1, 3),
+    error = held._error
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle snooze
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  join "AnalysisJob" t on t.id = s._k0
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+  for no key update of t skip locked
+)
+update "AnalysisJob" t set
+    status = 'prompt-forming',
+    "currentStep" = 'prompt-forming',
+    "inProgress" = false,
+    "updatedAt" = now(),
+    "lockedBy" = null,
+    "heartbeatAt" = null,
+    "runAfter" = now() + held._delay * interval '1 second'
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle release
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  join "AnalysisJob" t on t.id = s._k0
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+  for no key update of t skip locked
+)
+update "AnalysisJob" t set
+    status = 'prompt-forming',
+    "currentStep" = 'prompt-forming',
+    "inProgress" = false,
+    "updatedAt" = now(),
+    "lockedBy" = null,
+    "heartbeatAt" = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle done with extractedInfo
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision, _v0 jsonb)
+  join "AnalysisJob" t on t.id = s._k0
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+  for no key update of t skip locked
+)
+update "AnalysisJob" t set
+    status = 'model-analysis',
+    "currentStep" = 'model-analysis',
+    "inProgress" = false,
+    "updatedAt" = now(),
+    "extractedInfo" = held._v0
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- renew
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text)
+  join "AnalysisJob" t on t.id = s._k0
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+  for no key update of t skip locked
+)
+update "AnalysisJob" t set "heartbeatAt" = now()
+from held
+where t.ctid = held._row
+returning held._ord, t."heartbeatAt";
+
+-- read
+select s._ord, coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false),
+  t.id, t.status, t."currentStep", t."inProgress", t."retryCount", t."extractedInfo", t."createdAt", t."updatedAt", t."lockedBy", t."heartbeatAt", t."runAfter", t.error
+from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text)
+join "AnalysisJob" t on t.id = s._k0;
+
+-- sweep
+with held as materialized (
+  select t.ctid as _row, t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) + 1 >= 3 as _poison
+  from "AnalysisJob" t
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (t."heartbeatAt" is null or t."heartbeatAt" < now() - interval '300.0 seconds')
+  limit $1::bigint
+  for no key update skip locked
+)
+update "AnalysisJob" t set
+    status = case when held._poison then 'prompt-forming'::text else 'prompt-forming' end,
+    "currentStep" = case when held._poison then 'prompt-forming'::text else 'prompt-forming' end,
+    "inProgress" = case when held._poison then false::boolean else false end,
+    "lockedBy" = case when held._poison then "lockedBy"::text else null end,
+    "heartbeatAt" = case when held._poison then "heartbeatAt"::timestamp with time zone else null end,
+    "updatedAt" = case when held._poison then now()::timestamp with time zone else now() end,
+    "retryCount" = case when held._poison then greatest(coalesce("retryCount", 0) + 1, 3)::integer else coalesce("retryCount", 0) + 1 end,
+    error = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else error end
+from held
+where t.ctid = held._row
+returning held._worker, held._poison, t.id;
+
+-- is anything ready
+select 1 where exists (select 1 from "AnalysisJob" where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3);

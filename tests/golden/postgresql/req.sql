@@ -1,0 +1,163 @@
+-- claim
+with picked as materialized (
+  select ctid from search_sessions
+  where status = 'pending_company_selection' and req_completed = false
+  order by created_at, id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update search_sessions set
+    status = 'scraping_company_data',
+    updated_at = now(),
+    heartbeat_at = now(),
+    processing_started_at = now(),
+    worker_id = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at
+)
+select id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at from taken
+order by created_at, id;
+
+-- claim from the remembered lower bound
+with picked as materialized (
+  select ctid from search_sessions
+  where status = 'pending_company_selection' and req_completed = false
+    and (created_at, id) >= ($3::timestamp with time zone, $4::uuid)
+  order by created_at, id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update search_sessions set
+    status = 'scraping_company_data',
+    updated_at = now(),
+    heartbeat_at = now(),
+    processing_started_at = now(),
+    worker_id = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at
+)
+select id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at from taken
+order by created_at, id;
+
+-- settle done
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  join search_sessions t on t.id = s._k0
+  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update search_sessions t set
+    status = 'pending_name_selection',
+    req_completed = true,
+    updated_at = now()
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle retry
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  join search_sessions t on t.id = s._k0
+  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update search_sessions t set
+    status = 'pending_company_selection',
+    req_completed = false,
+    updated_at = now(),
+    worker_id = null,
+    processing_started_at = null,
+    heartbeat_at = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle dead
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  join search_sessions t on t.id = s._k0
+  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update search_sessions t set
+    status = 'failed',
+    updated_at = now()
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle snooze
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  join search_sessions t on t.id = s._k0
+  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update search_sessions t set
+    status = 'pending_company_selection',
+    req_completed = false,
+    updated_at = now(),
+    worker_id = null,
+    processing_started_at = null,
+    heartbeat_at = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle release
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  join search_sessions t on t.id = s._k0
+  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update search_sessions t set
+    status = 'pending_company_selection',
+    req_completed = false,
+    updated_at = now(),
+    worker_id = null,
+    processing_started_at = null,
+    heartbeat_at = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- renew
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone)
+  join search_sessions t on t.id = s._k0
+  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+  for no key update of t skip locked
+)
+update search_sessions t set heartbeat_at = now()
+from held
+where t.ctid = held._row
+returning held._ord, t.heartbeat_at;
+
+-- read
+select s._ord, coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false),
+  t.id, t.status, t.req_completed, t.worker_id, t.processing_started_at, t.heartbeat_at, t.created_at, t.updated_at
+from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone)
+join search_sessions t on t.id = s._k0;
+
+-- sweep
+with held as materialized (
+  select t.ctid as _row, t.id as _k0, t.worker_id as _worker, false as _poison
+  from search_sessions t
+  where t.status = 'scraping_company_data' and t.req_completed = false and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+  limit $1::bigint
+  for no key update skip locked
+)
+update search_sessions t set
+    status = 'pending_company_selection',
+    req_completed = false,
+    worker_id = null,
+    processing_started_at = null,
+    heartbeat_at = null,
+    updated_at = now()
+from held
+where t.ctid = held._row
+returning held._worker, held._poison, t.id;
+
+-- is anything ready
+select 1 where exists (select 1 from search_sessions where status = 'pending_company_selection' and req_completed = false);

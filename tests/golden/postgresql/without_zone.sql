@@ -1,0 +1,146 @@
+-- claim
+with picked as materialized (
+  select ctid from jobs
+  where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc'))
+  order by id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update jobs set
+    status = 'running',
+    updated_at = ((now()) at time zone 'utc'),
+    claimed_at = ((now()) at time zone 'utc'),
+    worker = $2::text,
+    attempts = coalesce(attempts, 0) + 1
+  where ctid = any(array(select ctid from picked))
+  returning id, status, worker, claimed_at, run_after, updated_at, attempts
+)
+select id, status, worker, claimed_at, run_after, updated_at, attempts from taken
+order by id;
+
+-- claim from the remembered lower bound
+with picked as materialized (
+  select ctid from jobs
+  where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc'))
+    and (id) >= ($3::uuid)
+  order by id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update jobs set
+    status = 'running',
+    updated_at = ((now()) at time zone 'utc'),
+    claimed_at = ((now()) at time zone 'utc'),
+    worker = $2::text,
+    attempts = coalesce(attempts, 0) + 1
+  where ctid = any(array(select ctid from picked))
+  returning id, status, worker, claimed_at, run_after, updated_at, attempts
+)
+select id, status, worker, claimed_at, run_after, updated_at, attempts from taken
+order by id;
+
+-- settle done
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'done',
+    updated_at = ((now()) at time zone 'utc')
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle retry
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    updated_at = ((now()) at time zone 'utc'),
+    worker = null,
+    claimed_at = null,
+    run_after = ((now() + held._delay * interval '1 second') at time zone 'utc')
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle dead
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'dead',
+    updated_at = ((now()) at time zone 'utc')
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle snooze
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    updated_at = ((now()) at time zone 'utc'),
+    worker = null,
+    claimed_at = null,
+    run_after = ((now() + held._delay * interval '1 second') at time zone 'utc'),
+    attempts = greatest(attempts - 1, 0)
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle release
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    updated_at = ((now()) at time zone 'utc'),
+    worker = null,
+    claimed_at = null,
+    attempts = greatest(attempts - 1, 0)
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- read
+select s._ord, coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false),
+  t.id, t.status, t.worker, t.claimed_at, t.run_after, t.updated_at, t.attempts
+from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer)
+join jobs t on t.id = s._k0;
+
+-- sweep
+with held as materialized (
+  select t.ctid as _row, t.id as _k0, t.worker as _worker, coalesce(attempts, 0) > 5 + 3 as _poison
+  from jobs t
+  where t.status = 'running' and (t.claimed_at is null or t.claimed_at < ((now() - interval '300.0 seconds') at time zone 'utc'))
+  limit $1::bigint
+  for no key update skip locked
+)
+update jobs t set
+    status = case when held._poison then 'dead'::text else 'ready' end,
+    worker = case when held._poison then worker::text else null end,
+    claimed_at = case when held._poison then claimed_at::timestamp without time zone else null end,
+    updated_at = case when held._poison then ((now()) at time zone 'utc')::timestamp without time zone else ((now()) at time zone 'utc') end
+from held
+where t.ctid = held._row
+returning held._worker, held._poison, t.id;
+
+-- is anything ready
+select 1 where exists (select 1 from jobs where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc')));

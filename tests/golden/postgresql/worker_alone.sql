@@ -1,0 +1,126 @@
+-- claim
+with picked as materialized (
+  select ctid from jobs
+  where status = 'ready'
+  order by id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update jobs set
+    status = 'running',
+    worker = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, status, worker
+)
+select id, status, worker from taken
+order by id;
+
+-- claim from the remembered lower bound
+with picked as materialized (
+  select ctid from jobs
+  where status = 'ready'
+    and (id) >= ($3::integer)
+  order by id
+  limit $1::bigint
+  for no key update skip locked
+), taken as (
+  update jobs set
+    status = 'running',
+    worker = $2::text
+  where ctid = any(array(select ctid from picked))
+  returning id, status, worker
+)
+select id, status, worker from taken
+order by id;
+
+-- settle done
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'done'
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle retry
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle dead
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'dead'
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle snooze
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- settle release
+with held as materialized (
+  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  join jobs t on t.id = s._k0
+  where t.status = 'running' and t.worker = $2::text
+  for no key update of t skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null
+from held
+where t.ctid = held._row
+returning held._ord;
+
+-- read
+select s._ord, coalesce(t.status = 'running' and t.worker = $2::text, false),
+  t.id, t.status, t.worker
+from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer)
+join jobs t on t.id = s._k0;
+
+-- sweep
+with held as materialized (
+  select t.ctid as _row, t.id as _k0, t.worker as _worker, false as _poison
+  from jobs t
+  where t.status = 'running' and not exists (select 1 from rowmill_workers w where t.worker = w.id || '~' || w.incarnation and not (w.seen_at < now() - interval '300.0 seconds'))
+  limit $1::bigint
+  for no key update skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null
+from held
+where t.ctid = held._row
+returning held._worker, held._poison, t.id;
+
+-- is anything ready
+select 1 where exists (select 1 from jobs where status = 'ready');

@@ -1,0 +1,82 @@
+-- claim of rows with a place in the order
+update jobs set
+    status = 'running',
+    claimed_at = strftime('%Y-%m-%d %H:%M:%f', 'now'),
+    worker = :worker
+where (id) in (
+  select id from jobs
+  where status = 'ready' and (rank > 0) and priority is not null
+  order by priority, rank desc, id nulls last
+  limit :count
+)
+returning id, status, worker, claimed_at, rank, priority;
+
+-- claim of rows without one
+update jobs set
+    status = 'running',
+    claimed_at = strftime('%Y-%m-%d %H:%M:%f', 'now'),
+    worker = :worker
+where (id) in (
+  select id from jobs
+  where status = 'ready' and (rank > 0) and priority is null
+  order by priority, rank desc, id nulls last
+  limit :count
+)
+returning id, status, worker, claimed_at, rank, priority;
+
+-- settle done
+update jobs set
+    status = 'done'
+where id = :_k0 and jobs.status = 'running' and jobs.worker = :worker and jobs.claimed_at = :_at
+returning 1;
+
+-- settle retry
+update jobs set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+where id = :_k0 and jobs.status = 'running' and jobs.worker = :worker and jobs.claimed_at = :_at
+returning 1;
+
+-- settle dead
+update jobs set
+    status = 'dead'
+where id = :_k0 and jobs.status = 'running' and jobs.worker = :worker and jobs.claimed_at = :_at
+returning 1;
+
+-- settle snooze
+update jobs set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+where id = :_k0 and jobs.status = 'running' and jobs.worker = :worker and jobs.claimed_at = :_at
+returning 1;
+
+-- settle release
+update jobs set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+where id = :_k0 and jobs.status = 'running' and jobs.worker = :worker and jobs.claimed_at = :_at
+returning 1;
+
+-- read
+select coalesce(jobs.status = 'running' and jobs.worker = :worker and jobs.claimed_at = :_at, 0), id, status, worker, claimed_at, rank, priority
+from jobs
+where id = :_k0;
+
+-- stale rows
+select worker, 0, id
+from jobs
+where status = 'running' and (jobs.claimed_at is null or julianday(jobs.claimed_at) < julianday('now', '-300.0 seconds'))
+limit :most;
+
+-- sweep
+update jobs set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+where id = :_k0 and status = 'running';
+
+-- is anything ready
+select 1 where exists (select 1 from jobs where status = 'ready' and (rank > 0));

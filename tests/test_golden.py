@@ -1,0 +1,142 @@
+"""Golden SQL: the statements of each table shape, as they will run, kept as files to be read and reviewed.
+
+``UPDATE_GOLDEN=1`` writes the files anew; a statement that differs from its file fails with the difference.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from datetime import timedelta as td
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import systems
+from databases import Db
+from rowmill import Mill
+from rowmill.testing import Kit
+from rows import empty
+
+GOLDEN = Path(__file__).parent / "golden"
+STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Db:
+    """An empty database, once of each kind."""
+    return empty(request, tmp_path, request.param)
+
+
+async def handle(job: Any) -> None:
+    return None
+
+
+def _system(system: str, lane: str) -> Callable[[Db, Mill], None]:
+    def declare(db: Db, mill: Mill) -> None:
+        systems.create(db, system)
+        getattr(systems, lane)(mill, handle)
+
+    return declare
+
+
+def _own(columns: str, after: str = "", **options: Any) -> Callable[[Db, Mill], None]:
+    """A table of the test's own."""
+
+    def declare(db: Db, mill: Mill) -> None:
+        time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+        db.execute(f"create table jobs ({columns.replace('$time', time)}){after}")
+        mill.lane("jobs", name="jobs", **STATES | options)(handle)
+
+    return declare
+
+
+_TWO = "tenant text, number integer, status text, worker text, claimed_at $time, primary key (tenant, number)"
+#: shape -> how it is declared, the columns a handler returns, the dialects it is for
+SHAPES: dict[str, tuple[Callable[[Db, Mill], None], tuple[str, ...], str]] = {
+    "extraction": (_system("registre", "extraction"), ("document_type",), ""),
+    "req": (_system("registre", "req"), (), ""),
+    "ocr": (_system("registre", "ocr"), (), ""),
+    "enrichment": (_system("enrichment", "enrichment"), ("url", "domain"), ""),
+    "scrape": (_system("prices", "scrape"), ("query_params",), ""),
+    "prompt_forming": (_system("analysis", "prompt_forming"), ("extractedInfo",), ""),
+    "composite_key": (_own(_TWO), (), ""),
+    "worker_alone": (_own("id integer primary key, status text, worker text"), (), ""),
+    "renewed_claim": (
+        _own("id integer primary key, status text, claimed_at $time", renew="claimed_at"), (), ""),
+    "descending": (
+        _own("id integer primary key, status text, worker text, claimed_at $time, rank integer, priority integer",
+             order_by=["rank desc"], where="rank > 0"), (), ""),
+    "partitioned": (_own(_TWO, " partition by list (tenant)"), (), "postgresql"),
+    "without_zone": (
+        _own("id uuid primary key, status text, worker text, claimed_at timestamp, run_after timestamp,"
+             " updated_at timestamp, attempts integer", untouched_for=td(seconds=30)), (), "postgresql"),
+    "epochs": (
+        _own("id integer primary key, status text, worker text, claimed_at real, heartbeat_at integer,"
+             " run_after integer, attempts integer"), (), "sqlite"),
+}  # fmt: skip
+
+
+def rendered(store: Any, columns: tuple[str, ...]) -> str:
+    """Every statement of a lane, each under its name."""
+    statements, lease = store.statements, td(minutes=5)
+    texts = {"claim": statements.claim()}
+    if store.database.dialect.name == "postgresql":
+        if statements.bound() is not None:
+            texts["claim from the remembered lower bound"] = statements.claim(bounded=True)
+        sweeps = {"sweep": statements.sweep(lease)}
+    else:
+        if statements.loose():
+            texts = {"claim of rows with a place in the order": statements.claim(placed=True)}
+            texts["claim of rows without one"] = statements.claim(placed=False)
+        sweeps = {"stale rows": statements.find_stale(lease), "sweep": statements.sweep(poison=False)}
+        if statements.poison() is not None:
+            sweeps["sweep of a poisoned row"] = statements.sweep(poison=True)
+    for kind in ("done", "retry", "dead", "snooze", "release"):
+        texts[f"settle {kind}"] = statements.settle(kind, ())
+    if columns:
+        texts[f"settle done with {', '.join(columns)}"] = statements.settle("done", columns)
+    if store.binding.renew != "none":
+        texts["renew"] = statements.renew()
+    texts |= {"read": statements.read(), **sweeps}
+    texts["is anything ready"] = f"select 1 where {store.ready_probe()}"
+    return "\n\n".join(f"-- {name}\n{text};" for name, text in texts.items()) + "\n"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_the_statements_are_those_that_were_reviewed(db: Db, shape: str) -> None:
+    """A6, B2, C6, D2, E2; issue: golden SQL for at least six table shapes per dialect."""
+    declare, columns, only = SHAPES[shape]
+    if only and only != db.dialect:
+        pytest.skip(f"a shape of {only}")
+    mill = Mill(db.url)
+    declare(db, mill)
+    async with Kit(mill) as kit:
+        text = rendered(await kit.store(), columns)
+    compare(GOLDEN / db.dialect / f"{shape}.sql", text)
+
+
+def compare(path: Path, text: str) -> None:
+    """Fail with the difference from the file, or, asked to, write the file."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    old = path.read_text() if path.exists() else ""
+    difference = difflib.unified_diff(
+        old.splitlines(), text.splitlines(), str(path.name), "as it would run now", "", ""
+    )
+    assert old == text, "\n".join(["UPDATE_GOLDEN=1 writes the file anew", *difference])
+
+
+def test_no_golden_file_is_left_from_a_shape_that_is_gone() -> None:
+    """STYLE: what is kept is what is checked."""
+    kept = {str(path.relative_to(GOLDEN)) for path in GOLDEN.glob("*/*")}
+    wanted = {
+        f"{dialect}/{shape}.sql"
+        for shape, (_, _, only) in SHAPES.items()
+        for dialect in ("postgresql", "sqlite")
+        if only in ("", dialect)
+    }
+    assert kept == wanted

@@ -1,0 +1,200 @@
+"""The status of lanes: rows by state, whatever environment is down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import systems
+from command import COMPOSITE, NOWHERE, Command, ago, counts, create_parts, fill_enrichment
+from databases import Db
+from rowmill.store import inspect as inspect_module
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+def test_status_counts_rows_by_state_and_tells_the_age_of_the_oldest_ready_row(db: Db, command: Command) -> None:
+    fill_enrichment(db)
+    command.app(db.url, "enrichment")
+    document = command.json("status")
+    assert counts(document, "enrichment") == {
+        "ready": 3, "waiting": 2, "running": 2, "stuck": 1, "done": 1, "dead": 1,
+    }  # fmt: skip
+    (lane,) = document["lanes"]
+    assert lane["counts"]["canceled"] is None, "the lane has no such state"
+    assert lane["table"] == "enrichment_jobs"
+    assert 86000 < lane["oldest_ready_seconds"] < 87000
+    assert document["errors"] == []
+
+
+def test_status_of_a_pipeline_counts_the_done_of_one_lane_as_the_ready_of_the_next(db: Db, command: Command) -> None:
+    """A11, B2"""
+    systems.create(db, "registre")
+    systems.insert_extraction(db, 3)
+    systems.insert_extraction(db, 1, status_id=2, worker_id="w", heartbeat_at=ago(minutes=6))
+    systems.insert_ocr(db, 2)
+    systems.insert_ocr(db, 1, status_id=6, ocr_worker_id="w", ocr_heartbeat_at=ago(seconds=6))
+    systems.insert_ocr(db, 4, status_id=5)
+    command.app(db.url, "ocr", "extraction", "req")
+    document = command.json("status")
+    assert counts(document, "extraction") == {"ready": 3, "running": 1, "stuck": 1, "done": 2}
+    assert counts(document, "ocr") == {"ready": 2, "running": 1, "done": 4}
+    assert counts(document, "req") == {}
+
+
+def test_status_of_phases_without_a_dead_state_shows_exhausted_rows_as_dead(db: Db, command: Command) -> None:
+    """E6"""
+    systems.create(db, "analysis")
+    systems.insert_analysis(db, 4)
+    systems.insert_analysis(db, 2, updatedAt=ago(seconds=3))
+    systems.insert_analysis(db, 1, runAfter=ago(minutes=-3), retryCount=2)
+    systems.insert_analysis(db, 3, retryCount=3)
+    systems.insert_analysis(db, 1, inProgress=True, lockedBy="w~1", heartbeatAt=ago(seconds=3))
+    systems.insert_analysis(db, 2, inProgress=True, lockedBy="w~1")
+    systems.insert_analysis(db, 5, status="prompt-forming")
+    command.app(db.url, "website_analysis", "prompt_forming")
+    document = command.json("status")
+    assert counts(document, "website_analysis") == {
+        "ready": 4, "waiting": 3, "running": 3, "stuck": 2, "done": 5, "dead": 3,
+    }  # fmt: skip
+    assert counts(document, "prompt_forming") == {"ready": 5}
+
+
+def test_a_row_that_a_further_condition_holds_back_is_waiting(db: Db, command: Command) -> None:
+    """D1"""
+    systems.create(db, "prices")
+    systems.insert_scrape(db, 2)
+    systems.insert_scrape(db, 3, source_id=systems.insert_source(db, enabled=False)[0])
+    command.app(db.url, "scrape")
+    assert counts(command.json("status"), "scrape") == {"ready": 2, "waiting": 3}
+    rows = command.json("jobs", "--state", "waiting")["rows"]
+    assert [row["state"] for row in rows] == ["waiting"] * 3
+
+
+def test_counts_stop_at_a_bound_and_say_so(db: Db, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    systems.create(db, "registre")
+    systems.insert_extraction(db, 12)
+    systems.insert_ocr(db, 10)
+    monkeypatch.setattr(inspect_module, "MOST", 10)
+    monkeypatch.setattr("rowmill.cli.show.MOST", 10)
+    command.app(db.url, "extraction")
+    (lane,) = command.json("status")["lanes"]
+    assert (lane["counts"]["ready"], lane["counts"]["done"], lane["at_least"]) == (10, 10, ["ready"])
+    assert "10+" in command("status").out
+
+
+def test_a_count_that_takes_too_long_is_given_up_and_the_others_are_shown(
+    pg: Db, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_enrichment(pg)
+    monkeypatch.setattr(inspect_module, "_ALL", 0.2)
+    monkeypatch.setattr(inspect_module, "_EACH", 0.2)
+    command.app(pg.url, "systems.enrichment(mill, handler, where='pg_sleep(1) is not null')")
+    (lane,) = command.json("status")["lanes"]
+    assert lane["unknown"] == ["ready", "waiting"]
+    assert lane["counts"]["running"] == 2
+    assert "counting took too long" in command("status").out
+
+
+def test_an_environment_that_is_down_is_shown_and_the_others_still_are(lite: Db, command: Command) -> None:
+    fill_enrichment(lite)
+    command.app({"prod": NOWHERE, "staging": lite.url}, "enrichment")
+    document = command.json("status", code=1)
+    assert [lane["environment"] for lane in document["lanes"]] == ["staging"]
+    (error,) = document["errors"]
+    assert (error["environment"], error["unreachable"]) == ("prod", True)
+    shown = command("status")
+    assert shown.code == 1
+    assert "prod: not reached: cannot reach" in shown.out.replace("\n", " ")
+    assert "enrichment" in shown.out
+    assert command.json("status", "--env", "staging")["errors"] == []
+    for words in (["workers"], ["stuck"], ["jobs"]):
+        assert command(*words).code == 1
+        assert command(*words, "--env", "staging").code == 0
+
+
+def test_a_table_that_one_environment_lacks_is_told_and_the_others_are_shown(
+    fresh: Callable[[str], Db], command: Command
+) -> None:
+    whole, empty = fresh("sqlite"), fresh("sqlite")
+    fill_enrichment(whole)
+    command.app({"prod": whole.url, "dev": empty.url}, "enrichment")
+    document = command.json("status", code=1)
+    assert len(document["lanes"]) == 1
+    assert (document["errors"][0]["lane"], document["errors"][0]["unreachable"]) == ("enrichment", False)
+    assert "no table 'enrichment_jobs'" in document["errors"][0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["status", "--lane", "enrichmant"], "did you mean 'enrichment'?"),
+        (["status", "--env", "defualt"], "did you mean 'default'?"),
+        (["jobs", "--lane", "nothing"], "known: enrichment"),
+        (["sql", "enrichmant"], "did you mean 'enrichment'?"),
+        (["stuck", "app_nowhere:mill"], "no module 'app_nowhere'"),
+        (["jobs", "--state", "canceled"], 'canceled={"status": "..."}'),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_one(words: list[str], said: str, lite: Db, command: Command) -> None:
+    systems.create(lite, "enrichment")
+    command.app(lite.url, "enrichment")
+    ended = command(*words)
+    assert ended.code == 1
+    assert "Error: " in ended.err
+    assert said in ended.err
+
+
+@pytest.mark.parametrize(
+    "words", [["status", "--watch", "--json"], ["jobs", "--state", "odd"], ["jobs", "--limit", "0"]]
+)
+def test_a_command_that_makes_no_sense_ends_with_2(words: list[str], lite: Db, command: Command) -> None:
+    systems.create(lite, "enrichment")
+    command.app(lite.url, "enrichment")
+    assert command(*words).code == 2
+
+
+def test_a_look_at_a_file_that_is_not_there_does_not_make_one(command: Command, tmp_path: Path) -> None:
+    command.app(f"sqlite:///{tmp_path}/jbos.db", "enrichment")
+    for word in ("status", "workers", "stuck", "jobs"):
+        ended = command(word)
+        assert ended.code == 1
+        assert "there is no file" in (ended.out + ended.err).replace("\n", " ")
+    assert not (tmp_path / "jbos.db").exists()
+
+
+def test_the_status_of_many_lanes_fits_eighty_columns(lite: Db, command: Command) -> None:
+    systems.create(lite)
+    systems.insert_analysis(lite, 3)
+    command.app({"prod": lite.url, "staging": lite.url}, "extraction", "ocr", "website_analysis", "scrape")
+    shown = command("status").out
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+    assert "website_analysis" in shown
+
+
+def test_watching_goes_on_until_it_is_interrupted(lite: Db, command: Command, tmp_path: Path) -> None:
+    create_parts(lite)
+    reference = command.app(lite.url, COMPOSITE)
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "rowmill", "status", reference, "--watch"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    while "Ctrl-C" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (0, "")

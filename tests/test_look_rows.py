@@ -1,0 +1,279 @@
+"""The commands that show rows and workers: workers, stuck, jobs, sql."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import systems
+from command import COMPOSITE, NOWHERE, Command, ago, counts, create_parts, fill_enrichment, register
+from databases import Db
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+# -- workers
+
+
+def test_workers_shows_who_works_on_what_and_who_is_dead(db: Db, command: Command) -> None:
+    """A14"""
+    job = {"slot": "enrichment-1", "lane": "enrichment", "environment": "default", "id": "77", "seconds": 12.0}
+    register(db, "w-idle", completed=1234, failed=2, lost=1)
+    register(db, "w-busy", silent=10, state="busy", current=[{**job, "progress": [0.4, "page 2"]}])
+    register(db, "w-gone", silent=100, state="busy", current=[{**job, "progress": None}])
+    register(db, "w-stopped", state="stopped")
+    command.app(db.url, "enrichment")
+    document = command.json("workers")
+    found = {worker["id"]: worker for worker in document["workers"]}
+    assert {name: worker["state"] for name, worker in found.items()} == {
+        "w-idle": "idle", "w-busy": "busy", "w-gone": "dead",
+    }  # fmt: skip
+    assert 21 < found["w-busy"]["current"][0]["seconds"] < 30, "the run goes on after the last sign of life"
+    idle = found["w-idle"]
+    assert (idle["completed"], idle["failed"], idle["lost"], idle["lanes"]) == (1234, 2, 1, ["enrichment"])
+    assert {worker["id"] for worker in command.json("workers", "--all")["workers"]} - found.keys() == {"w-stopped"}
+    shown = " ".join(command("workers").out.split())
+    assert "40% page 2" in shown
+    assert "1,234" in shown
+
+
+def test_a_worker_of_two_environments_is_one_worker(fresh: Callable[[str], Db], command: Command) -> None:
+    one, two = fresh("sqlite"), fresh("sqlite")
+    register(one, "w-1", silent=100)
+    register(two, "w-1", completed=5)
+    command.app({"prod": one.url, "staging": two.url}, "enrichment")
+    (worker,) = command.json("workers")["workers"]
+    assert (worker["environments"], worker["state"], worker["completed"]) == (["prod", "staging"], "idle", 5)
+
+
+def test_without_any_worker_workers_says_so(db: Db, command: Command) -> None:
+    command.app(db.url, "enrichment")
+    assert command.json("workers") == {"workers": [], "errors": []}
+    assert "No workers" in command("workers").out
+
+
+# -- stuck
+
+
+def test_stuck_lists_rows_without_a_sign_of_life_and_those_that_never_gave_one(db: Db, command: Command) -> None:
+    """D10"""
+    systems.create(db, "prices")
+    running = {"status": "running", "locked_at": ago(minutes=20)}
+    systems.insert_scrape(db, 1, **running, locked_by="alive", heartbeat_at=ago(seconds=20))
+    (silent,) = systems.insert_scrape(db, 1, **running, locked_by="silent", heartbeat_at=ago(seconds=400))
+    (never,) = systems.insert_scrape(db, 1, **running, locked_by="never")
+    systems.insert_scrape(db, 1)
+    command.app(db.url, "scrape")
+    rows = command.json("stuck")["rows"]
+    assert [(row["id"], row["worker"]) for row in rows] == [(never, "never"), (silent, "silent")]
+    assert rows[0]["silent_seconds"] is None
+    assert 390 < rows[1]["silent_seconds"] < 420
+    assert 1190 < rows[1]["running_seconds"] < 1220
+    shown = command("stuck").out
+    assert "never seen" in shown
+    assert "7 min" in shown
+
+
+def test_where_only_the_workers_table_can_tell_it_is_asked(db: Db, command: Command) -> None:
+    db.execute("create table jobs (id integer primary key, state text not null, worker text)")
+    command.app(
+        db.url,
+        "mill.lane('jobs', name='jobs', ready={'state': 'new'}, running={'state': 'run'}, done={'state': 'ok'},"
+        " dead={'state': 'bad'})(handler)",
+    )
+    holders = ["w-1~inc-w-1", "w-2~inc-w-2", "w-3~gone"]
+    db.insert("jobs", [{"id": i, "state": "run", "worker": worker} for i, worker in enumerate(holders)])
+    assert command.json("stuck")["rows"] == [], "without a workers table nothing is called stuck"
+    assert counts(command.json("status"), "jobs") == {"running": 3}
+    register(db, "w-1")
+    register(db, "w-2", silent=400)
+    assert counts(command.json("status"), "jobs") == {"running": 3, "stuck": 2}
+    rows = {row["id"]: row for row in command.json("stuck")["rows"]}
+    assert rows.keys() == {1, 2}
+    assert rows[1]["worker"] == "w-2"
+    assert 390 < rows[1]["silent_seconds"] < 420
+    assert rows[2]["silent_seconds"] is None
+
+
+def test_when_nothing_hangs_stuck_says_so(lite: Db, command: Command) -> None:
+    systems.create(lite, "enrichment")
+    command.app(lite.url, "enrichment")
+    ended = command("stuck")
+    assert (ended.code, ended.out) == (0, "Nothing is stuck.\n")
+
+
+# -- jobs
+
+
+def test_jobs_shows_rows_of_a_state_with_the_time_that_matters(db: Db, command: Command) -> None:
+    fill_enrichment(db)
+    command.app(db.url, "enrichment")
+    states = ("ready", "waiting", "running", "done", "dead")
+    found = {state: command.json("jobs", "--state", state)["rows"] for state in states}
+    assert {state: len(rows) for state, rows in found.items()} == {
+        "ready": 3, "waiting": 2, "running": 2, "done": 1, "dead": 1,
+    }  # fmt: skip
+    assert all(row["state"] == state for state, rows in found.items() for row in rows)
+    assert found["running"][0]["worker"] == "w-1", "the latest first"
+    assert found["dead"][0]["error"] == "forbidden"
+    assert datetime.fromisoformat(found["waiting"][0]["run_after"]) > datetime.now(UTC)
+    assert len(command.json("jobs")["rows"]) == 9
+    assert len(command.json("jobs", "--limit", "4")["rows"]) == 4
+    assert "in 5 min" in command("jobs", "--state", "waiting").out
+
+
+def test_ready_rows_are_listed_as_they_will_be_claimed(db: Db, command: Command) -> None:
+    systems.create(db, "registre")
+    oldest = systems.insert_extraction(db, 3)
+    command.app(db.url, "extraction")
+    assert [row["id"] for row in command.json("jobs", "--state", "ready")["rows"]] == oldest
+    assert [row["id"] for row in command.json("jobs")["rows"]] == oldest[::-1]
+
+
+def test_jobs_with_an_id_shows_all_columns_of_the_row(db: Db, command: Command) -> None:
+    systems.create(db, "analysis", "enrichment")
+    (key,) = systems.insert_analysis(db, 1, extractedInfo={"a": [1]}, error="[/red] \x1b[31mno")
+    (link,) = systems.insert_enrichment(db, 1)
+    command.app(db.url, "website_analysis", "enrichment")
+    words = ("jobs", "--lane", "website_analysis", "--id", key)
+    (row,) = command.json(*words)["rows"]
+    assert (row["id"], row["state"]) == (key, "ready")
+    assert row["columns"]["extractedInfo"] == {"a": [1]}
+    shown = command(*words).out
+    assert "currentStep" in shown
+    assert "[/red]" in shown
+    assert "\x1b" not in shown
+    (row,) = command.json("jobs", "--lane", "enrichment", "--id", str(link))["rows"]
+    assert row["id"] == str(link)
+
+
+def test_a_row_of_another_lane_is_shown_as_in_no_state_of_this_one(lite: Db, command: Command) -> None:
+    systems.create(lite, "registre")
+    (key,) = systems.insert_extraction(lite, 1, status_id=6)
+    command.app(lite.url, "extraction")
+    (row,) = command.json("jobs", "--id", str(key))["rows"]
+    assert row["state"] is None
+    assert "in no state of this lane" in " ".join(command("jobs", "--id", str(key)).out.split())
+    assert command.json("jobs")["rows"] == []
+
+
+def test_a_composite_key_is_written_with_commas(db: Db, command: Command) -> None:
+    create_parts(db)
+    db.insert("parts", [{"book": "a,b", "page": 1}, {"book": "c", "page": 2}], key="page")
+    command.app(db.url, COMPOSITE)
+    (row,) = command.json("jobs", "--id", "c,2")["rows"]
+    assert row["id"] == ["c", 2]
+    (row,) = command.json("jobs", "--id", '"a,b",1')["rows"]
+    assert row["id"] == ["a,b", 1]
+    assert '"a,b",1' in command("jobs").out, "as it can be given again"
+    for nonsense in ("c", "c,2,3", "c,two"):
+        ended = command("jobs", "--id", nonsense)
+        assert ended.code == 1
+        assert "is not an id in table 'parts'" in ended.err
+        assert "Try: " in ended.err
+
+
+def test_an_id_that_no_row_can_have_is_refused_with_the_type_it_needs(db: Db, command: Command) -> None:
+    systems.create(db, "registre")
+    command.app(db.url, "extraction")
+    for nonsense in ("seven", "1.5", "", "99999999999999999999"):
+        ended = command("jobs", "--id", nonsense)
+        assert ended.code == 1
+        assert "its key column 'id' is" in ended.err
+
+
+def test_an_id_that_no_uuid_can_be_is_refused(pg: Db, command: Command) -> None:
+    systems.create(pg, "enrichment")
+    command.app(pg.url, "enrichment")
+    assert "its key column 'id' is uuid" in command("jobs", "--id", "77").err
+
+
+def test_an_id_that_no_row_has_ends_with_4(lite: Db, command: Command) -> None:
+    systems.create(lite, "registre")
+    command.app(lite.url, "extraction")
+    ended = command("jobs", "--id", "77")
+    assert (ended.code, ended.out) == (4, "No row has the id 77.\n")
+    assert command.json("jobs", "--id", "77", code=4)["rows"] == []
+
+
+def test_a_mill_with_several_lanes_asks_which(lite: Db, command: Command) -> None:
+    systems.create(lite, "registre")
+    command.app(lite.url, "extraction", "ocr")
+    ended = command("jobs")
+    assert ended.code == 1
+    assert "--lane extraction or --lane ocr" in ended.err
+
+
+def test_rows_without_most_roles_and_with_odd_times_are_shown(lite: Db, command: Command) -> None:
+    """SQLite keeps whatever was put in, whatever the column says."""
+    lite.execute("create table odd (id, state text, claimed_at numeric, created_at integer, primary key (id))")
+    lite.insert("odd", [{"id": 1, "state": "run", "claimed_at": "soon", "created_at": 0}])
+    lite.insert("odd", [{"id": "x", "state": "run", "claimed_at": ago(minutes=9).timestamp(), "created_at": None}])
+    command.app(
+        lite.url,
+        "mill.lane('odd', name='odd', ready={'state': 'new'}, running={'state': 'run'}, done={'state': 'ok'},"
+        " dead={'state': 'bad'})(handler)",
+    )
+    assert {row["id"] for row in command.json("jobs")["rows"]} == {1, "x"}
+    assert command("jobs", "--id", "1").code == 0
+    (row,) = command.json("jobs", "--id", "x")["rows"]
+    assert 530 < row["running_seconds"] < 560
+
+
+def test_reserved_words_conditions_in_sql_and_endless_waits_are_understood(pg: Db, command: Command) -> None:
+    pg.execute(
+        """create schema "My";
+        create table "My"."order" (
+            "group" uuid primary key default gen_random_uuid(), "select" text not null default 'new',
+            locked_by text, locked_at timestamptz, run_after timestamptz, attempts integer not null default 0,
+            created date default current_date
+        );
+        insert into "My"."order" (run_after) values ('infinity'), (null), (now() - interval '90 seconds');
+        insert into "My"."order" ("select", locked_at) values ('run', now() - interval '9 minutes'), ('run', now());
+        insert into "My"."order" (attempts) values (3)"""
+    )
+    command.app(
+        pg.url,
+        """states = {"running": {"select": "run"}, "done": {"select": "ok"}, "dead": {"select": "bad"}}""",
+        """mill.lane('"My"."order"', name="odd", ready="\\"select\\" = 'new'", retry={"select": "new"},"""
+        """ where=lambda t: t.c.attempts < 3, **states)(handler)""",
+    )
+    assert counts(command.json("status"), "odd") == {"ready": 2, "waiting": 2, "running": 2, "stuck": 1}
+    assert "held back" in command("jobs", "--state", "waiting").out
+    assert command.json("retry", "--state", "waiting")["count"] == 2
+    assert counts(command.json("status"), "odd") == {"ready": 4, "running": 2, "stuck": 1}
+
+
+# -- sql
+
+
+def test_sql_prints_the_statements_as_they_will_run(db: Db, command: Command) -> None:
+    systems.create(db, "enrichment", "prices")
+    reference = command.app({"one": db.url, "two": NOWHERE}, "enrichment", "scrape")
+    shown = command("sql", reference, "scrape").out
+    names = [line.removeprefix("-- scrape: ") for line in shown.splitlines() if line.startswith("-- ")]
+    assert {"claim", "settle, done", "settle, retry", "settle, dead", "settle, release", "renew"} <= set(names)
+    assert ("skip locked" in shown) == (db.dialect == "postgresql")
+    document = command.json("sql", "enrichment")
+    assert (document["dialect"], document["environment"]) == (db.dialect, "one")
+    statements = {entry["name"]: entry["sql"] for entry in document["statements"]}
+    assert "renew" not in statements, "no column of that table is renewed"
+    assert "'queued'" in statements["claim"]
+    assert command("sql", "enrichment", "--env", "two").code == 1
+    assert command("sql", "a", "b", "c").code == 2
+
+
+def test_every_document_is_json_with_nothing_else_on_standard_output(lite: Db, command: Command) -> None:
+    fill_enrichment(lite)
+    command.app(lite.url, "enrichment")
+    for words in (["status"], ["workers", "--all"], ["stuck"], ["jobs"], ["sql", "enrichment"]):
+        ended = command(*words, "--json")
+        json.loads(ended.out)
+        assert ended.err == ""

@@ -1,0 +1,352 @@
+"""What a handler may use: resources by name, a directory of its own, progress, and a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta as td
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from databases import Db
+from rowmill import Mill, fixed
+from rowmill.testing import Kit
+from rows import empty, having, whole
+
+STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Db:
+    """An empty database, once of each kind."""
+    return empty(request, tmp_path, request.param)
+
+
+def table(db: Db, rows: int = 1, more: str = "result text") -> None:
+    time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+    db.execute(
+        "create table jobs (id integer primary key, status text not null default 'ready', worker text,"
+        f" claimed_at {time}, attempts integer default 0, run_after {time}, error text, {more})"
+    )
+    db.insert("jobs", [{"id": i} for i in range(1, rows + 1)])
+
+
+# -- resources (they know nothing of the database: SQLite alone)
+
+
+async def outcomes(mill: Mill, steps: int) -> list[str]:
+    async with Kit(mill) as kit:
+        return [(await kit.step()).outcome for _ in range(steps)]
+
+
+OPTIONS: dict[str, Any] = STATES | {"max_attempts": 9, "backoff": fixed(td(0))}
+
+
+async def test_resources_of_every_form_are_opened_once_on_first_use_and_closed_in_reverse(lite: Db) -> None:
+    """A8; DESIGN, resources: (async) generators, functions, coroutines; one may ask for another by its name."""
+    table(lite, 3)
+    mill, told = Mill(lite.url), []
+
+    @mill.resource
+    async def inner() -> AsyncIterator[str]:
+        told.append("inner opened")
+        yield "inner"
+        told.append("inner closed")
+
+    @mill.resource
+    def outer(inner: str) -> Iterator[str]:
+        told.append("outer opened")
+        yield f"outer of {inner}"
+        told.append("outer closed")
+
+    @mill.resource
+    def plain() -> str:
+        told.append("plain made")
+        return "plain"
+
+    @mill.resource(name="awaited")
+    async def another() -> str:
+        return "awaited"
+
+    @mill.resource
+    def unused() -> str:
+        raise AssertionError("opened though nobody asked for it")
+
+    @mill.lane("jobs", **OPTIONS)
+    async def lane(job: Any, plain: str, outer: str, awaited: str) -> None:
+        told.append(f"{job.id}: {plain}, {outer}, {awaited}")
+
+    assert told == []
+    assert await outcomes(mill, 3) == ["done"] * 3
+    assert told == [
+        "plain made", "inner opened", "outer opened",
+        "1: plain, outer of inner, awaited", "2: plain, outer of inner, awaited", "3: plain, outer of inner, awaited",
+        "outer closed", "inner closed",
+    ]  # fmt: skip
+
+
+async def test_a_resource_that_failed_to_open_is_opened_again_for_the_next_run(lite: Db) -> None:
+    """DESIGN, resources: reopened after they failed; the run that met the failure is retried."""
+    table(lite)
+    mill, tries = Mill(lite.url), []
+
+    @mill.resource
+    async def browser() -> AsyncIterator[str]:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionError("no browser")
+        yield "browser"
+
+    @mill.lane("jobs", **OPTIONS)
+    async def lane(job: Any, browser: str) -> dict[str, str]:
+        return {"result": browser}
+
+    assert await outcomes(mill, 3) == ["retry", "retry", "done"]
+    assert whole(lite, "jobs", 1)["result"] == "browser"
+    assert whole(lite, "jobs", 1)["error"] == "ConnectionError: no browser"
+
+
+async def test_a_resource_that_is_no_longer_healthy_is_closed_and_opened_again(lite: Db) -> None:
+    """A8; DESIGN, resources: healthy= is asked before each use; one that cannot be closed is left."""
+    table(lite, 4)
+    mill, told = Mill(lite.url), []
+
+    async def healthy(value: dict[str, Any]) -> bool:
+        return bool(value["works"])
+
+    @mill.resource(healthy=healthy)
+    async def browser() -> AsyncIterator[dict[str, Any]]:
+        told.append("opened")
+        yield {"works": True, "n": told.count("opened")}
+        told.append("closed")
+        raise RuntimeError("crashed on the way out")
+
+    @mill.lane("jobs", **OPTIONS)
+    async def lane(job: Any, browser: dict[str, Any]) -> dict[str, str]:
+        browser["works"] = job.id != 2
+        return {"result": str(browser["n"])}
+
+    assert await outcomes(mill, 4) == ["done"] * 4
+    assert [r["result"] for r in lite.query("select result from jobs order by id")] == ["1", "1", "2", "2"]
+    assert told == ["opened", "closed", "opened", "closed"]
+
+
+async def test_what_was_built_on_a_broken_resource_is_built_anew(lite: Db) -> None:
+    """DESIGN, resources: a page of a browser that was opened again is a page of the new one."""
+    table(lite, 3)
+    mill, opened = Mill(lite.url), []
+
+    @mill.resource(healthy=lambda browser: browser["works"])
+    def browser() -> dict[str, Any]:
+        opened.append("browser")
+        return {"works": True}
+
+    @mill.resource
+    def page(browser: dict[str, Any]) -> dict[str, Any]:
+        opened.append("page")
+        return {"of": browser}
+
+    @mill.lane("jobs", **OPTIONS)
+    async def lane(job: Any, page: dict[str, Any]) -> None:
+        assert page["of"]["works"]
+        page["of"]["works"] = job.id != 1
+
+    assert await outcomes(mill, 3) == ["done"] * 3
+    assert opened == ["browser", "page"] * 2
+
+
+# -- a directory of its own, and progress
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_run_has_a_directory_of_its_own_that_is_gone_after_it(lite: Db, fails: bool) -> None:
+    """B1: each run its own temporary directory, cleaned after each document, also after a failure."""
+    table(lite, 2)
+    mill, places = Mill(lite.url), []
+
+    @mill.lane("jobs", **OPTIONS)
+    def lane(job: Any) -> None:
+        assert job.workdir == job.workdir
+        (job.workdir / "page.png").write_text("x")
+        (job.workdir / "deep").mkdir()
+        places.append(job.workdir)
+        if fails:
+            raise ValueError("no text")
+
+    await outcomes(mill, 2)
+    assert len(set(places)) == 2
+    assert not any(place.exists() for place in places)
+
+
+PROGRESS: dict[str, tuple[str, Any]] = {
+    "text": ("text", "40% page 2 of 5"),
+    "narrow text": ("varchar(8)", having("40%")),
+    "integer": ("integer", 40),
+    "smallint": ("smallint", 40),
+    "double": ("double precision", 0.4),
+    "real": ("real", 0.4),
+    "json": ("json", {"fraction": 0.4, "note": "page 2 of 5"}),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRESS)
+async def test_progress_is_written_in_the_columns_own_form(db: Db, kind: str) -> None:
+    """A14, DESIGN job.progress: text, whole numbers as percent, fractions, JSON."""
+    of, expected = PROGRESS[kind]
+    table(db, 1, f"progress {of}")
+    mill, seen = Mill(db.url), []
+
+    @mill.lane("jobs", **OPTIONS)
+    async def lane(job: Any) -> None:
+        await job.progress(0.4, "page 2 of 5")
+        seen.append(whole(db, "jobs", 1)["progress"])
+        await job.progress(1.0)
+
+    assert await outcomes(mill, 1) == ["done"], whole(db, "jobs", 1)["error"]
+    found = json.loads(seen[0]) if of == "json" else seen[0]
+    assert found == (pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else expected)
+
+
+async def test_progress_in_a_thread_is_written_without_await_and_at_most_once_a_second(db: Db) -> None:
+    """A14, X4: a handler may report every page; the table is written now and then, and at the end."""
+    table(db, 1, "progress integer")
+    mill, seen = Mill(db.url), []
+
+    @mill.lane("jobs", **OPTIONS)
+    def lane(job: Any) -> None:
+        for fraction in (0.1, 0.2, 0.3, 1.0):
+            job.progress(fraction)
+            seen.append(whole(db, "jobs", 1)["progress"])
+
+    assert await outcomes(mill, 1) == ["done"]
+    assert seen == [10, 10, 10, 100]
+
+
+async def test_progress_of_a_lost_run_is_not_written(db: Db) -> None:
+    """X1: progress is fenced like everything else."""
+    table(db, 1, "progress integer")
+    mill = Mill(db.url)
+
+    @mill.lane("jobs", **OPTIONS)
+    async def lane(job: Any) -> None:
+        db.execute("update jobs set worker = 'another'")
+        await job.progress(0.5)
+
+    async with Kit(mill) as kit:
+        assert (await kit.step()).outcome == "lost"
+    assert whole(db, "jobs", 1)["progress"] is None
+
+
+# -- a process of its own
+
+APP = """
+import os, time
+from datetime import timedelta as td
+from rowmill import Dead, Mill, fixed
+
+mill = Mill({url!r})
+
+@mill.resource
+def model():
+    return "model of another process"
+
+@mill.lane("jobs", ready={{"status": "ready"}}, running={{"status": "running"}}, done={{"status": "done"}},
+           dead={{"status": "dead"}}, isolation="process", timeout=td(seconds={timeout}), max_attempts=9,
+           backoff=fixed(td(0)), concurrency=1)
+def lane(job, model):
+    (job.workdir / "x").write_text("x")
+    how = job["result"]
+    if how == "columns":
+        job.progress(0.5, "half")
+        return {{"result": f"{{model}} {{job.id}} {{job.attempt}} {{os.getpid() != {pid}}} {{job.workdir}}"}}
+    if how == "dead":
+        raise Dead("no such document")
+    if how == "error":
+        raise LookupError("nowhere")
+    if how == "odd":
+        class Local(Exception):
+            pass
+        raise Local("cannot be pickled")
+    if how == "exit":
+        os._exit(3)
+    if how == "sys.exit":
+        raise SystemExit(4)
+    if how == "hang":
+        time.sleep(600)
+    if how == "lambda":
+        return {{"result": lambda: 1}}
+    if how == "finish":
+        with job.finish():
+            pass
+"""
+
+
+def isolated(db: Db, tmp_path: Path, name: str, timeout: float = 60.0) -> Mill:
+    """A Mill in a module of its own, as another process can import it."""
+    table(db)
+    source = dedent(APP).format(url=db.url, timeout=timeout, pid=os.getpid())
+    (tmp_path / f"{name}.py").write_text(source)
+    sys.path.insert(0, str(tmp_path))
+    importlib.invalidate_caches()
+    mill: Mill = importlib.import_module(name).mill
+    return mill
+
+
+def there(path: str) -> bool:
+    return Path(path).exists()
+
+
+@pytest.fixture
+def importable() -> Iterator[None]:
+    """Modules that a test writes and imports are gone after it."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("isolated_"):
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("importable")
+async def test_a_handler_in_a_process_of_its_own_ends_like_any_other(lite: Db, tmp_path: Path) -> None:
+    """Issue, run: isolation="process": columns, outcomes and errors come back; a process that dies is a failure."""
+    mill = isolated(lite, tmp_path, "isolated_ends")
+    ends = {
+        "columns": ("done", None),
+        "dead": ("dead", "no such document"),
+        "error": ("dead", "LookupError: nowhere"),
+        "odd": ("dead", having("cannot be pickled")),
+        "lambda": ("dead", having("cannot leave its process")),
+        "finish": ("dead", having("job.finish()")),
+        "exit": ("dead", "the handler's process died (exit code 3)"),
+        "sys.exit": ("dead", having("4")),
+    }
+    lite.execute("delete from jobs")
+    lite.insert("jobs", [{"id": i, "result": how, "attempts": 8} for i, how in enumerate(ends)])
+    async with Kit(mill) as kit:
+        tally = await kit.drain()
+    rows = lite.query("select * from jobs order by id")
+    assert dict(zip(ends, [(r["status"], r["error"]) for r in rows], strict=True)) == ends
+    assert (tally.completed, tally.died) == (1, 7)
+    words = rows[0]["result"]
+    assert words.startswith("model of another process 0 9 True ")
+    assert not there(words.split()[-1])
+
+
+@pytest.mark.usefixtures("importable")
+async def test_a_handler_that_hangs_is_killed_at_its_timeout(lite: Db, tmp_path: Path) -> None:
+    """Issue, run: a run past its timeout is killed, the worker lives on."""
+    mill = isolated(lite, tmp_path, "isolated_hangs", timeout=2.5)
+    lite.execute("update jobs set result = 'hang'")
+    async with Kit(mill) as kit:
+        step = await kit.step()
+        assert step is not None
+        assert (step.outcome, step.error) == ("retry", "timed out after 2.5 s")
+        lite.execute("update jobs set result = 'columns'")
+        assert (await kit.step()).outcome == "done"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -40,6 +41,11 @@ class LaneStore:
         self.worker = f"{worker}{INCARNATION}{incarnation}" if binding.incarnated else worker
         self._at = {column: i for i, column in enumerate(binding.columns)}
         self._decoders: dict[str, Callable[[Any], Any] | None] = {}
+        self._mark = self.worker if "worker" in binding.roles else None
+        roles = [binding.roles.get(role) for role in ("attempts", "failures", "max_attempts")]
+        #: Where the key, the claim's time and the counters stand in a row: looked up once, read for every claim.
+        self._key_at = [self._at[column] for column in binding.key]
+        self._places = [self._at[column] if column else None for column in (fence_time(binding), *roles)]
         #: The database's time when this store was opened, in the claimed_at column's own form: nothing older is ours.
         self.opened_at: Any = None
         #: Monotonic time before which a short claim proves nothing (see the PostgreSQL claim); None: it does.
@@ -103,25 +109,30 @@ class LaneStore:
         text = f"select 1 where {self.ready_probe()} or {self.running_probe()}"
         return bool(await self.database.read(lambda run: run(text, ())))
 
-    def make_claim(self, row: Sequence[Any]) -> Claim:
-        roles, at = self.binding.roles, self._at
-
-        def role(name: str) -> Any:
-            return row[at[roles[name]]] if name in roles else None
-
-        attempts, failures, limit = role("attempts"), role("failures"), role("max_attempts")
-        time_column = fence_time(self.binding)
-        return Claim(
-            lane=self.lane.name,
-            environment=self.binding.environment,
-            key=tuple([row[at[column]] for column in self.binding.key]),
-            row=row,
-            worker=self.worker if "worker" in roles else None,
-            claimed_at=row[at[time_column]] if time_column else None,
-            attempts=attempts,
-            attempt=(failures or 0) + 1 if "failures" in roles else (attempts or 1),
-            limit=limit if limit is not None else self.binding.max_attempts,
-        )
+    def make_claims(self, rows: Sequence[Any]) -> list[Claim]:
+        """Claims from the rows a claim returned, each with the values its fence will ask for."""
+        lane, environment, worker, now = self.lane.name, self.binding.environment, self._mark, time.monotonic()
+        time_at, attempts_at, failures_at, limit_at = self._places
+        found = []
+        for row in rows:
+            attempts = row[attempts_at] if attempts_at is not None else None
+            attempt = (row[failures_at] or 0) + 1 if failures_at is not None else (attempts or 1)
+            limit = row[limit_at] if limit_at is not None else None
+            claim = Claim(
+                lane,
+                environment,
+                tuple([row[at] for at in self._key_at]),
+                row,
+                worker,
+                row[time_at] if time_at is not None else None,
+                attempts,
+                attempt,
+                self.binding.max_attempts if limit is None else limit,
+                now,
+                now,
+            )
+            found.append(claim)
+        return found
 
     def value(self, row: Sequence[Any], column: str) -> Any:
         """One column of a claimed row, decoded when it is read."""

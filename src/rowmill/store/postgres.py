@@ -241,12 +241,12 @@ class PostgresLane(LaneStore):
             self._dear = self._dear + 1 if self._plain_cost > _DEAR + _DEAR_PER_ROW * count else 0
             if self._dear < _DEAR_IN_A_ROW or not self._boundable:
                 self._bound = None
-                return [self.make_claim(row) for row in rows]
+                return self.make_claims(rows)
         if rows and self._boundable and (bounded_now or self._bound is None):
             first = tuple(rows[0][self._at[column]] for column, _ in self.binding.order)
             if None not in first:
                 self._bound = first
-        return [self.make_claim(row) for row in rows]
+        return self.make_claims(rows)
 
     def forget_bound(self) -> None:
         self._bound, self._dear, self.look_again = None, 0, None
@@ -266,8 +266,12 @@ class PostgresLane(LaneStore):
 
     def _document(self, claims: Sequence[Claim], values: Sequence[dict[str, Any]] | None = None) -> str:
         rows = []
+        times: dict[Any, Any] = {None: None}  # one claim's rows all have the same
         for i, claim in enumerate(claims):
-            row: dict[str, Any] = {"_ord": i, "_at": claim.claimed_at, "_n": claim.attempts}
+            at = claim.claimed_at
+            if at not in times:
+                times[at] = _plain(at)
+            row: dict[str, Any] = {"_ord": i, "_at": times[at], "_n": claim.attempts}
             for k, part in enumerate(claim.key):
                 row[f"_k{k}"] = part
             if values is not None:
@@ -302,7 +306,7 @@ class PostgresLane(LaneStore):
         text = self._text("mine", lambda: self.statements.mine("$1::text", "$2"))
         values = (self.worker, self.opened_at) if "$2" in text else (self.worker,)
         rows = await self.database.read(lambda run: run(text, values))
-        return [self.make_claim(row) for row in rows]
+        return self.make_claims(rows)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)

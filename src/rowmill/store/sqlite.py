@@ -177,7 +177,7 @@ class SqliteLane(LaneStore):
                     break
             return rows
 
-        return [self.make_claim(row) for row in await self.database.write(verb)]
+        return self.make_claims(await self.database.write(verb))
 
     def _sorted(self, rows: Sequence[Any]) -> list[Any]:
         """In the lane's order, one column after the other from the last to the first; NULL last both ways."""
@@ -235,7 +235,7 @@ class SqliteLane(LaneStore):
     async def mine(self) -> list[Claim]:
         text = self._text("mine", lambda: self.statements.mine(":worker", ":since"))
         rows = await self.database.read(lambda run: run(text, {"worker": self.worker, "since": self.opened_at}))
-        return [self.make_claim(row) for row in rows]
+        return self.make_claims(rows)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 
 from databases import Db
 from rowmill import Mill, Retry
@@ -295,3 +296,21 @@ async def test_a_further_condition_may_be_built_over_the_table(db: Db, table: st
             assert [c.id for c in await kit.claim(count=9)] == found
     async with Kit(lane(db, table, where=lambda t: t.c.path.in_(["x", "y"]) | (t.c.id > 99))) as kit:
         assert [c.id for c in await kit.claim(count=9)] == [4]
+
+
+async def test_a_further_condition_may_look_into_other_tables_row_by_row(db: Db) -> None:
+    """D1: disabled sources, as a subquery that is about this row, not about any row."""
+    db.execute(f"create table jobs (id integer primary key, source_id integer, {columns(db)})")
+    db.execute("create table sources (id integer primary key, enabled boolean)")
+    db.execute("insert into sources values (1, true), (2, false)")
+    db.execute("insert into jobs (id, source_id) values (1, 1), (2, 2)")
+    sources = sa.table("sources", sa.column("id"), sa.column("enabled", sa.Boolean))
+    conditions = [
+        lambda t: t.c.source_id.in_(sa.select(sources.c.id).where(sources.c.enabled)),
+        lambda t: sa.exists().where(sources.c.id == t.c.source_id, sources.c.enabled),
+        lambda t: sa.select(sources.c.enabled).where(sources.c.id == t.c.source_id).scalar_subquery(),
+    ]
+    for where in conditions:
+        db.execute("update jobs set status = 'ready'")
+        async with Kit(lane(db, "jobs", where=where)) as kit:
+            assert [c.id for c in await kit.claim(count=9)] == [1]

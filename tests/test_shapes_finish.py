@@ -250,6 +250,30 @@ def counter(mill: Mill, colour: str, seen: list[Any]) -> None:
                 tx.execute(sa.text(sql), {"name": one.outcome})
 
 
+async def test_a_hook_takes_sql_text_as_a_finish_block_does(db: Db, colour: str) -> None:
+    """DESIGN: ``tx`` is one word for one thing, in finish blocks and in hooks."""
+    tables(db)
+
+    async def handle(job: Any) -> None:
+        return None
+
+    mill = lane(db, handle)
+    sql = "insert into effects (job, note) values (:job, :note)"
+
+    async def waiting(tx: Any, settled: Any) -> None:
+        await tx.execute(sql, {"job": settled[0].id, "note": "x"})
+
+    def plain(tx: Any, settled: Any) -> None:
+        tx.execute(sql, {"job": settled[0].id, "note": "x"})
+
+    mill.lanes["jobs"].on_settled(waiting if colour == "async" else plain)
+    async with Kit(mill) as kit:
+        step = await kit.step()
+    assert step is not None
+    assert (step.outcome, step.error) == ("done", None)
+    assert effects(db) == [1]
+
+
 def counts(db: Db) -> dict[str, int]:
     return {row["name"]: row["n"] for row in db.query("select * from counters")}
 

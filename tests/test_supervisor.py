@@ -279,7 +279,7 @@ def test_children_stop_by_themselves_when_their_supervisor_is_killed(jobs: Db, r
     here.until(lambda: (tmp_path / "began-1").exists() and (tmp_path / "began-2").exists())
     (child,) = here.pids()
     here.process.kill()
-    here.until(lambda: statuses(jobs)[2] == "queued")
+    here.until(lambda: here.events("supervisor_gone"))
     for n in (1, 2):
         (tmp_path / f"go-{n}").touch()
     here.until(lambda: not lives(child))

@@ -206,47 +206,26 @@ async def test_a_claim_writes_the_running_state_and_the_holder_and_a_renewal_the
             assert changed(held, whole(db, case.table, key)) == shown(mill, dict.fromkeys(beats, NOW))
 
 
-async def test_a_finished_row_keeps_the_worker_that_finished_it_and_its_times(db: Db, case: Case) -> None:
-    """A8, A9, A10, B3, D11, E1: the columns that done writes; worker and times stay."""
+async def test_each_outcome_writes_its_own_columns_and_nothing_else(db: Db, case: Case) -> None:
+    """A8 to A10, B3, B5, C9, D1, D4, D11, E1, E6: a final row keeps its worker and times, one that goes back has none.
+
+    A first failure goes back or, where failures are final, is dead.
+    """
     mill = mill_of(db, case)
     async with Kit(mill) as kit:
-        (key,) = case.populate(db)
-        (claim,) = await kit.claim()
-        before = whole(db, case.table, key)
+        keys = case.populate(db, 3)
+        claims = await kit.claim(count=3)
+        assert [claim.id for claim in claims] == keys
+        before = {key: whole(db, case.table, key) for key in keys}
         kit.advance(td(minutes=1))
-        report = await kit.settle(claim)
-        assert [s.kind for s in report.written] == ["done"]
-        assert changed(before, whole(db, case.table, key)) == shown(mill, case.done)
-
-
-async def test_a_first_failure_goes_back_without_a_holder_or_ends_where_failures_are_final(db: Db, case: Case) -> None:
-    """A8, B5, C9, D1, D4, E6: what a failure writes."""
-    mill = mill_of(db, case)
-    async with Kit(mill) as kit:
-        (key,) = case.populate(db)
-        (claim,) = await kit.claim()
-        before = whole(db, case.table, key)
-        kit.advance(td(minutes=1))
-        report = await kit.settle(claim, Retry("broken"))
-        expected = case.dead if case.retried is None else case.retried
-        assert [s.kind for s in report.written] == ["dead" if case.retried is None else "retry"]
-        assert changed(before, whole(db, case.table, key)) == shown(mill, expected)
-
-
-async def test_a_dead_row_says_why_keeps_its_worker_and_is_not_claimed_again(db: Db, case: Case) -> None:
-    """A8, B5, C9, D1, E6: the columns that dead writes."""
-    mill = mill_of(db, case)
-    async with Kit(mill) as kit:
-        (key,) = case.populate(db)
-        (claim,) = await kit.claim()
-        before = whole(db, case.table, key)
-        kit.advance(td(minutes=1))
-        report = await kit.settle(claim, Dead("broken"))
-        assert [s.kind for s in report.written] == ["dead"]
-        assert changed(before, whole(db, case.table, key)) == shown(mill, case.dead)
+        retried = ("dead", case.dead) if case.retried is None else ("retry", case.retried)
+        ends = [(None, "done", case.done), (Retry("broken"), *retried), (Dead("broken"), "dead", case.dead)]
+        for claim, (ended, kind, columns) in zip(claims, ends, strict=True):
+            report = await kit.settle(claim, ended)
+            assert [s.kind for s in report.written] == [kind]
+            assert changed(before[claim.id], whole(db, case.table, claim.id)) == shown(mill, columns)
         kit.advance(td(days=2))
-        assert await kit.claim() == []
-        assert await kit.sweep() == []
+        assert [claim.id for claim in await kit.claim(count=3)] == ([] if case.retried is None else keys[1:2])
 
 
 async def test_failure_after_failure_a_row_dies_exactly_at_its_limit(db: Db, case: Case) -> None:

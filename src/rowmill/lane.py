@@ -116,6 +116,14 @@ class Lane:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise DeclarationError(f"{where}: {name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(self.priority, int):
+            raise DeclarationError(f"{where}: priority must be a whole number, lower goes first; not {self.priority!r}")
+        try:
+            self.slot_name.format(lane=self.name, n=1)
+        except (KeyError, IndexError, ValueError, AttributeError):
+            raise DeclarationError(
+                f"{where}: cannot make slot names from {self.slot_name!r}", hint='slot_name="{lane}-{n}"'
+            ) from None
         if not isinstance(self.max_reclaims, int) or self.max_reclaims < 0:
             raise DeclarationError(f"{where}: max_reclaims must be 0 or more, not {self.max_reclaims!r}")
         for name in _DURATIONS:

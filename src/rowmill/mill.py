@@ -50,7 +50,14 @@ class Mill:
                 "no database: the Mill was made without a URL, and ROWMILL_DATABASE_URL is not set",
                 hint='Mill("postgresql://user:password@host/database") or Mill("sqlite:///jobs.db")',
             )
-        return {"default": given} if isinstance(given, str) else dict(given)
+        named = {"default": given} if isinstance(given, str) else dict(given)
+        for name, url in named.items():
+            if not isinstance(url, str) or not url:
+                raise DeclarationError(
+                    f"environment {name!r} has no URL: {url!r}",
+                    hint="is the variable that should hold it set? postgresql://... or sqlite:///file.db",
+                )
+        return named
 
     # -- declaration
 

@@ -16,15 +16,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..claim import Settlement
 from ..errors import RowmillError
-from ..events import Events, logger
-from .held import Held
-from .tally import Tally
+from ..events import logger
 from .worker import RECYCLE, Worker
 
 #: What a child may take beyond its grace to write its last outcomes.
@@ -79,18 +76,6 @@ class Line:
         threading.Thread(target=wait, name="rowmill-line", daemon=True).start()
 
 
-class _ToldTally(Tally):
-    """A tally whose counts the supervisor knows too, so that they outlive a child that is killed."""
-
-    def __init__(self, events: Events, worker: str, line: Line) -> None:
-        super().__init__(events, worker)
-        self._line = line
-
-    def settled(self, held: Held, settlements: Sequence[Settlement]) -> None:
-        super().settled(held, settlements)
-        self._line.tell(counts={"done": self.completed, "failed": self.failures, "dead": self.died})
-
-
 def serve(make: Callable[[], Worker], line: Line) -> int:
     """A child's life, from its worker's making to its exit code. Errors are told to the supervisor, who prints them."""
     try:
@@ -113,14 +98,21 @@ async def _serve(worker: Worker, line: Line) -> int:
         asked = True
         worker.stop()
 
-    def orphaned() -> None:
+    def alone() -> None:
         # The end of the line is no second word: a child that is winding down already goes on doing so.
-        loop.call_soon_threadsafe(lambda: None if asked else stop())
+        if not asked:
+            stop()
+            worker.events.emit("supervisor_gone", logging.WARNING, worker=worker.id, hint="this worker stops")
+
+    def orphaned() -> None:
+        loop.call_soon_threadsafe(alone)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     line.watch(orphaned, worker.grace + MARGIN)
-    worker.tally = _ToldTally(worker.events, worker.id, line)
+    worker.tally.told = lambda tally: line.tell(
+        counts={"done": tally.completed, "failed": tally.failures, "dead": tally.died}
+    )
     await worker.run()
     if worker.recycling:
         _leave(RECYCLE)

@@ -145,11 +145,18 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
 
 
 def unhooked(store: LaneStore, settlement: Settlement, error: BaseException) -> Settlement:
-    """A run whose outcome the lane's own ``on_settled`` would not have: it failed, and is settled without the hook."""
-    failed = decide(store, settlement.claim, error)
-    failed.error = store.error_text(f"on_settled failed: {failed.error}")
-    failed.hooked, failed.duration = False, settlement.duration
-    return failed
+    """A run whose outcome the lane's own ``on_settled`` would not have is settled without the hook: one that was done
+    has failed; one that had ended otherwise ends so.
+    """
+    said = f"on_settled failed: {_words(error)}"
+    if settlement.kind == "done":
+        again = decide(store, settlement.claim, error)
+    else:
+        again = Settlement(settlement.claim, settlement.kind, delay=settlement.delay)
+        said = f"{settlement.error} ({said})" if settlement.error else said
+    again.error = store.error_text(said)
+    again.hooked, again.duration = False, settlement.duration
+    return again
 
 
 def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:

@@ -33,6 +33,7 @@ from .resources import Resources
 if TYPE_CHECKING:
     from .job import Job
 
+_START = 60.0  # seconds a process may take to import its handler
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -48,43 +49,51 @@ class Child:
         self._process: Any = None
         self._pipe: Connection | None = None
 
-    def _start(self) -> Connection:
-        if self._pipe is None:
-            self._pipe, theirs = _SPAWN.Pipe()
-            where = (self.lane.handler.__module__, self.lane.name)
-            self._process = _SPAWN.Process(target=_serve, args=(theirs, *where, list(sys.path)), daemon=True)
-            self._process.start()
-            theirs.close()
-        return self._pipe
-
     async def run(self, job: Job, timeout: float | None, threads: Executor) -> Any:
         """Run one job there; raises what the handler raised. A run past its timeout is killed."""
+        from .execute import TimedOut
+
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(threads, self._start)  # the start is not the handler's time
         facts = {
             "row": {column: job[column] for column in job},
             **{name: getattr(job, name) for name in ("id", "attempt", "lane", "environment", "worker", "slot")},
         }
+        talk = loop.run_in_executor(threads, self._talk, facts, job, loop)
         try:
             async with asyncio.timeout(timeout):
-                answer = await loop.run_in_executor(threads, self._talk, facts, job, loop)
-        except TimeoutError:
-            from .execute import TimedOut
-
-            self.kill()
-            assert timeout is not None
-            raise TimedOut(timeout) from None
-        except asyncio.CancelledError:
-            self.kill()  # a lost claim or a hard stop: nothing of this run may go on
+                kind, value = await asyncio.shield(talk)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # Past its time, its claim lost, or a hard stop: nothing of this run may go on.
+            self._end()
+            await asyncio.wait([talk], timeout=10)
+            if isinstance(error, TimeoutError) and timeout is not None:
+                raise TimedOut(timeout) from None
             raise
-        kind, value = answer
         if kind == "raised":
             raise value
         return value
 
+    def _start(self) -> None:
+        """A process that has imported its handler and waits for work."""
+        if self._process is not None and self._process.is_alive():
+            return
+        self._forget()
+        pipe, theirs = _SPAWN.Pipe()
+        where = (self.lane.handler.__module__, self.lane.name)
+        process = _SPAWN.Process(target=_serve, args=(theirs, *where, list(sys.path)), daemon=True)
+        process.start()
+        theirs.close()
+        self._process, self._pipe = process, pipe
+        with contextlib.suppress(EOFError, OSError):
+            if pipe.poll(_START):
+                pipe.recv()
+
     def _talk(self, facts: dict[str, Any], job: Job, loop: asyncio.AbstractEventLoop) -> tuple[str, Any]:
-        pipe = self._start()
-        process = self._process
+        """In a thread, and the only one that closes the pipe while a run is under way."""
+        pipe, process = self._pipe, self._process
         try:
+            assert pipe is not None
             pipe.send(facts)
             while True:
                 kind, value = pipe.recv()
@@ -97,18 +106,26 @@ class Child:
             self._forget()
             how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             return "raised", HandlerDied(f"the handler's process died ({how})")
+        except Exception as error:  # what the handler answered cannot be read here
+            self._end()
+            self._forget()
+            return "raised", error
 
-    def kill(self) -> None:
-        """End the process at once."""
+    def _end(self) -> None:
         if self._process is not None and self._process.is_alive():
             self._process.kill()
+
+    def kill(self) -> None:
+        """End the process at once; not while a run is under way."""
+        self._end()
+        if self._process is not None:
             self._process.join(timeout=5)
         self._forget()
 
     def _forget(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-        self._pipe = self._process = None
+        pipe, self._pipe, self._process = self._pipe, None, None
+        if pipe is not None:
+            pipe.close()
 
 
 class IsolatedJob(dict[str, Any]):
@@ -199,6 +216,7 @@ async def _serve_jobs(pipe: Connection, module: str, name: str) -> None:
     lane, mill = find(module, name)
     resources = Resources(getattr(mill, "resources", {}))
     loop = asyncio.get_running_loop()
+    pipe.send(("ready", None))
     while True:
         facts = await loop.run_in_executor(None, pipe.recv)
         job = IsolatedJob(facts, pipe)

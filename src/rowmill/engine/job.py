@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Claim, Settlement
 from ..errors import Busy, LostClaim, RowmillError, did_you_mean
-from ..store import LaneStore
+from ..store import LaneStore, Tx
 
 _PROGRESS_EVERY = 1.0
 _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
@@ -143,27 +143,16 @@ def _progress_value(kind: Any, fraction: float, note: str | None) -> Any:
     return f"{fraction:.0%} {note or ''}".strip()[: getattr(kind, "length", None)]
 
 
-class Tx:
+class FinishTx(Tx):
     """The transaction of a ``finish`` block: a SQLAlchemy async connection, and ``set`` for the row's own columns."""
 
     def __init__(self, connection: AsyncConnection) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self.columns: dict[str, Any] = {}
 
     def set(self, **columns: Any) -> None:
         """Columns of the row, written with the outcome."""
         self.columns.update(columns)
-
-    async def execute(self, statement: Any, parameters: Any = None) -> Any:
-        """Run a statement: SQLAlchemy Core, or SQL text with ``:names``."""
-        return await self.connection.execute(_statement(statement), parameters)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.connection, name)
-
-
-def _statement(statement: Any) -> Any:
-    return sa.text(statement) if isinstance(statement, str) else statement
 
 
 class Finish:
@@ -172,11 +161,11 @@ class Finish:
     def __init__(self, store: LaneStore, claim: Claim, job: Job) -> None:
         self._store, self._claim, self._job = store, claim, job
 
-    async def __aenter__(self) -> Tx:
+    async def __aenter__(self) -> FinishTx:
         if self._job.finished is not None:
             raise RowmillError("this run has already ended in a finish block", hint="one job.finish() per run")
         self._context = self._store.database.begin()
-        self._tx = Tx(await self._context.__aenter__())
+        self._tx = FinishTx(await self._context.__aenter__())
         return self._tx
 
     async def __aexit__(
@@ -199,6 +188,8 @@ class Finish:
             if await self._store.settle_in(self._tx.connection, [settlement]):
                 await self._store.run_hooks(self._tx.connection, [settlement])
                 return settlement
+            if await self._store.deleted_in(self._tx.connection, self._claim) and attempt == 0:
+                return settlement  # done, and with it the row: the handler's own writes took it away
             if not (await self._store.still_held([self._claim]))[0]:
                 self._claim.lost = True
                 raise LostClaim(f"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer this run's")
@@ -248,7 +239,7 @@ class SyncFinish:
 class SyncTx:
     """The transaction of a ``finish`` block, without ``await``."""
 
-    def __init__(self, tx: Tx, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, tx: FinishTx, loop: asyncio.AbstractEventLoop) -> None:
         self._tx, self._loop = tx, loop
         self.set = tx.set
 

@@ -103,12 +103,16 @@ class Place:
             self.look = True
         if any(held.store.look_again is not None and held.store.look_again <= now for held in self.held):
             self.look = True
+        for held in self.held:
+            if 0.0 < held.rests_until <= now:
+                held.rests_until, self.look = 0.0, True
 
     def next_time(self) -> float:
         """When there is something to do here, as far as is known."""
         times = [self.next_poll if self.opened else 0.0]
         times += self._due[:1]
         times += [held.store.look_again for held in self.held if held.store.look_again is not None]
+        times += [held.rests_until for held in self.held if held.rests_until]
         if self.look or any(held.outcomes for held in self.held):
             times.append(0.0)
         return max(min(times), self.retry_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..claim import Claim, Settlement, Swept
@@ -24,6 +24,8 @@ class Tally:
         self.lanes: dict[str, Counter[str]] = {}
         self._told: dict[str, Counter[str]] = {}
         self._at = time.monotonic()
+        #: Called whenever the counts have moved, so that they may outlive a process that is killed.
+        self.told: Callable[[Tally], None] = lambda tally: None
 
     def _lane(self, held: Held) -> Counter[str]:
         return self.lanes.setdefault(held.store.lane.name, Counter())
@@ -55,6 +57,7 @@ class Tally:
                 self._emit("job_failed", logging.WARNING, held, settlement)
             elif detailed and kind != "release":
                 self._emit("job_settled", logging.DEBUG, held, settlement)
+        self.told(self)
 
     def _emit(self, name: str, level: int, held: Held, settlement: Settlement) -> None:
         claim = settlement.claim
@@ -85,6 +88,7 @@ class Tally:
     def swept(self, held: Held, row: Swept) -> None:
         """A row was taken back; its previous holder is named."""
         self.died += row.poison
+        self.told(self)
         self._lane(held)["poisoned" if row.poison else "swept"] += 1
         self.events.emit(
             "row_poisoned" if row.poison else "row_swept",

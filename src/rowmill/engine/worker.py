@@ -7,11 +7,7 @@ down. Between rounds the worker waits: for a run to end, for a wake-up, or for t
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib.metadata
 import logging
-import os
-import socket
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -20,12 +16,12 @@ from typing import Any
 
 from ..claim import Claim, Report, Settlement
 from ..clock import Clock
-from ..errors import Busy, DatabaseError, DeclarationError, Refused, RowmillError, Unreachable, WorkerIdTaken
+from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
 from ..store import Database, probe
-from ..store.fleet import WorkerState
 from .execute import Execution, unhooked
+from .foreman import Foreman
 from .held import Held
 from .isolate import importable
 from .job import Job
@@ -35,8 +31,7 @@ from .slots import AUTO_BATCH, Capacity, Slots
 from .tally import Tally
 from .wake import Bell
 
-_LOCKED_AGAIN, _STUCK_AGAIN, _REST = 0.5, 10.0, 10.0
-_LAST_TRIES = 20  # half seconds to write the last outcomes in, where the database is away
+_LOCKED_AGAIN, _STUCK_AGAIN, _REST, _NO_RUN_AFTER = 0.5, 10.0, 10.0, 1.0
 RECYCLE = 75  # exit code: start this worker again
 
 
@@ -68,20 +63,21 @@ class Worker:
         self.capacity = Capacity(concurrency)
         self.tally = Tally(self.events, self.id)
         ordered = sorted(lanes, key=lambda lane: lane.priority)
-        self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self._crashed, self.id) for lane in ordered}
+        self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self.crashed, self.id) for lane in ordered}
         self.places = [Place(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
+        self._foreman = Foreman(self)
         self._crew = Crew(
             self.events,
             clock or Clock(),
             self.tally,
-            self._snapshot,
+            self._foreman.snapshot,
             self._lost_in_thread,
             self.bell.ring,
             register,
             replaces,
         )
         self._threads: ThreadPoolExecutor | None = None
-        self._started = self._stopping = self._hard = self.recycling = False
+        self._started = self.stopping = self.hurried = self.recycling = False
         self._later: list[tuple[float, Held, Settlement]] = []
         self._above: list[Held] = []
         self._where: dict[int, Place] = {}
@@ -98,24 +94,26 @@ class Worker:
         """Work. Returns what was done."""
         self._loop = asyncio.get_running_loop()
         try:
-            while not self._stopping:
+            while not self.stopping:
                 await self._round()
                 self._started = True
                 if self._crash is not None:
                     raise self._crash
-                if self.drain and await self._drained():
+                if self.drain and await self._foreman.drained():
                     break
-                if not self._stopping:
+                if not self.stopping:
                     await self.bell.wait(self._pause())
-            await self._wind_down()
+            await self._foreman.wind_down()
         finally:
-            await self._close()
+            await self._foreman.close()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False, cancel_futures=True)
         return self.tally
 
     def stop(self) -> None:
         """First call: claim nothing more, let runs finish. Second call: at once."""
-        self._hard = self._stopping
-        self._stopping = True
+        self.hurried = self.stopping
+        self.stopping = True
         self.bell.ring()
 
     # -- a round
@@ -124,10 +122,10 @@ class Worker:
         now = time.monotonic()
         for place in self.places:
             place.fall_due(now)
-        self._retry_later(now)
-        self._settle_all()
-        self._watch(now)
-        if self._stopping or not any(self._wanted(place, now) for place in self.places):
+        self.retry_later(now)
+        self.settle_all()
+        self._foreman.watch(now)
+        if self.stopping or not any(self._wanted(place, now) for place in self.places):
             return
         self._above = []
         for place in self.places:
@@ -277,7 +275,7 @@ class Worker:
             self.tally.settled(held, [job.finished])
         self.bell.ring()
 
-    def _crashed(self, error: BaseException) -> None:
+    def crashed(self, error: BaseException) -> None:
         """The engine itself failed: better gone, and started again, than holding rows that nobody works on."""
         self._crash = error
         self.bell.ring()
@@ -295,7 +293,8 @@ class Worker:
 
     # -- settle
 
-    def _settle_all(self) -> None:
+    def settle_all(self) -> None:
+        """Write what has ended, everywhere."""
         for place in self.places:
             for held in place.held:
                 self._settle_soon(held)
@@ -311,13 +310,15 @@ class Worker:
             while held.outcomes and time.monotonic() >= place.retry_at:
                 await self._guarded(place, self._settle(place, held))
         except Exception as error:
-            self._crashed(error)
+            self.crashed(error)
         finally:
             held.settling = None
             self.bell.ring()
 
-    def _unsettled(self) -> bool:
-        return any(held.outcomes or held.settling for place in self.places for held in place.held)
+    def unsettled(self) -> bool:
+        """Whether some outcome is not written yet."""
+        waiting = any(held.outcomes or held.settling for place in self.places for held in place.held)
+        return waiting or bool(self._later)
 
     async def _settle(self, place: Place, held: Held) -> None:
         batch, held.outcomes = held.outcomes, []
@@ -346,6 +347,10 @@ class Worker:
         for settlement in report.lost:
             self.tally.lost(held, settlement.claim)
         now = time.monotonic()
+        if "run_after" not in held.store.binding.roles and ended and not any(s.kind == "done" for s in ended):
+            # Nothing in the table keeps these rows back: without a pause they would be claimed again at once, for ever.
+            delays = [s.delay.total_seconds() for s in ended if s.delay is not None]
+            held.rests_until = now + min(max(delays, default=0.0), _NO_RUN_AFTER)
         self._later += [(now + _LOCKED_AGAIN, held, settlement) for settlement in report.locked]
         for settlement, words in report.stuck:
             self._later.append((now + _STUCK_AGAIN, held, settlement))
@@ -357,7 +362,8 @@ class Worker:
             held.outcomes.append(unhooked(held.store, settlement, error))
             self.bell.ring()
 
-    def _retry_later(self, now: float) -> None:
+    def retry_later(self, now: float) -> None:
+        """Outcomes that could not be written, because somebody had the row locked, are tried again."""
         ripe = [entry for entry in self._later if entry[0] <= now]
         self._later = [entry for entry in self._later if entry[0] > now]
         for _, held, settlement in ripe:
@@ -376,92 +382,3 @@ class Worker:
         if any(slots.busy for slots in self.slots.values()):
             times.append(now + 1.0)
         return min(times) - now
-
-    def _watch(self, now: float) -> None:
-        """A run that outlives its timeout and cannot be stopped costs this process its life, in good order."""
-        for slots in self.slots.values():
-            slots.start()
-            slot = slots.overdue(now, self.grace)
-            if slot is not None and not self.recycling:
-                self.recycling = self._stopping = True
-                self.events.emit(
-                    "worker_recycled", logging.ERROR, worker=self.id, lane=slots.lane.name, slot=slot.name,
-                    hint='a handler that cannot be stopped: isolation="process" can kill it',
-                )  # fmt: skip
-        for place in self.places:
-            if place.opened and not place.beating:
-                self._crashed(RowmillError(f"the heartbeat of environment {place.name!r} has stopped"))
-            if place.replaced and not self._stopping:
-                self._stopping = True
-                self.events.emit(
-                    "worker_replaced", logging.ERROR, worker=self.id, environment=place.name,
-                    hint="another worker has taken this id; this one stops",
-                )  # fmt: skip
-        self.tally.summarise(now)
-
-    # -- the end
-
-    async def _drained(self) -> bool:
-        """Nothing under way here, and nothing ready or running anywhere."""
-        if any(slots.busy or slots.buffered for slots in self.slots.values()) or self._later or self._unsettled():
-            return False
-        for place in self.places:
-            if not place.opened:
-                return False
-            for held in place.held:
-                try:
-                    if await held.store.unfinished():
-                        return False
-                except DatabaseError:
-                    return False
-        return True
-
-    async def _wind_down(self) -> None:
-        """Claim nothing more; rows that nobody started go back; runs may finish within the grace."""
-        deadline = time.monotonic() + self.grace
-        for slots in self.slots.values():
-            self._give_back(slots.take_back())
-        while not self._hard and time.monotonic() < deadline:
-            self._settle_all()
-            if not any(slots.in_time(time.monotonic()) for slots in self.slots.values()):
-                break
-            await self.bell.wait(0.5)
-        for slots in self.slots.values():
-            cut = await slots.close()
-            # A thread cannot be stopped: its row stays held, and the lease runs out when this process is gone.
-            if not slots.in_threads:
-                self._give_back(cut)
-        for _ in range(_LAST_TRIES):
-            self._retry_later(float("inf"))
-            self._settle_all()
-            if not self._unsettled():
-                break
-            await self.bell.wait(0.5)
-
-    def _give_back(self, claims: list[tuple[Held, Claim]]) -> None:
-        for held, claim in claims:
-            if not claim.lost:
-                held.outcomes.append(Settlement(claim, "release"))
-
-    async def _close(self) -> None:
-        for place in self.places:
-            await place.close(self._snapshot())
-        await self.resources.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-        self.tally.summarise(time.monotonic(), last=True)
-
-    def _snapshot(self) -> WorkerState:
-        """What this worker says of itself with every sign of life. Called from the heartbeat thread too."""
-        now = time.monotonic()
-        current = [facts for slots in list(self.slots.values()) for facts in slots.facts(now)]
-        return WorkerState(
-            id=self.id, incarnation=self.incarnation, host=socket.gethostname(), pid=os.getpid(),
-            lanes=list(self.slots), version=_version(), state="busy" if current else "idle", current=current,
-            completed=self.tally.completed, failed=self.tally.failures, lost=self.tally.losses,
-        )  # fmt: skip
-
-
-@functools.cache
-def _version() -> str:
-    return importlib.metadata.version("rowmill")

@@ -11,7 +11,7 @@ from ..errors import DeclarationError, Refused
 from ..lane import Lane
 from .base import LaneStore, Settled, bounded
 from .binding import Binding, bind, fence_time
-from .database import Database, redact
+from .database import Database, Tx, redact
 from .postgres import PostgresLane
 from .sqlite import SqliteLane
 
@@ -20,6 +20,7 @@ __all__ = [
     "Database",
     "LaneStore",
     "Settled",
+    "Tx",
     "bind",
     "bounded",
     "open_lane",

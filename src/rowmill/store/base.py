@@ -20,7 +20,7 @@ from ..claim import Claim, Report, Settlement, Swept
 from ..clock import Clock
 from ..errors import Refused, Unreachable
 from .binding import Binding, fence_time
-from .database import Database, Run, runner, translated
+from .database import Database, PlainTx, Run, Tx, runner, translated
 from .statements import INCARNATION, Statements
 
 ERROR_LENGTH = 2000
@@ -308,16 +308,25 @@ class LaneStore:
             settled = [Settled(self, settlement) for settlement in written]
             try:
                 if inspect.iscoroutinefunction(hook):
-                    await hook(connection, settled)
+                    await hook(Tx(connection), settled)
                 else:
-                    await connection.run_sync(hook, settled)
+                    await connection.run_sync(_call_plainly, hook, settled)
             except (Exception, asyncio.CancelledError) as error:
                 raise HookFailed(error) from error
+
+    async def deleted_in(self, connection: AsyncConnection, claim: Claim) -> bool:
+        """Whether the transaction that is under way has itself deleted the claim's row."""
+        with translated(self.database):
+            return not await connection.run_sync(lambda c: self.read_claims(runner(c), [claim]))
 
     async def still_held(self, claims: Sequence[Claim]) -> list[bool]:
         """Which of these claims still hold, by reading the rows."""
         rows = await self.database.read(lambda run: self.read_claims(run, claims))
         return [rows.get(i, (False, ()))[0] for i in range(len(claims))]
+
+
+def _call_plainly(connection: sa.Connection, hook: Callable[..., Any], settled: list[Settled]) -> None:
+    hook(PlainTx(connection), settled)
 
 
 class HookFailed(Exception):

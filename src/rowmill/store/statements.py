@@ -121,10 +121,15 @@ class Statements:
         """The lane's ``where``, as SQL."""
         where = self.lane.where
         if callable(where):
-            clause = where(self.binding.table)
-            compiled = clause.compile(dialect=self.binding.dialect, compile_kwargs={"literal_binds": True})
-            # Only one table stands in the statement, and the claim names it without a prefix.
-            return str(compiled)
+            # Compiled inside a select over the table, so that subqueries find the row they are about.
+            whole: sa.Select[Any] = (
+                sa.select(sa.literal_column("1")).select_from(self.binding.table).where(where(self.binding.table))
+            )
+            text = str(whole.compile(dialect=self.binding.dialect, compile_kwargs={"literal_binds": True}))
+            head, _, condition = text.partition("WHERE ")
+            if "," in head.replace(self.table, "", 1):
+                raise TypeError("it names another table outside of a subquery: use exists() or in_()")
+            return condition
         return re.sub(r"(?<![:\w]):now\b", lambda _: self.plain_now(), str(where))
 
     def running(self, prefix: str = "") -> str:

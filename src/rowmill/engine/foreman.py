@@ -1,0 +1,130 @@
+"""The foreman: watches over one worker's health, knows when its work is done, and ends it in good order."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from ..claim import Claim, Settlement
+from ..errors import DatabaseError, RowmillError
+from ..store.fleet import WorkerState
+from .held import Held
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+_LAST_TRIES = 20  # half seconds to write the last outcomes in, where the database is away
+
+
+class Foreman:
+    """What concerns a worker as a whole and no row in particular."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def watch(self, now: float) -> None:
+        """A run that outlives its timeout and cannot be stopped costs this process its life, in good order; so does
+        a heartbeat that has stopped, or an id that another worker has taken.
+        """
+        worker = self._worker
+        for slots in worker.slots.values():
+            slots.start()
+            slot = slots.overdue(now, worker.grace)
+            if slot is not None and not worker.recycling:
+                worker.recycling = True
+                worker.stop()
+                worker.events.emit(
+                    "worker_recycled", logging.ERROR, worker=worker.id, lane=slots.lane.name, slot=slot.name,
+                    hint='a handler that cannot be stopped: isolation="process" can kill it',
+                )  # fmt: skip
+        for place in worker.places:
+            if place.opened and not place.beating:
+                worker.crashed(RowmillError(f"the heartbeat of environment {place.name!r} has stopped"))
+            if place.replaced and not worker.stopping:
+                worker.stop()
+                worker.events.emit(
+                    "worker_replaced", logging.ERROR, worker=worker.id, environment=place.name,
+                    hint="another worker has taken this id; this one stops",
+                )  # fmt: skip
+        worker.tally.summarise(now)
+
+    async def drained(self) -> bool:
+        """Nothing under way here, and nothing ready or running anywhere."""
+        worker = self._worker
+        if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.unsettled():
+            return False
+        for place in worker.places:
+            if not place.opened:
+                return False
+            for held in place.held:
+                try:
+                    if await held.store.unfinished():
+                        return False
+                except DatabaseError:
+                    return False
+        return True
+
+    async def wind_down(self) -> None:
+        """Claim nothing more; rows that nobody started go back; runs may finish within the grace."""
+        worker = self._worker
+        deadline = time.monotonic() + worker.grace
+        for slots in worker.slots.values():
+            self._give_back(slots.take_back())
+        while not worker.hurried and time.monotonic() < deadline:
+            worker.settle_all()
+            if not any(slots.in_time(time.monotonic()) for slots in worker.slots.values()):
+                break
+            await worker.bell.wait(0.5)
+        for slots in worker.slots.values():
+            cut = await slots.close()
+            # A thread cannot be stopped: its row stays held, and the lease runs out when this process is gone.
+            if not slots.in_threads:
+                self._give_back(cut)
+        for _ in range(_LAST_TRIES):
+            worker.retry_later(float("inf"))
+            worker.settle_all()
+            if not worker.unsettled():
+                break
+            await worker.bell.wait(0.5)
+
+    @staticmethod
+    def _give_back(claims: list[tuple[Held, Claim]]) -> None:
+        for held, claim in claims:
+            if not claim.lost:
+                held.outcomes.append(Settlement(claim, "release"))
+
+    async def close(self) -> None:
+        """Sign off in every environment, and close what is open."""
+        worker = self._worker
+        for place in worker.places:
+            await place.close(self.snapshot())
+        await worker.resources.close()
+        worker.tally.summarise(time.monotonic(), last=True)
+
+    def snapshot(self) -> WorkerState:
+        """What the worker says of itself with every sign of life. Called from the heartbeat thread too."""
+        worker, now = self._worker, time.monotonic()
+        current = [facts for slots in list(worker.slots.values()) for facts in slots.facts(now)]
+        return WorkerState(
+            id=worker.id,
+            incarnation=worker.incarnation,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            lanes=list(worker.slots),
+            version=_version(),
+            state="busy" if current else "idle",
+            current=current,
+            completed=worker.tally.completed,
+            failed=worker.tally.failures,
+            lost=worker.tally.losses,
+        )
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("rowmill")

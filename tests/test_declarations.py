@@ -74,6 +74,9 @@ AT_ONCE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "done leaves it running": ({"done": {"ok": True}}, ("done", "running")),
     "dead leaves it running": ({"dead": {"failed": True}}, ("dead", "running")),
     "retry leaves it running": ({"retry": {"again": True}}, ("retry", "running")),
+    "dead is ready again": ({"ready": {"status": ["ready", "bad"]}, "dead": {"status": "bad"}},
+                            ("dead", "ready again", "for ever")),
+    "another column in ready": ({"ready": {"statuss": "ready"}}, ("'statuss'", "did you mean 'status'?")),
     "list in done": ({"done": {"status": ["a", "b"]}}, ("done['status']", "one value", "for ready only")),
     "list in running": ({"running": {"status": ["a"]}}, ("running['status']", "one value")),
     "empty list in ready": ({"ready": {"status": []}}, ("ready['status']", "at least one value")),
@@ -111,6 +114,18 @@ def test_a_lane_without_one_of_its_three_states_is_refused(state: str) -> None:
     with pytest.raises(DeclarationError) as caught:
         Mill("sqlite:///jobs.db").lane("jobs", name="my_lane", **options)(handle)
     says(caught.value, "lane 'my_lane'", f"{state} is missing", f'{state}={{"status"')
+
+
+def test_a_handler_without_a_job_is_refused() -> None:
+    """Issue, declaration: a mistake in the signature is told before it costs a row."""
+    with pytest.raises(DeclarationError, match="takes no parameters"):
+        Mill("sqlite:///jobs.db").lane("jobs", name="my_lane", **STATES)(lambda: None)
+
+
+def test_a_lane_declared_without_its_table_is_refused() -> None:
+    """Issue, declaration: ``@mill.lane`` without parentheses."""
+    with pytest.raises(DeclarationError, match="needs the table"):
+        Mill("sqlite:///jobs.db").lane(handle)
 
 
 def test_two_lanes_of_one_name_are_refused() -> None:
@@ -250,6 +265,7 @@ BY_THE_TABLE: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
                                  ("timeout of 0:05:00", "lease of 0:05:00", "at most 0:04:30", 'renew="claimed_at"')),
     "renewal without its column": ("timed", {"renew": "heartbeat_at"}, ("no column has the role heartbeat_at",)),
     "untouched without its column": ("timed", {"untouched_for": td(seconds=30)}, ("untouched_for", "updated_at")),
+    "done without a pause": ("timed", {"done": {"status": "ready"}}, ("done is ready again", "run_after")),
     "a condition on no column": ("jobs", {"where": "nope = 1"}, ("where", "nope")),
     "a condition that is no sql": ("jobs", {"where": "status ="}, ("where",)),
     "a condition built on no column": ("jobs", {"where": lambda t: t.c.nope == 1}, ("where", "nope")),
@@ -319,7 +335,7 @@ async def test_a_database_that_cannot_be_reached_is_told_without_its_password(ur
         with pytest.raises(RowmillError) as caught:
             await kit.store()
     says(caught.value, "cannot", "Try: ")
-    assert isinstance(caught.value, DeclarationError if ":port" in url else Unreachable)
+    assert isinstance(caught.value, DeclarationError if ":port" in url or "sqlite" in url else Unreachable)
     assert "secret" not in str(caught.value)
 
 

@@ -15,7 +15,7 @@ import pytest
 import systems
 from databases import Db, Server
 from farm import JOBS
-from rowmill import DeclarationError, Event, Mill, Snooze, Unreachable, fixed
+from rowmill import DeclarationError, Event, Mill, RowmillError, Snooze, Unreachable, fixed
 from rowmill.engine.worker import Worker
 
 STATES: dict[str, Any] = {
@@ -479,3 +479,40 @@ async def test_a_worker_whose_id_was_taken_stops(db: Db, monkeypatch: pytest.Mon
     db.execute("update rowmill_workers set incarnation = 'another'")
     await asyncio.wait_for(task, 10)
     assert any(e.name == "worker_replaced" for e in seen)
+
+
+async def test_a_drain_that_the_database_refuses_ends_with_its_words(db: Db) -> None:
+    """A scheduled drain must not hang on a table that does not take the running state."""
+    db.execute("create table picky (id integer primary key, status text check (status <> 'running'), worker text)")
+    db.execute("insert into picky values (1, 'queued', null)")
+    mill = Mill(db.url)
+    mill.lane("picky", name="picky", **STATES)(_nothing)
+    with pytest.raises(RowmillError, match="'picky': the database refuses the claim"):
+        await asyncio.wait_for(mill.worker(drain=True).run(), 20)
+
+
+async def test_a_failure_is_logged_with_the_place_it_was_raised_at(db: Db) -> None:
+    """C11: the file, the line and the function of the user's own code."""
+    jobs(db)
+    mill = Mill(db.url)
+    seen = events_of(mill)
+
+    @mill.lane("jobs", max_attempts=1, **STATES)
+    async def work(job: Any) -> None:
+        Snooze("5m")  # type: ignore[arg-type]
+
+    await mill.worker(drain=True).run()
+    failure = next(e for e in seen if e.name == "job_failed")
+    assert failure.fields["error"] == "TypeError: Snooze takes a timedelta, not '5m'"
+    assert failure.fields["at"].startswith("test_worker.py:")
+
+
+async def test_what_a_table_lacks_is_told_once_at_the_start(db: Db) -> None:
+    """DESIGN, roles: what a table lacks, a lane does without, and the cost is said."""
+    db.execute("create table bare (id integer primary key, status text default 'queued', locked_at timestamp)")
+    mill = Mill(db.url)
+    seen = events_of(mill)
+    mill.lane("bare", name="bare", **STATES)(_nothing)
+    await mill.worker(drain=True).run()
+    (told,) = [e for e in seen if e.name == "lane_lacks"]
+    assert set(told.fields["lacks"]) == {"run_after", "error", "heartbeat_at", "worker", "attempts"}

@@ -56,6 +56,8 @@ class Settlement:
     #: Settled with the lane's ``on_settled`` hooks; not where those are what failed.
     hooked: bool = True
     duration: float = 0.0
+    #: The exception behind a failure, for the log: where it was raised is not for the row.
+    cause: BaseException | None = None
 
 
 @dataclass(slots=True)

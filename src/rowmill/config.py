@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from .engine.tally import raised_at
 from .errors import AppError, RowmillError, did_you_mean
 from .mill import Mill
 
@@ -58,5 +59,9 @@ def _import(name: str, reference: str) -> object:
         ) from error
     except RowmillError:
         raise
-    except Exception as error:
-        raise AppError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        place = raised_at(error)
+        raise AppError(
+            f"importing {name!r} failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
+            hint=f'python -c "import {name}" shows the whole of it',
+        ) from error

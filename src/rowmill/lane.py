@@ -57,8 +57,13 @@ class Lane:
 
     def __post_init__(self) -> None:
         where = f"lane {self.name!r}"
-        if not callable(self.handler):
+        if not callable(self.handler) or inspect.isclass(self.handler):
             raise DeclarationError(f"{where}: the handler must be a function, not {self.handler!r}")
+        if not inspect.signature(self.handler).parameters:
+            raise DeclarationError(
+                f"{where}: the handler takes no parameters, and its first is the job",
+                hint=f"async def {getattr(self.handler, '__name__', 'handler')}(job): ...",
+            )
         if isinstance(self.ready, str):
             if self.retry is None:
                 raise DeclarationError(
@@ -72,14 +77,15 @@ class Lane:
             if values is not None or state in ("running", "done"):
                 states.validate(state, values, where)
         if not isinstance(self.ready, str) and states.overlaps(self.ready, self.running_condition):
+            apart = not self.ready.keys() & self.running.keys()
+            meant = [did_you_mean(column, self.running) for column in self.ready] if apart else []
             raise DeclarationError(
-                f"{where}: a running row would still be ready, so two workers could hold it",
-                hint="give running a value that ready does not have",
+                f"{where}: a running row would still be ready, so two workers could hold it"
+                + (f": running sets {_names(self.running)}, ready looks at {_names(self.ready)}" if apart else ""),
+                hint="; ".join(["give running a value that ready does not have", *meant]),
             )
         self._validate_ends(where)
-        if isinstance(self.ready, Mapping) and not states.overlaps(
-            self.ready, {**self.running_condition, **self.retry_values}
-        ):
+        if isinstance(self.ready, Mapping) and not self.leads_to_ready(self.retry_values):
             raise DeclarationError(
                 f"{where}: a row that waits for its retry would not be ready, so it would never be claimed again",
                 hint='name the retry values in ready too: ready={"status": ["queued", "failed"]}',
@@ -110,6 +116,17 @@ class Lane:
                     f"{where}: a row that is {state} ({dict(values)!r}) would still look as if it were running",
                     hint="; ".join([f"give {state} another value for {', '.join(self.running)}", *meant]),
                 )
+            if state in ("dead", "canceled") and values and self.leads_to_ready(values):
+                raise DeclarationError(
+                    f"{where}: a row that is {state} would be ready again, and worked on for ever",
+                    hint=f"give {state} a value that ready does not have",
+                )
+
+    def leads_to_ready(self, values: Values) -> bool:
+        """Whether a running row that gets these values is ready again."""
+        if isinstance(self.ready, str):
+            return False
+        return states.overlaps(self.ready, {**self.running_condition, **values})
 
     def _validate_numbers(self, where: str) -> None:
         for name in ("batch", "concurrency", "max_attempts"):
@@ -176,6 +193,10 @@ class Lane:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
+
+
+def _names(values: Values) -> str:
+    return ", ".join(repr(column) for column in values)
 
 
 PARAMETERS = tuple(f.name for f in fields(Lane) if f.name not in ("table", "handler", "settled_hooks"))

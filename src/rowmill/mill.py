@@ -64,6 +64,9 @@ class Mill:
     def lane(self, table: Any, **options: Any) -> Callable[[Handler], Lane]:
         """Declare a lane over a table you already have; decorates its handler. See docs/reference for parameters."""
 
+        if callable(table) and not hasattr(table, "__table__"):
+            raise DeclarationError("@mill.lane needs the table", hint='@mill.lane("jobs", ready={...}, ...)')
+
         def declare(handler: Handler) -> Lane:
             lane = lanes_words.declare(table, handler, options)
             if lane.name in self.lanes:

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
+
+
+def _delay(who: str, after: Any) -> Any:
+    """A number is seconds; anything else but a timedelta is a mistake to be told where it is made."""
+    if after is None or isinstance(after, timedelta):
+        return after
+    if isinstance(after, (int, float)) and not isinstance(after, bool):
+        return timedelta(seconds=after)
+    raise TypeError(f"{who} takes a timedelta, not {after!r}")
 
 
 class Outcome(Exception):
@@ -39,7 +49,7 @@ class Retry(Outcome):
         if isinstance(reason, timedelta):
             reason, after = None, reason
         super().__init__(reason)
-        self.after = after
+        self.after = _delay("Retry", after)
 
 
 class Snooze(Outcome):
@@ -49,7 +59,7 @@ class Snooze(Outcome):
 
     def __init__(self, after: timedelta, reason: str | None = None) -> None:
         super().__init__(reason)
-        self.after = after
+        self.after = _delay("Snooze", after)
 
 
 class Dead(Outcome):

@@ -63,6 +63,7 @@ class Execution:
             job.finished.duration = time.monotonic() - began
             return None
         settlement = decide(self.store, claim, ended)
+        settlement.cause = ended if isinstance(ended, BaseException) else None
         settlement.duration = time.monotonic() - began
         return settlement
 
@@ -119,6 +120,8 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
         return Settlement(claim, "done")
     if isinstance(ended, dict):
         ended = Done(ended)
+    if isinstance(ended, type) and issubclass(ended, (Dead, Cancel, Retry, Done)):
+        ended = ended()
     match ended:
         case Done(columns=columns):
             try:
@@ -139,6 +142,9 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
         case BaseException():
             return _raised(store, claim, ended)
     kind = type(ended).__name__
+    if inspect.iscoroutine(ended):
+        ended.close()
+        kind = f"a coroutine ({ended.__qualname__}): an await is missing"
     return _ended(
         store, claim, "dead", f"the handler returned {kind}; a run ends with a dict of columns, None or an outcome"
     )

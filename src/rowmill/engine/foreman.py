@@ -63,9 +63,16 @@ class Foreman:
                 return False
             for held in place.held:
                 try:
-                    if await held.store.unfinished():
-                        return False
+                    unfinished = await held.store.unfinished()
                 except DatabaseError:
+                    return False
+                if unfinished and held.refused is not None:
+                    raise RowmillError(
+                        f"lane {held.store.lane.name!r}: the database refuses the claim, so the rows cannot be drained:"
+                        f" {held.refused}",
+                        hint=f"rowmill sql shows the statement; running={dict(held.store.lane.running)!r}",
+                    )
+                if unfinished:
                     return False
         return True
 

@@ -29,8 +29,9 @@ class Held:
         self.more = False
         #: The reply to a claim was lost: rows may be ours without our knowing.
         self.unsure = False
-        #: The database refused the lane's claim: left alone until this monotonic time.
+        #: The database refused the lane's claim, or nothing keeps its retries back: left alone until then (monotonic).
         self.rests_until = 0.0
+        self.refused: str | None = None
         self._claims: dict[tuple[Any, ...], Claim] = {}
         self._renewing: set[int] = set()
         self._settling: set[int] = set()

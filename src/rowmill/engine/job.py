@@ -161,6 +161,11 @@ class Finish:
     def __init__(self, store: LaneStore, claim: Claim, job: Job) -> None:
         self._store, self._claim, self._job = store, claim, job
 
+    def __enter__(self) -> None:
+        raise RowmillError("an async handler's finish block is awaited", hint="async with job.finish() as tx:")
+
+    def __exit__(self, *exc: object) -> None: ...
+
     async def __aenter__(self) -> FinishTx:
         if self._job.finished is not None:
             raise RowmillError("this run has already ended in a finish block", hint="one job.finish() per run")

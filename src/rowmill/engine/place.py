@@ -144,6 +144,10 @@ class Place:
             asyncio.create_task(listen(self.database, lambda: self._wake(crew))),
         ]
         self.opened = True
+        for held in self.held:
+            lacks = held.store.binding.lacks()
+            if lacks:
+                crew.events.emit("lane_lacks", environment=self.name, lane=held.store.lane.name, lacks=lacks)
         crew.events.emit(
             "worker_started", worker=me.id, environment=self.name, lanes=[lane.name for lane in self.lanes]
         )

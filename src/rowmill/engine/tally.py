@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +15,18 @@ from ..events import Events, logger
 from .held import Held
 
 _SUMMARY_EVERY = 10.0
+_STDLIB = os.path.dirname(os.__file__)
+
+
+def raised_at(error: BaseException | None) -> str | None:
+    """Where an exception was raised, in the user's own code where it passed through it: ``shop.py:12 in price``."""
+    if error is None or error.__traceback__ is None:
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    engine = os.path.dirname(os.path.dirname(__file__))
+    own = [f for f in frames if not f.filename.startswith(engine) and "site-packages" not in f.filename]
+    own = [f for f in own if not f.filename.startswith(_STDLIB)] or own
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else None
 
 
 class Tally:
@@ -72,7 +86,11 @@ class Tally:
         }
         if settlement.error is not None:
             fields["error"] = settlement.error
-        if settlement.delay is not None:
+        if place := raised_at(settlement.cause):
+            fields["at"] = place
+        if settlement.cause is not None and logger.isEnabledFor(logging.DEBUG):
+            fields["traceback"] = "".join(traceback.format_exception(settlement.cause))
+        if settlement.delay is not None and "run_after" in held.store.binding.roles:
             fields["again_in"] = round(settlement.delay.total_seconds(), 1)
         self.events.emit(name, level, **fields)
 

@@ -129,6 +129,10 @@ class Worker:
             return
         self._above = []
         for place in self.places:
+            # All are opened before the first row is claimed anywhere: what is wrong is told before anything is done.
+            if not place.opened and time.monotonic() >= place.retry_at:
+                await self._guarded(place, self._open(place))
+        for place in self.places:
             # All above it are looked at too: nothing below may start while something above is ready.
             if time.monotonic() >= place.retry_at:
                 await self._guarded(place, self._take(place))
@@ -159,15 +163,16 @@ class Worker:
             return True
         return any(held.more and self._ask(held) > 0 for held in place.held)
 
+    async def _open(self, place: Place) -> None:
+        await place.open(self._crew)
+        for held in place.held:
+            execution = Execution(held.store, self.resources, self._thread_pool)
+            self.slots[held.store.lane.name].executions[id(held)] = execution
+            self._where[id(held)] = place
+
     async def _take(self, place: Place) -> None:
         """Claim what is ready, from the lane of highest priority down, as far as there is room."""
-        if not place.opened:
-            await place.open(self._crew)
-            for held in place.held:
-                execution = Execution(held.store, self.resources, self._thread_pool)
-                self.slots[held.store.lane.name].executions[id(held)] = execution
-                self._where[id(held)] = place
-        if self._overtaken():
+        if not place.opened or self._overtaken():
             return
         place.looked()
         open_to = [held for held in place.held if self._ask(held) > 0]
@@ -227,8 +232,9 @@ class Worker:
         try:
             await self._recover(held)
             await self._claim(held)
+            held.refused = None
         except Refused as error:
-            held.rests_until = time.monotonic() + _REST
+            held.rests_until, held.refused = time.monotonic() + _REST, error.message
             self.events.emit(
                 "statement_refused", logging.ERROR, environment=place.name, lane=held.store.lane.name,
                 error=error.message, retry_in=_REST, hint="rowmill sql shows the statement",

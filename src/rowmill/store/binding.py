@@ -84,6 +84,22 @@ class Binding:
         """Only a worker column stands in the fence, so the id must differ from one process to the next."""
         return "worker" in self.roles and not fence_time(self)
 
+    def lacks(self) -> dict[str, str]:
+        """Roles that no column takes, and what that costs."""
+        found = set(self.roles)
+        cost = {
+            "run_after": "retries and snoozes come back at once",
+            "error": "why a run failed is only in the log",
+            "heartbeat_at": "no renewal: a run must end within its timeout",
+            "worker": "who holds a row is not shown",
+        }
+        if self.renew != "none":
+            del cost["heartbeat_at"]
+        lacking = {role: words for role, words in cost.items() if role not in found}
+        if self.counter is None:
+            lacking["attempts"] = "a failure is final"
+        return lacking
+
     def nullable(self, column: str) -> bool:
         return bool(self.table.c[column].nullable)
 
@@ -174,7 +190,7 @@ def _reflect(
             full = f"{schema}.{name}" if schema else name
             raise DeclarationError(
                 f"lane {lane.name!r}: there is no table {full!r} in environment {environment!r}",
-                hint=did_you_mean(name, known),
+                hint=did_you_mean(name, known) if known else "create the table first: there is none in this database",
             ) from None
     kinds = {column.name: column.type for column in table.c}
     given = getattr(lane.table, "__table__", lane.table)
@@ -348,6 +364,12 @@ def _check_policy(binding: Binding, where: str) -> None:
                 f"{where}: dead is left out, and no column counts attempts, so a failed row would never end",
                 hint='dead={"status": "..."}, or an integer column: roles={"failures": "..."}',
             )
+    again = lane.leads_to_ready(lane.done) and not (lane.where or lane.untouched_for or "run_after" in found)
+    if again:
+        raise DeclarationError(
+            f"{where}: a row that is done is ready again, and nothing says when: it would be worked on without a pause",
+            hint="a run_after column that the handler sets, untouched_for=..., where=..., or another value in done",
+        )
     if lane.untouched_for is not None and "updated_at" not in found:
         raise DeclarationError(
             f"{where}: untouched_for needs a column with the role updated_at", hint='roles={"updated_at": "..."}'

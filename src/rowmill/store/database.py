@@ -8,6 +8,7 @@ inside ``BEGIN IMMEDIATE``.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -238,6 +239,12 @@ class Sqlite(Database):
 
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
         def work() -> T:
+            if not os.path.exists(self.path):
+                # SQLite would make an empty file, and from then on the file would seem to be there.
+                raise DeclarationError(
+                    f"cannot use {self.url}: there is no file {os.path.abspath(self.path)}",
+                    hint="check the path in the URL: sqlite:///relative.db, sqlite:////absolute.db",
+                )
             engine = sa.create_engine(sa.URL.create("sqlite", database=self.path), poolclass=NullPool)
             with engine.connect() as connection:
                 return verb(connection)
@@ -393,6 +400,8 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
                 hint="check that the file's folder exists and may be written to",
             )
         return Refused(text)
+    if isinstance(cause, sqlite3.DatabaseError) and "not a database" in text:
+        return Unreachable(f"cannot use {where}: {text}", hint="check that the URL names the right file")
     if isinstance(cause, (sqlite3.Error, OverflowError)) and isinstance(database, Sqlite):
         return Refused(text)
     lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated

@@ -112,22 +112,23 @@ class Postgres(Database):
         self._handlers: AsyncEngine | None = None
 
     def _make(self, size: int, command_timeout: float | None, **options: Any) -> AsyncEngine:
-        async def connect(*_: Any, **options: Any) -> asyncpg.Connection:
+        # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
+        cached: dict[str, Any] = {"statement_cache_size": 0} if self.pooled else {}
+        adapted: dict[str, Any] = (
+            {"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: ""} if self.pooled else {}
+        )
+
+        async def connect(**_: Any) -> asyncpg.Connection:
             try:
-                return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **options)
+                return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **cached)
             except ValueError as error:  # the URL itself cannot be read
                 raise DeclarationError(f"cannot use {redact(self.url)}: {error}", hint=_URL) from error
 
-        # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
-        unpooled = {
-            "statement_cache_size": 0,
-            "prepared_statement_cache_size": 0,
-            "prepared_statement_name_func": lambda: "",
-        }
+        # Not async_creator: with that, SQLAlchemy drops what its own adapter has to know about the pooler.
+        dbapi = self.dialect.import_dbapi()
         return create_async_engine(
             "postgresql+asyncpg://",
-            async_creator=connect,
-            connect_args=unpooled if self.pooled else {},
+            creator=lambda: dbapi.connect(async_creator_fn=connect, **adapted),
             pool_size=size,
             max_overflow=0,
             **options,

@@ -17,6 +17,7 @@ import pytest
 import systems
 from databases import Db
 from rowmill.cli import main
+from rowmill.cli.app import console
 from rowmill.store import Database
 from rowmill.store.fleet import Fleet, WorkerState
 
@@ -51,6 +52,11 @@ class Command:
         (self._folder / f"{name}.py").write_text("\n".join(head + body) + "\n")
         self._patch.setenv("ROWMILL_APP", f"{name}:mill")
         return f"{name}:mill"
+
+    def terminal(self, columns: int = 80) -> None:
+        """From now on standard output is a terminal of that width."""
+        self._patch.setattr(console, "_force_terminal", True)
+        self._patch.setattr(console, "_width", columns)
 
     def __call__(self, *words: str) -> Ended:
         self._patch.setattr(sys, "argv", ["rowmill", *words])

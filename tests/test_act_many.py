@@ -84,7 +84,7 @@ def test_with_several_environments_one_must_be_named(fresh: Callable[[str], Db],
         systems.insert_extraction(db, 1, status_id=4)
     command.app({"prod": one.url, "dev": two.url}, "extraction")
     ended = command("retry", "--id", "1")
-    assert ended.code == 1
+    assert ended.code == 2
     assert "--env prod or --env dev" in ended.err
     assert command.json("retry", "--id", "1", "--env", "dev")["environment"] == "dev"
     assert [columns(db, "extraction_queue", 1, "status_id") for db in (one, two)] == [[4], [1]]

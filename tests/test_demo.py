@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rowmill.cli import demo, demo_end
 
@@ -127,3 +130,35 @@ def test_the_demo_would_notice(tmp_path: Path, spoil: str, noticed: list[str]) -
     assert len(failed) == len(noticed)
     assert all(words in check for words, check in zip(noticed, failed, strict=True))
     assert findings.good == (not noticed)
+
+
+@pytest.mark.parametrize("kept", [None, "mill"])
+@pytest.mark.parametrize("found", [True, False])
+def test_the_end_fits_a_small_screen_and_names_commands_that_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str | None, found: bool
+) -> None:
+    """80 by 24, with room for a prompt; the headline first."""
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/rowmill").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/rowmill" if found else None)
+    checks = {
+        "every row has ended": True,
+        "every row has exactly one outcome, the one that its table shows": True,
+        "no outcome was recorded twice (177 runs: 160 ends, 11 retries, 6 cut off)": True,
+        "the 10 rows of the killed worker (6 under way) were finished by others": True,
+        "97 pages were read: none is missing, none is there twice": True,
+    }
+    dead = {f"link {n}": "TimeoutError: the server did not answer (3 attempts)" for n in range(4)}
+    findings = demo_end.Findings(18.2, 160, 156, 11, dead, 10, 177, 97, checks)
+    out = io.StringIO()
+    demo_end.tell(Console(file=out, width=80), findings, Path(kept) if kept else None)
+    lines = out.getvalue().strip("\n").split("\n")
+    assert lines[0].startswith("160 rows in 18 seconds")
+    assert len(lines) <= 22
+    assert max(map(len, lines)) <= 80
+    typed = {line.split()[0] for line in lines if "rowmill " in line}
+    there = "rowmill" if found else "../.venv/bin/rowmill"
+    here = "rowmill" if found else ".venv/bin/rowmill"
+    assert typed == ({there} if kept else {here, there})

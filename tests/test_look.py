@@ -114,8 +114,11 @@ def test_an_environment_that_is_down_is_shown_and_the_others_still_are(lite: Db,
     assert (error["environment"], error["unreachable"]) == ("prod", True)
     shown = command("status")
     assert shown.code == 1
-    assert "prod: not reached: cannot reach" in shown.out.replace("\n", " ")
+    (line,) = [line for line in shown.out.splitlines() if line.startswith("prod: ")]
+    assert line.startswith("prod: not reached: cannot reach")
+    assert line.endswith(f"Try: {error['hint']}"), "one line, and what to do"
     assert "enrichment" in shown.out
+    assert f"Try: {error['hint']}\n" in command("workers").err
     assert command.json("status", "--env", "staging")["errors"] == []
     for words in (["workers"], ["stuck"], ["jobs"]):
         assert command(*words).code == 1
@@ -163,6 +166,75 @@ def test_a_command_that_makes_no_sense_ends_with_2(words: list[str], lite: Db, c
     assert command(*words).code == 2
 
 
+@pytest.mark.parametrize("words", [["run"], ["run", "--log", "json"], ["status"], ["retry", "--id", "1"], ["sql", "a"]])
+def test_a_command_without_an_application_ends_with_2(words: list[str], command: Command) -> None:
+    ended = command(*words)
+    assert ended.code == 2
+    assert "no application given" in ended.err
+    assert "ROWMILL_APP" in ended.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--lanes", ""],
+        ["run", "--lanes", " "],
+        ["run", "--worker-id", ""],
+        ["run", "--env", ""],
+        ["status", "--env", "default", "--env", ""],
+        ["workers", "--env", ""],
+        ["cancel", "--state", "ready", "--env", ""],
+        ["sql", "enrichment", "--env", ""],
+    ],
+)
+def test_an_option_that_was_given_nothing_does_not_mean_all(words: list[str], lite: Db, command: Command) -> None:
+    """A variable that is not set."""
+    fill_enrichment(lite)
+    command.app(lite.url, "enrichment")
+    ended = command(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"Error: {[word for word in words if word.startswith('--')][-1]} is empty\nTry: leave" in ended.err
+
+
+NEW = "mill.lane('parts', name='{0}', ready={{'state': '{1}'}}, running={{'state': '{0} runs'}}, {2})(handler)"
+ENDS = "done={'state': 'ok'}, dead={'state': 'bad'}, max_attempts=3"
+
+
+def test_rows_that_no_lane_counts_are_told_once_per_table(
+    db: Db, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelled state."""
+    create_parts(db)
+    command.app(db.url, NEW.format("one", "nwe", ENDS), NEW.format("two", "one is done", ENDS))
+    document = command.json("status")
+    assert document["elsewhere"] == [], "an empty table"
+    states = ["new"] * 4 + ["odd"] * 2 + list("abcd")
+    db.insert("parts", [{"book": "a", "page": page, "state": state} for page, state in enumerate(states)], key="page")
+    (told,) = command.json("status")["elsewhere"]
+    assert (told["environment"], told["table"], told["rows"], told["at_least"]) == ("default", "parts", 10, False)
+    assert told["kinds"][:2] == [{"columns": {"state": "new"}, "rows": 4}, {"columns": {"state": "odd"}, "rows": 2}]
+    assert len(told["kinds"]) == 5
+    line = "10 rows of table 'parts' are in no lane's state (state = 'new': 4; state = 'odd': 2; "
+    assert [words.startswith(line) for words in command("status").out.splitlines()].count(True) == 1
+    assert "others: 1)" in command("status", "--lane", "two").out
+    monkeypatch.setattr(inspect_module, "SAMPLE", 6)
+    monkeypatch.setattr("rowmill.cli.show.SAMPLE", 6)
+    assert "6 or more rows of table 'parts' are in no lane's state (of the first 6: " in command("status").out
+    db.execute("update parts set state = 'one is done' where page = 0")
+    assert command.json("status", "--lane", "one")["elsewhere"] == [], "the other lane, not asked for, has one"
+
+
+def test_of_rows_that_no_lane_counts_all_state_columns_are_told(db: Db, command: Command) -> None:
+    db.execute("create table steps (id integer primary key, step integer, busy boolean, worker text, attempts integer)")
+    db.insert("steps", [{"id": 1, "step": 7, "busy": None}])
+    command.app(
+        db.url,
+        "mill.lane('steps', name='steps', ready={'step': 1, 'busy': False}, running={'busy': True},"
+        " done={'step': 2, 'busy': False})(handler)",
+    )
+    assert "1 row of table 'steps' is in no lane's state (busy is null and step = 7: 1)" in command("status").out
+
+
 def test_a_look_at_a_file_that_is_not_there_does_not_make_one(command: Command, tmp_path: Path) -> None:
     command.app(f"sqlite:///{tmp_path}/jbos.db", "enrichment")
     for word in ("status", "workers", "stuck", "jobs"):
@@ -176,6 +248,7 @@ def test_the_status_of_many_lanes_fits_eighty_columns(lite: Db, command: Command
     systems.create(lite)
     systems.insert_analysis(lite, 3)
     command.app({"prod": lite.url, "staging": lite.url}, "extraction", "ocr", "website_analysis", "scrape")
+    command.terminal()
     shown = command("status").out
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
     assert "website_analysis" in shown

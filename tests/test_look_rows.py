@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -137,6 +138,40 @@ def test_ready_rows_are_listed_as_they_will_be_claimed(db: Db, command: Command)
     assert [row["id"] for row in command.json("jobs")["rows"]] == oldest[::-1]
 
 
+def test_ready_rows_without_a_place_in_the_order_are_listed_last(db: Db, command: Command) -> None:
+    """As they are claimed, whichever way the database sorts NULL."""
+    time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+    db.execute(f"create table jobs (id integer primary key, state text not null, worker text, created_at {time})")
+    moments = [None, ago(minutes=1), None, ago(minutes=2)]
+    db.insert("jobs", [{"id": i, "state": "new", "created_at": moment} for i, moment in enumerate(moments)])
+    command.app(
+        db.url,
+        "mill.lane('jobs', name='jobs', ready={'state': 'new'}, running={'state': 'run'}, done={'state': 'ok'},"
+        " dead={'state': 'bad'})(handler)",
+    )
+    assert [row["id"] for row in command.json("jobs", "--state", "ready")["rows"]] == [3, 1, 0, 2]
+
+
+def test_a_long_worker_id_does_not_take_the_room_of_the_error(lite: Db, command: Command) -> None:
+    """On a terminal; into a pipe everything goes whole."""
+    create_parts(lite)
+    worker, error = f"unified-worker-{UUID(int=2**127 + 0xABCDEF)}", "TimeoutError: " + "it did not answer " * 20
+    lite.insert("parts", [{"book": "a", "page": 1, "state": "bad", "worker": worker, "error": error}], key="page")
+    lite.insert("parts", [{"book": "b", "page": 1, "state": "run", "worker": worker}], key="page")
+    command.app(lite.url, COMPOSITE)
+    (line,) = [line for line in command("jobs").out.splitlines() if line.startswith("a,1")]
+    assert worker in line
+    assert line.endswith(error.rstrip())
+    assert worker in command("stuck").out
+    command.terminal()
+    shown = command("jobs").out
+    assert max(map(len, shown.splitlines())) <= 80
+    (line,) = [line for line in shown.splitlines() if line.startswith("a,1")]
+    assert "unified-worker…abcdef" in line
+    assert "TimeoutError: it did not answer" in line
+    assert "unified-worker…abcdef" in command("stuck").out
+
+
 def test_jobs_with_an_id_shows_all_columns_of_the_row(db: Db, command: Command) -> None:
     systems.create(db, "analysis", "enrichment")
     (key,) = systems.insert_analysis(db, 1, extractedInfo={"a": [1]}, error="[/red] \x1b[31mno")
@@ -172,8 +207,9 @@ def test_a_composite_key_is_written_with_commas(db: Db, command: Command) -> Non
     assert row["id"] == ["c", 2]
     (row,) = command.json("jobs", "--id", '"a,b",1')["rows"]
     assert row["id"] == ["a,b", 1]
+    assert command.json("jobs", "--id", '["a,b", 1]')["rows"] == [row], "as the log has it"
     assert '"a,b",1' in command("jobs").out, "as it can be given again"
-    for nonsense in ("c", "c,2,3", "c,two"):
+    for nonsense in ("c", "c,2,3", "c,two", "[", "[1]", '["c", 2, 3]', '["c", null]'):
         ended = command("jobs", "--id", nonsense)
         assert ended.code == 1
         assert "is not an id in table 'parts'" in ended.err
@@ -207,7 +243,7 @@ def test_a_mill_with_several_lanes_asks_which(lite: Db, command: Command) -> Non
     systems.create(lite, "registre")
     command.app(lite.url, "extraction", "ocr")
     ended = command("jobs")
-    assert ended.code == 1
+    assert ended.code == 2
     assert "--lane extraction or --lane ocr" in ended.err
 
 

@@ -27,7 +27,7 @@ APP = """
 import asyncio, os, threading, time
 from datetime import timedelta as td
 from pathlib import Path
-from rowmill import Dead, Mill
+from rowmill import Cancel, Dead, Mill
 
 mill = Mill(os.environ["DATABASE"])
 OPTIONS = dict(
@@ -40,6 +40,8 @@ async def work(job):
     Path(f"began-{job.id}").touch()
     if job["what"] == "die":
         raise Dead("it is no good")
+    if job["what"] == "cancel":
+        raise Cancel("not wanted")
     if job["what"] == "block":
         time.sleep(600)
     while job["what"] == "hold" and not Path(f"go-{job.id}").exists():
@@ -222,9 +224,33 @@ def test_a_drain_ends_with_0_and_says_what_was_done(jobs: Db, run: MakeRun) -> N
     add(jobs, "quick", "quick")
     here = run("--drain", "--processes", "2", "--json", form="console")
     assert here.wait() == 0
-    assert json.loads(here.out.read_text()) == {"drained": True, "done": 2, "failed": 0, "dead": 0}
+    assert json.loads(here.out.read_text()) == {
+        "drained": True, "done": 2, "failed": 0, "dead": 0, "elsewhere": [],
+    }  # fmt: skip
     assert "Drained: 2 done, 0 failed attempts, 0 dead; nothing is ready or running.\n" in here.log.read_text()
     assert all(name.startswith("unified-worker-") for name in workers(jobs))
+
+
+def test_a_drain_that_found_nothing_says_so_and_where_the_rows_are(jobs: Db, run: MakeRun) -> None:
+    """A misspelled state is no success."""
+    add(jobs, "quick", "quick", status="quueued")
+    here = run("--drain", "--json", form="console")
+    assert here.wait() == 0
+    hint = "2 rows of table 'jobs' are in no lane's state (status = 'quueued': 2)"
+    assert here.log.read_text().endswith(f"\nNothing was ready.\n{hint}\n")
+    (elsewhere,) = json.loads(here.out.read_text())["elsewhere"]
+    assert (elsewhere["table"], elsewhere["rows"]) == ("jobs", 2)
+    logged = run("--drain")
+    assert logged.wait() == 0
+    assert logged.events("run_ended")[0]["hint"] == hint
+
+
+def test_a_drain_that_only_canceled_did_find_something(jobs: Db, run: MakeRun) -> None:
+    """Neither done nor failed, and not nothing."""
+    add(jobs, "cancel")
+    here = run("--drain", form="console")
+    assert here.wait() == 0
+    assert "Drained: 0 done, 0 failed attempts, 0 dead; nothing is ready or running.\n" in here.log.read_text()
 
 
 def test_a_child_killed_in_a_drain_is_started_again_so_that_its_rows_are_finished(

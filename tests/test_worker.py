@@ -382,7 +382,7 @@ async def test_idle_workers_hardly_ask_the_database(pg: Db) -> None:
     pg.execute(JOBS["postgresql"])
     mill = Mill(pg.url)
     for n in range(50):
-        states = {**STATES, "ready": {"status": f"queued-{n}"}}
+        states = {**STATES, "ready": {"status": f"queued-{n}"}, "running": {"status": f"running-{n}"}}
         mill.lane("jobs", name=f"lane{n}", poll=td(seconds=1), **states)(_nothing)
     calls = 0
 

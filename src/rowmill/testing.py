@@ -19,6 +19,7 @@ from typing import Any
 
 from .claim import Claim, Report, Settlement, Swept
 from .engine.execute import Execution, decide, unhooked
+from .engine.held import Held
 from .engine.isolate import Child
 from .engine.resources import Resources
 from .engine.tally import Tally
@@ -102,11 +103,15 @@ class Kit:
     async def run(self, claim: Claim) -> Stepped:
         """Run the handler for a claim and settle it."""
         store = await self.store(claim.lane, claim.environment)
-        execution = Execution(store, self._resources, lambda: self._threads)
+        execution = Execution(Held(store), self._resources, lambda: self._threads)
         job = execution.job(claim, self.worker_id, f"{claim.lane}-1")
         child = Child(store.lane) if store.lane.isolation == "process" else None
         try:
             settlement = await execution.run(job, claim, child)
+        except asyncio.CancelledError as cancelled:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            settlement = decide(store, claim, cancelled)  # the handler's own doing
         finally:
             if child is not None:
                 await asyncio.to_thread(child.kill)

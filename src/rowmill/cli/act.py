@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .. import states as states_words
-from ..config import find_app
 from ..errors import Busy, DatabaseError, DeclarationError, RowmillError
 from ..mill import Mill
 from ..store.inspect import LaneView
 from ..store.keys import Key, parse, written
 from ..store.operate import Operator, Selection
 from . import show
-from .app import App, AsJson, app, console, errors, print_json, run_async
+from .app import App, AsJson, UsageError, app, console, errors, load, print_json, run_async, said
 from .lookout import Lookout, one_lane
 
 #: More rows than this are not changed without a word of consent.
@@ -26,7 +25,9 @@ ASK_ABOVE = 100
 NOTHING_MATCHED = 4
 
 Lane = Annotated[str | None, typer.Option("--lane", help="the lane; may be left out where there is only one")]
-Environment = Annotated[str | None, typer.Option("--env", help="the environment; needed where there are several")]
+Environment = Annotated[
+    str | None, typer.Option("--env", help="the environment; needed where there are several", callback=said)
+]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="this row (may be given again); a composite key: a,b")]
 Yes = Annotated[bool, typer.Option("--yes", help=f"do not ask, also for more than {ASK_ABOVE} rows")]
 
@@ -147,13 +148,13 @@ def _sharing(mill: Mill, view: LaneView, states: tuple[str, ...]) -> list[str]:
 
 
 def _start(action: Action, reference: str | None, env: str | None, lane: str | None) -> None:
-    mill = find_app(reference)
+    mill = load(reference)
     name = one_lane(mill, lane)
     (chosen,) = mill.select([name])
     served = [environment for environment in mill.environments if chosen.serves(environment)]
     if env is None and len(served) > 1:
         # The same id is another row in every environment.
-        raise DeclarationError("which environment?", hint=" or ".join(f"--env {e}" for e in served))
+        raise UsageError("which environment?", hint=" or ".join(f"--env {e}" for e in served))
     run_async(action.run(mill, env or next(iter(served or mill.environments)), name))
 
 

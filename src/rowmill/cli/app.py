@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 
+from ..config import find_app
 from ..errors import RowmillError
+from ..mill import Mill
 
 T = TypeVar("T")
+WRONG_USAGE = 2
+#: Where nobody looks on, a line is as long as what stands in it.
+ENDLESS = 100_000
+
+
+class UsageError(RowmillError):
+    """The command itself lacks something, or says something that makes no sense: exit code 2."""
+
+
+def exit_code(error: RowmillError) -> int:
+    """What the command ends with."""
+    return WRONG_USAGE if isinstance(error, UsageError) else 1
+
 
 app = typer.Typer(
     name="rowmill",
@@ -32,7 +48,37 @@ App = Annotated[
     typer.Argument(metavar="APP", help="module:mill, as with uvicorn; ROWMILL_APP stands in", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts")]
-Env = Annotated[list[str] | None, typer.Option("--env", help="only this environment (may be given again)")]
+
+
+def said(param: typer.CallbackParam, value: Any) -> Any:
+    """Refuse an option that was given an empty word: it is a variable that is not set, and never means all."""
+    if any(not word.strip() for word in ([value] if isinstance(value, str) else value or ())):
+        name = param.opts[0]
+        raise UsageError(f"{name} is empty", hint=f"leave {name} out, or set the variable that should fill it")
+    return value
+
+
+Env = Annotated[
+    list[str] | None, typer.Option("--env", help="only this environment (may be given again)", callback=said)
+]
+
+
+def load(reference: str | None) -> Mill:
+    """The application that a command is about."""
+    if not (reference or os.environ.get("ROWMILL_APP")):
+        raise UsageError("no application given", hint="name it, as module:mill, or set ROWMILL_APP")
+    return find_app(reference)
+
+
+def print_out(what: RenderableType) -> None:
+    """On standard output: within the width of a terminal; whole, a line for a line, into a pipe or a file."""
+    if console.is_terminal:
+        console.print(what)
+        return
+    whole = Console(width=ENDLESS, color_system=None, highlight=False)
+    with whole.capture() as text:
+        whole.print(what)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in text.get().removesuffix("\n").split("\n"))
 
 
 def print_json(value: Any) -> None:
@@ -54,6 +100,6 @@ def main() -> None:
         errors.print(f"[red]Error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         if error.hint:
             errors.print(f"[bold]Try:[/bold] {escape(error.hint)}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(130)

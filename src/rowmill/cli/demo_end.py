@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -81,7 +84,7 @@ def examine(file: Path, seconds: float, orphans: Sequence[str], killed: int | No
         checks={
             "every row has ended": None not in ended.values(),
             "every row has exactly one outcome, the one that its table shows": outcomes == Counter(ended.items()),
-            f"no outcome was recorded twice: {runs} runs: {len(finals)} ends, {retries} retries, {cut} cut off": (
+            f"no outcome was recorded twice ({runs} runs: {len(finals)} ends, {retries} retries, {cut} cut off)": (
                 twice == 0 and runs == len(finals) + retries + cut
             ),
             f"the {len(orphans)} rows of the killed worker ({under_way} under way) were finished by others": (
@@ -97,25 +100,20 @@ def _name(row: str) -> str:
 
 
 def tell(console: Console, findings: Findings, kept: Path | None) -> None:
-    """The summary, the proof, and what to try next."""
+    """The summary, the proof, and what to try next: on a screen of 24 lines the first is still to be seen."""
 
     def say(text: str | Text = "") -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
     say()
-    say(
-        Text(
-            f"{findings.rows} rows in {findings.seconds:.0f} seconds, by two processes, one of them killed in mid-run:",
-            "bold",
-        )
-    )
+    took = f"{findings.rows} rows in {findings.seconds:.0f} seconds"
+    say(Text(f"{took}, by two processes, one of them killed in mid-run:", "bold"))
     say(f"  {findings.done:>4} done, each exactly once")
     say(f"  {findings.retried:>4} failed at first and were tried again")
-    say(f"  {findings.taken_back:>4} were in the hands of the killed worker, and were taken back from it")
+    say(f"  {findings.taken_back:>4} were taken back from the killed worker")
     say(f"  {len(findings.dead):>4} dead:")
     for row, reason in findings.dead.items():
         say(f"         {row}: {reason}")
-    say()
     say(Text("Checked against the table `runs`, which the handlers write to:", "bold"))
     for check, held in findings.checks.items():
         say(Text.assemble("  ", ("yes", "green") if held else ("NO ", "bold red"), f"  {check}"))
@@ -126,18 +124,40 @@ def tell(console: Console, findings: Findings, kept: Path | None) -> None:
 
 def _next(kept: Path | None) -> list[str]:
     if kept is None:
+        here, there = command(Path.cwd()), command(Path.cwd() / "mill")
         return [
             "[bold]Next, your own table:[/bold]",
-            "  rowmill demo --keep mill     the same again; leaves its app.py and demo.db",
-            "  cd mill                      put your database and your table into app.py",
-            "  rowmill run app:mill         work on it",
-        ]
+            *_aligned({
+                f"{here} demo --keep mill": "the same again; leaves app.py and demo.db",
+                "cd mill": "put your database and table into app.py",
+                f"{there} run app:mill": "work on it",
+            }),
+        ]  # fmt: skip
+    there = command(kept.resolve())
     return [
-        f"[bold]Kept in {escape(str(kept))}:[/bold] app.py (lanes, handlers), demo.db (tables). To look at it:",
+        f"[bold]Kept in {escape(str(kept))}:[/bold] app.py, demo.db. To look at it:",
         f"  cd {escape(shlex.quote(str(kept)))}",
-        "  rowmill status app:mill                            the lanes by state",
-        "  rowmill jobs app:mill --lane fetch --state dead    the rows that died, and why",
-        "  rowmill retry app:mill --lane fetch --state dead   make them ready again",
-        "  rowmill run app:mill --drain                       work until nothing is ready",
-        "[bold]Next, your own table:[/bold] put it and your database into app.py.",
-    ]
+        *_aligned({
+            f"{there} status app:mill": "rows by state",
+            f"{there} jobs app:mill --lane fetch --state dead": "the dead rows",
+            f"{there} retry app:mill --lane fetch --state dead": "ready again",
+            f"{there} run app:mill --drain": "work on them",
+        }),
+    ]  # fmt: skip
+
+
+def _aligned(words: dict[str, str]) -> list[str]:
+    width = max(map(len, words))
+    return [f"  {escape(typed):<{width}}  {meaning}" for typed, meaning in words.items()]
+
+
+def command(folder: Path) -> str:
+    """What to type for ``rowmill`` in a folder: the word, or the way to it where the shell does not find it."""
+    if shutil.which("rowmill"):
+        return "rowmill"
+    script = Path(sys.executable).with_name("rowmill")
+    if not script.exists():
+        return f"{shlex.quote(sys.executable)} -m rowmill"
+    if script.is_relative_to(Path.cwd()):
+        return shlex.quote(os.path.relpath(script, folder))
+    return shlex.quote(str(script))

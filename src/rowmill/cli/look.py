@@ -13,15 +13,14 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..config import find_app
 from ..errors import RowmillError
 from ..store import Database
 from ..store.fleet import Fleet
-from ..store.inspect import Counts, LaneView, Row, check_file
+from ..store.inspect import Counts, Elsewhere, LaneView, Row, check_file
 from ..store.keys import parse
 from ..store.texts import texts
 from . import show
-from .app import App, AsJson, Env, app, console, print_json, run_async
+from .app import App, AsJson, Env, app, console, load, print_json, print_out, run_async, said
 from .lookout import Answers, Failure, Lookout, one_lane
 
 EVERY = 2.0
@@ -46,37 +45,44 @@ def status(
     """
     if watch and as_json:
         raise typer.BadParameter("--watch is for people and --json for scripts: one of them")
-    mill = find_app(reference)
+    mill = load(reference)
 
-    async def main() -> Answers[Counts]:
+    async def main() -> tuple[Answers[Counts], list[Elsewhere]]:
         async with Lookout(mill, env, lane) as lookout:
             several = len(lookout.databases)
             if watch:
                 with Live(console=console, auto_refresh=False) as live:
                     while True:
                         began = time.monotonic()
-                        live.update(_status(await lookout.ask(LaneView.count), several, live=True), refresh=True)
+                        answers = await lookout.ask(LaneView.count)
+                        elsewhere = await lookout.elsewhere(answers)
+                        live.update(_status(answers, elsewhere, several, live=True), refresh=True)
                         # Where counting is dear, looking on must not become the database's main work.
                         await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
             answers = await lookout.ask(LaneView.count)
+            elsewhere = await lookout.elsewhere(answers)
             if not as_json:
-                console.print(_status(answers, several))
-            return answers
+                print_out(_status(answers, elsewhere, several))
+            return answers, elsewhere
 
     try:
-        answers = run_async(main())
+        answers, elsewhere = run_async(main())
     except KeyboardInterrupt:
         if watch:
             return
         raise
     if as_json:
         lanes = [show.counts_value(view, counts) for view, counts in answers.found]
-        print_json({"lanes": lanes, "errors": [failure.value() for failure in answers.failures]})
+        rows = [show.elsewhere_value(found) for found in elsewhere]
+        print_json({"lanes": lanes, "elsewhere": rows, "errors": [failure.value() for failure in answers.failures]})
     answers.exit()
 
 
-def _status(answers: Answers[Counts], environments: int, *, live: bool = False) -> RenderableType:
+def _status(
+    answers: Answers[Counts], elsewhere: Sequence[Elsewhere], environments: int, *, live: bool = False
+) -> RenderableType:
     parts: list[RenderableType] = [show.counts_table(answers.found, environments)] if answers.found else []
+    parts += [show.elsewhere_line(found, environments) for found in elsewhere]
     parts += [failure.line() for failure in answers.failures]
     if any(counts.unknown for _, counts in answers.found):
         parts.append(Text("?: counting took too long; an index on the state would make it quick", "yellow"))
@@ -93,7 +99,7 @@ def workers(
     as_json: AsJson = False,
 ) -> None:
     """Who works, on what, and when each worker was last heard of. *dead*: silent for a minute without a word."""
-    databases = find_app(reference).databases(env)
+    databases = load(reference).databases(env)
 
     async def ask(name: str, database: Database) -> list[dict[str, Any]] | Failure:
         try:
@@ -124,9 +130,9 @@ def workers(
         print_json({"workers": shown, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
     elif shown:
-        console.print(show.workers_table(shown, len(databases)))
+        print_out(show.workers_table(shown, len(databases)))
     else:
-        console.print("No workers." if everyone else "No workers (--all shows those that have stopped).")
+        print_out("No workers." if everyone else "No workers (--all shows those that have stopped).")
     answers.end()
 
 
@@ -149,7 +155,7 @@ def stuck(
     as_json: AsJson = False,
 ) -> None:
     """Running rows whose holder has given no sign of life for longer than the lease, or never gave one."""
-    mill = find_app(reference)
+    mill = load(reference)
 
     async def question(view: LaneView) -> list[Row]:
         return await view.rows("stuck", limit) if view.condition("stuck") else []
@@ -174,7 +180,7 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """Rows of a lane: ready ones as they will be claimed, others newest first."""
-    mill = find_app(reference)
+    mill = load(reference)
     name = one_lane(mill, lane)
 
     async def question(view: LaneView) -> list[Row]:
@@ -187,7 +193,7 @@ def jobs(
     answers, several = run_async(main())
     found = [(view, row) for view, rows in answers.found for row in rows]
     if key is None:
-        _print_rows(answers, found, as_json, lambda: show.rows_table(found, several, console.width), "No rows.")
+        _print_rows(answers, found, as_json, lambda: show.rows_table(found, several), "No rows.")
         return
     tables = Group(*(show.whole_table(view, row) for view, row in found))
     _print_rows(answers, found, as_json, lambda: tables, f"No row has the id {key}.", whole=True)
@@ -209,9 +215,9 @@ def _print_rows(
         print_json({"rows": rows, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
     elif found:
-        console.print(render())
+        print_out(render())
     elif answers.found:
-        console.print(show.plain(none))
+        print_out(show.plain(none))
     answers.end()
 
 
@@ -219,14 +225,14 @@ def _print_rows(
 def sql(
     words: Annotated[list[str], typer.Argument(metavar="[APP] LANE", help="the application, and the lane")],
     env: Annotated[
-        str | None, typer.Option("--env", help="for this environment's database; default: the first")
+        str | None, typer.Option("--env", help="for this environment's database; default: the first", callback=said)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The statements as they will run: claim, settle for each outcome, renew, sweep."""
     if len(words) > 2:
         raise typer.BadParameter(f"one application and one lane, not {len(words)} words")
-    mill = find_app(words[0] if len(words) == 2 or ":" in words[0] else None)
+    mill = load(words[0] if len(words) == 2 or ":" in words[0] else None)
     name = one_lane(mill, words[-1] if len(words) == 2 or ":" not in words[0] else None)
     (chosen,) = mill.select([name])
     environment = env or next((e for e in mill.environments if chosen.serves(e)), next(iter(mill.environments)))

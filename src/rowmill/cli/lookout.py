@@ -15,9 +15,9 @@ from ..errors import DeclarationError, RowmillError, Unreachable
 from ..lane import Lane
 from ..mill import Mill
 from ..store import Database
-from ..store.inspect import LaneView, view_lane
+from ..store.inspect import Counts, Elsewhere, LaneView, view_lane
 from . import show
-from .app import errors
+from .app import UsageError, errors
 
 T = TypeVar("T")
 
@@ -34,7 +34,8 @@ class Failure:
         """For people."""
         where = self.environment if self.lane is None else f"{self.environment}, {self.lane}"
         what = "not reached: " if isinstance(self.error, Unreachable) else ""
-        return Text(f"{where}: ", "red").append_text(show.plain(f"{what}{self.error.message}"))
+        said = Text(f"{where}: ", "red").append_text(show.plain(f"{what}{self.error.message}"))
+        return said.append(". Try: ", "bold").append_text(show.plain(self.error.hint)) if self.error.hint else said
 
     def value(self) -> dict[str, Any]:
         """For scripts."""
@@ -42,6 +43,7 @@ class Failure:
             "environment": self.environment,
             "lane": self.lane,
             "error": self.error.message,
+            "hint": self.error.hint,
             "unreachable": isinstance(self.error, Unreachable),
         }
 
@@ -117,6 +119,34 @@ class Lookout:
                 answers.failures.append(Failure(name, lane.name, error))
         return answers
 
+    async def elsewhere(self, answers: Answers[Counts]) -> list[Elsewhere]:
+        """Tables that have rows of which no lane counts any: a state in a declaration may be misspelled."""
+        counted: dict[tuple[str, str], dict[str, tuple[LaneView, Counts]]] = {}
+        for view, counts in answers.found:
+            counted.setdefault((view.environment, view.binding.table.fullname), {})[view.lane.name] = view, counts
+        found = []
+        for lanes in counted.values():
+            try:
+                told = await self._elsewhere(lanes)
+            except RowmillError:  # then it is not known
+                continue
+            found += [told] if told else []
+        return found
+
+    async def _elsewhere(self, lanes: dict[str, tuple[LaneView, Counts]]) -> Elsewhere | None:
+        """The same for one table, and the lanes over it that were asked."""
+        if not all(counts.none for _, counts in lanes.values()):
+            return None
+        views = [view for view, _ in lanes.values()]
+        first = views[0]
+        for lane in self.mill.lanes.values():
+            if lane.name not in lanes and lane.serves(first.environment) and first.same_table(lane):
+                other = await self.view(first.environment, first.database, lane)
+                if not (await other.count()).none:
+                    return None
+                views.append(other)
+        return await first.sample(sorted({column for view in views for column in view.binding.state_columns()}))
+
     async def view(self, environment: str, database: Database, lane: Lane) -> LaneView:
         """One lane in one environment."""
         if (environment, lane.name) not in self._views:
@@ -127,5 +157,5 @@ class Lookout:
 def one_lane(mill: Mill, name: str | None) -> str:
     """The lane a command is about."""
     if name is None and len(mill.lanes) > 1:
-        raise DeclarationError("which lane?", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
+        raise UsageError("which lane?", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
     return mill.select([name] if name is not None else None)[0].name

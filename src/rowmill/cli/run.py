@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import signal
 import sys
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ..config import find_app
 from ..engine.child import Line, Orders, serve
@@ -18,7 +21,11 @@ from ..engine.supervisor import USERS_MISTAKES, Supervisor
 from ..engine.worker import Worker
 from ..errors import RowmillError
 from ..events import Events, configure_logs
-from .app import App, AsJson, Env, app, errors, print_json
+from ..mill import Mill
+from ..store.inspect import Elsewhere, LaneView
+from . import show
+from .app import App, AsJson, Env, app, errors, exit_code, load, print_json, said
+from .lookout import Lookout
 
 DIED = 3  # exit code of a drain after which rows are dead
 
@@ -42,7 +49,7 @@ class LogLevel(enum.StrEnum):
 @app.command()
 def run(
     reference: App = None,
-    lanes: Annotated[str | None, typer.Option(help="only these lanes: a,b", show_default=False)] = None,
+    lanes: Annotated[str | None, typer.Option(help="only these lanes: a,b", show_default=False, callback=said)] = None,
     env: Env = None,
     processes: Annotated[int, typer.Option(min=1, help="worker processes")] = 1,
     concurrency: Annotated[
@@ -50,7 +57,11 @@ def run(
     ] = None,
     worker_id: Annotated[
         str | None,
-        typer.Option(help="the worker's id; ID-1, ID-2, ... with several processes", show_default="unified-worker-…"),
+        typer.Option(
+            help="the worker's id; ID-1, ID-2, ... with several processes",
+            show_default="unified-worker-…",
+            callback=said,
+        ),
     ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="end when nothing is ready or running")] = False,
     grace: Annotated[float, typer.Option(min=0, help="seconds that runs may take to finish when stopped")] = 30.0,
@@ -77,7 +88,8 @@ def run(
     events = Events()
     try:
         # Whatever is wrong with the declaration is said here, before anything is started.
-        find_app(reference).worker(**chosen)
+        mill = load(reference)
+        mill.worker(**chosen)
         supervisor, caught = asyncio.run(
             _supervise(_command(reference, lanes, env, concurrency, drain, grace, log, log_level),
                        _ids(worker_id, processes), drain, grace, events)
@@ -88,10 +100,15 @@ def run(
         if log is LogForm.CONSOLE:
             raise
         events.emit("run_failed", logging.ERROR, error=error.message, hint=error.hint)
-        raise typer.Exit(1) from None
-    _close(supervisor, drained=drain and caught is None, events=events, log=log)
+        raise typer.Exit(exit_code(error)) from None
+    drained = drain and caught is None
+    idle = drained and _idle(supervisor)
+    elsewhere = asyncio.run(_elsewhere(mill, env, chosen["lanes"])) if idle else []
+    hints = [show.elsewhere_line(found, len(mill.environments)) for found in elsewhere]
+    _close(supervisor, drained=drained, idle=idle, hints=hints, events=events, log=log)
     if as_json:
-        print_json({"drained": drain and caught is None, **_numbers(supervisor)})
+        rows = [show.elsewhere_value(found) for found in elsewhere]
+        print_json({"drained": drained, **_numbers(supervisor), "elsewhere": rows})
     raise typer.Exit(_exit_code(supervisor, drain, caught))
 
 
@@ -162,11 +179,31 @@ def _numbers(supervisor: Supervisor) -> dict[str, int]:
     return {name: supervisor.counts[name] for name in ("done", "failed", "dead")}
 
 
-def _close(supervisor: Supervisor, *, drained: bool, events: Events, log: LogForm) -> None:
+def _idle(supervisor: Supervisor) -> bool:
+    """No child ever had anything to tell: not even a row that was canceled, put off or taken back."""
+    return not any(child.counts for child in supervisor.children)
+
+
+async def _elsewhere(mill: Mill, env: list[str] | None, lanes: list[str] | None) -> list[Elsewhere]:
+    """Where nothing was ready: rows that no lane counts may be what was to be worked on."""
+    with contextlib.suppress(RowmillError):
+        async with Lookout(mill, env, lanes) as lookout:
+            return await lookout.elsewhere(await lookout.ask(LaneView.count))
+    return []
+
+
+def _close(
+    supervisor: Supervisor, *, drained: bool, idle: bool, hints: Sequence[Text], events: Events, log: LogForm
+) -> None:
     """The closing word."""
     numbers = _numbers(supervisor)
     if log is LogForm.JSON:
-        events.emit("run_ended", drained=drained, **numbers)
+        hint: dict[str, Any] = {"hint": "; ".join(line.plain for line in hints)} if hints else {}
+        events.emit("run_ended", drained=drained, **numbers, **hint)
+        return
+    if idle:
+        for line in (Text("Nothing was ready."), *hints):
+            errors.print(line, soft_wrap=True)
         return
     if drained:
         rest = "nothing is ready or running"

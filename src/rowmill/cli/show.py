@@ -10,11 +10,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..store.inspect import MOST, STATES, Counts, LaneView, Row
+from ..store.inspect import MOST, SAMPLE, STATES, Counts, Elsewhere, LaneView, Row
 from ..store.keys import written
 from ..store.statements import INCARNATION
+from .app import console
 
 COLOURS = {"ready": "cyan", "running": "blue", "busy": "blue", "done": "green", "dead": "red", "stuck": "red"}
+#: Of a state's value, and of a worker's id: its beginning and its end.
+MOST_SAID, WORKER = 40, (14, 6)
 _TIMES = ("created_at", "run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at")
 
 
@@ -35,7 +38,9 @@ def span(seconds: float | None) -> str:
 
 def table(*headings: str, right: Sequence[str] = ()) -> Table:
     """An empty table: numbers to the right and never cut; names are folded where the line is too short."""
-    found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    # A line below the headings is for the eye: in a pipe it would be as long as the longest error.
+    ruled, between = (box.SIMPLE_HEAD, 1) if console.is_terminal else (None, 2)
+    found = Table(box=ruled, padding=(0, between, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for heading in headings:
         folds = heading in ("Env", "Lane", "Worker", "Id", "Holder")
         found.add_column(heading, justify="right" if heading in right else "left", no_wrap=not folds, overflow="fold")
@@ -84,6 +89,36 @@ def counts_value(view: LaneView, counts: Counts) -> dict[str, Any]:
     }
 
 
+def elsewhere_line(found: Elsewhere, environments: int) -> Text:
+    """Rows that no lane counts, and what they are: for people."""
+    where = f"{found.environment}: " if environments > 1 else ""
+    many = f"{found.rows:,}{' or more' if found.rows >= SAMPLE else ''}"
+    what = f"row{'' if found.rows == 1 else 's'} of table {found.table!r} {'is' if found.rows == 1 else 'are'}"
+    kinds = "; ".join(f"{_kind(values)}: {number:,}" for values, number in found.kinds)
+    rest = found.rows - sum(number for _, number in found.kinds)
+    kinds += f"; others: {rest:,}" if rest else ""
+    if found.rows >= SAMPLE:
+        kinds = f"of the first {SAMPLE:,}: {kinds}"
+    return Text(style="yellow").append_text(plain(f"{where}{many} {what} in no lane's state ({kinds})"))
+
+
+def _kind(values: dict[str, Any]) -> str:
+    """``status = 'new' and flag is null``"""
+    said = []
+    for column, value in values.items():
+        value = _simple(value)
+        text = repr(value if len(value) <= MOST_SAID else f"{value[:MOST_SAID]}…") if isinstance(value, str) else value
+        said.append(f"{column} is null" if value is None else f"{column} = {text}")
+    return " and ".join(said)
+
+
+def elsewhere_value(found: Elsewhere) -> dict[str, Any]:
+    """The same, for scripts."""
+    kinds = [{"columns": {c: _simple(v) for c, v in values.items()}, "rows": n} for values, n in found.kinds]
+    where = {"environment": found.environment, "table": found.table, "rows": found.rows}
+    return {**where, "at_least": found.rows >= SAMPLE, "kinds": kinds}
+
+
 def role(view: LaneView, row: Row, name: str) -> Any:
     """The value a row has for a role; None where the lane does without."""
     column = view.binding.roles.get(name)
@@ -114,7 +149,15 @@ def row_value(view: LaneView, row: Row, *, whole: bool = False) -> dict[str, Any
     return found
 
 
-def rows_table(found: Sequence[tuple[LaneView, Row]], environments: int, width: int) -> Table:
+def holder(view: LaneView, row: Row) -> Text:
+    """A row's worker, on a terminal without the middle of a long id."""
+    name, (beginning, end) = plain(role(view, row, "worker") or ""), WORKER
+    if console.is_terminal and len(name) > beginning + 1 + end:
+        return Text(f"{name.plain[:beginning]}…{name.plain[-end:]}")
+    return name
+
+
+def rows_table(found: Sequence[tuple[LaneView, Row]], environments: int) -> Table:
     """Rows with their state, holder, attempts, the time that matters for the state, and the error's beginning."""
     cells: dict[str, list[Text]] = {}
     for view, row in found:
@@ -125,15 +168,15 @@ def rows_table(found: Sequence[tuple[LaneView, Row]], environments: int, width: 
             ("State", Text(row.state or "", COLOURS.get(row.state or "", ""))),
             ("Attempts", Text(str(tries))),
             ("When", Text(when(row))),
-            ("Worker", plain(role(view, row, "worker") or "")),
+            ("Worker", holder(view, row)),
             ("Error", plain(role(view, row, "error") or "")),
         ):
             cells.setdefault(heading, []).append(cell)
     shown = {heading: column for heading, column in cells.items() if any(column)}
     made = table(*shown, right=["Attempts"])
-    if "Error" in shown:
+    if "Error" in shown and console.is_terminal:
         others = sum(max(len(h), *map(len, column)) + 2 for h, column in shown.items() if h != "Error")
-        made.columns[-1].max_width, made.columns[-1].overflow = max(width - others, 16), "ellipsis"
+        made.columns[-1].max_width, made.columns[-1].overflow = max(console.width - others, 16), "ellipsis"
     for cell_row in zip(*shown.values(), strict=True):
         made.add_row(*cell_row)
     return made
@@ -146,7 +189,7 @@ def stuck_table(found: Sequence[tuple[LaneView, Row]], environments: int) -> Tab
     for view, row in found:
         cells = [plain(view.environment)] if environments > 1 else []
         silent = "never seen" if row.silent_for is None else span(row.silent_for)
-        cells += [plain(view.lane.name), plain(written(row.id)), plain(role(view, row, "worker") or "")]
+        cells += [plain(view.lane.name), plain(written(row.id)), holder(view, row)]
         made.add_row(*cells, Text(silent, "red"), span(row.ages.get("claimed_at")))
     return made
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from ..errors import RowmillError
 from ..events import logger
-from .worker import RECYCLE, Worker
+from .foreman import RECYCLE
+from .worker import Worker
 
 #: What a child may take beyond its grace to write its last outcomes.
 MARGIN = 10.0
@@ -109,6 +110,7 @@ async def _serve(worker: Worker, line: Line) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    worker.expendable = True
     line.watch(orphaned, worker.grace + MARGIN)
     worker.tally.told = lambda tally: line.tell(
         counts={"done": tally.completed, "failed": tally.failures, "dead": tally.died}
@@ -117,7 +119,8 @@ async def _serve(worker: Worker, line: Line) -> int:
     if worker.recycling:
         _leave(RECYCLE)
     line.tell(ended=True)
-    if _threads_left():
+    unstoppable = any(slots.unstoppable for slots in worker.slots.values())
+    if unstoppable or _threads_left():
         _leave(0)
     return 0
 

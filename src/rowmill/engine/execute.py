@@ -16,6 +16,7 @@ from ..claim import Claim, Settlement
 from ..errors import LostClaim, RowmillError
 from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
+from .held import Held
 from .isolate import Child, HandlerDied
 from .job import Job, SyncJob, check_columns
 from .resources import Resources
@@ -26,35 +27,32 @@ _FALLBACK = timedelta(minutes=1)
 class Execution:
     """How the handler of one lane is run in this process."""
 
-    def __init__(self, store: LaneStore, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
-        self.store, self.lane = store, store.lane
+    def __init__(self, held: Held, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
+        self.held, self.store, self.lane = held, held.store, held.store.lane
         self.resources, self.threads = resources, threads
         self.names = self.lane.resources()
         self.is_async = runs_in_loop(self.lane.handler)
-        timeout = store.binding.timeout
+        timeout = self.store.binding.timeout
         self.timeout = timeout.total_seconds() if timeout else None
 
     def job(self, claim: Claim, worker: str, slot: str) -> Job:
         """The claim as its handler will see it."""
         if self.is_async or self.lane.isolation == "process":
-            return Job(self.store, claim, worker, slot)
-        return SyncJob(self.store, claim, worker, slot, asyncio.get_running_loop())
+            return Job(self.held, claim, worker, slot)
+        return SyncJob(self.held, claim, worker, slot, asyncio.get_running_loop())
 
     async def run(self, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
         """Run the handler to its end. None: there is nothing left to write (lost, or finished by itself)."""
         began = time.monotonic()
         try:
-            ended = await self._call(job, child)
+            ended = await self._call(job, claim, child)
         except LostClaim:
             claim.lost = True
             return None
         except Outcome as outcome:
             ended = outcome
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            ended = error  # the handler's own doing, not a stop or a lost claim
+        except asyncio.CancelledError:
+            raise  # whose doing it was, the slot knows
         except BaseException as error:  # SystemExit too: a handler's exit() ends its run, not the worker
             ended = error
         finally:
@@ -67,16 +65,17 @@ class Execution:
         settlement.duration = time.monotonic() - began
         return settlement
 
-    async def _call(self, job: Job, child: Child | None) -> Any:
+    async def _call(self, job: Job, claim: Claim, child: Child | None) -> Any:
         if child is not None:
-            return await child.run(job, self.timeout, self.threads())
+            lease_began = claim.taken if self.store.binding.renew == "none" else None
+            return await child.run(job, self.timeout, lease_began, self.threads())
         resources = await self.resources.get(self.names) if self.names else {}
         if self.timeout is None:
             return await self._handler(job, resources)
         # A run that is not renewed must end before its lease does, and the lease began with the claim.
         left = self.timeout
         if self.store.binding.renew == "none":
-            left -= time.monotonic() - job._claim.taken
+            left -= time.monotonic() - claim.taken
         if self.is_async:
             try:
                 async with asyncio.timeout(left) as scope:
@@ -95,8 +94,15 @@ class Execution:
         if self.is_async:
             return await self.lane.handler(job, **resources)
         loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self.threads(), lambda: self.lane.handler(job, **resources))
+        result = await loop.run_in_executor(self.threads(), _in_thread, self.lane.handler, job, resources)
         return await result if inspect.isawaitable(result) else result
+
+
+def _in_thread(handler: Callable[..., Any], job: Job, resources: dict[str, Any]) -> Any:
+    try:
+        return handler(job, **resources)
+    except StopIteration as error:  # a bare next(): no future can carry it out of the thread
+        raise RuntimeError(f"StopIteration: {error}") from error
 
 
 def runs_in_loop(handler: Any) -> bool:

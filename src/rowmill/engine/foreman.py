@@ -18,7 +18,8 @@ from .held import Held
 if TYPE_CHECKING:
     from .worker import Worker
 
-_LAST_TRIES = 20  # half seconds to write the last outcomes in, where the database is away
+_LAST, _HURRIED = 20.0, 3.0  # seconds for the last outcomes, where the database is slow or away
+RECYCLE = 75  # exit code: start this worker again
 
 
 class Foreman:
@@ -33,6 +34,8 @@ class Foreman:
         """
         worker = self._worker
         for slots in worker.slots.values():
+            if slots.hoards(now):
+                self._give_back(slots.take_back())
             slots.start()
             slot = slots.overdue(now, worker.grace)
             if slot is not None and not worker.recycling:
@@ -52,6 +55,21 @@ class Foreman:
                     hint="another worker has taken this id; this one stops",
                 )  # fmt: skip
         worker.tally.summarise(now)
+
+    def end_if_hung(self) -> None:
+        """Called from the heartbeat thread: a handler that blocks the loop past timeout and grace keeps this foreman,
+        too, from its work, and with the heartbeat its row would be held for ever.
+        """
+        worker, now = self._worker, time.monotonic()
+        if not worker.expendable or now - worker.ticked < worker.grace:
+            return
+        for slots in list(worker.slots.values()):
+            if (slot := slots.overdue(now, worker.grace)) is not None:
+                worker.events.emit(
+                    "worker_recycled", logging.ERROR, worker=worker.id, lane=slots.lane.name, slot=slot.name,
+                    hint='its handler blocks the event loop: make it a plain function, or isolation="process"',
+                )  # fmt: skip
+                os._exit(RECYCLE)
 
     async def drained(self) -> bool:
         """Nothing under way here, and nothing ready or running anywhere."""
@@ -88,11 +106,9 @@ class Foreman:
                 break
             await worker.bell.wait(0.5)
         for slots in worker.slots.values():
-            cut = await slots.close()
-            # A thread cannot be stopped: its row stays held, and the lease runs out when this process is gone.
-            if not slots.in_threads:
-                self._give_back(cut)
-        for _ in range(_LAST_TRIES):
+            self._give_back(await slots.close())
+        last = time.monotonic() + (_HURRIED if worker.hurried else _LAST)
+        while time.monotonic() < last:
             worker.retry_later(float("inf"))
             worker.settle_all()
             if not worker.unsettled():

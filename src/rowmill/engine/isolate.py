@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from concurrent.futures import Executor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -49,19 +50,26 @@ class Child:
         self._process: Any = None
         self._pipe: Connection | None = None
 
-    async def run(self, job: Job, timeout: float | None, threads: Executor) -> Any:
-        """Run one job there; raises what the handler raised. A run past its timeout is killed."""
+    async def run(self, job: Job, timeout: float | None, lease_began: float | None, threads: Executor) -> Any:
+        """Run one job there; raises what the handler raised. A run past its timeout is killed.
+
+        The process's start is not the handler's time; but where the lease is not renewed, it is the lease's.
+        """
         from .execute import TimedOut
 
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(threads, self._start)  # the start is not the handler's time
+        await loop.run_in_executor(threads, self._start)
+        left = timeout
+        if timeout is not None and lease_began is not None:
+            left = timeout - (time.monotonic() - lease_began)
         facts = {
             "row": {column: job[column] for column in job},
+            "workdir": os.path.join(tempfile.gettempdir(), f"rowmill-{job.lane}-{uuid.uuid4().hex[:12]}"),
             **{name: getattr(job, name) for name in ("id", "attempt", "lane", "environment", "worker", "slot")},
         }
         talk = loop.run_in_executor(threads, self._talk, facts, job, loop)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(left):
                 kind, value = await asyncio.shield(talk)
         except (TimeoutError, asyncio.CancelledError) as error:
             # Past its time, its claim lost, or a hard stop: nothing of this run may go on.
@@ -70,6 +78,8 @@ class Child:
             if isinstance(error, TimeoutError) and timeout is not None:
                 raise TimedOut(timeout) from None
             raise
+        finally:
+            shutil.rmtree(facts["workdir"], ignore_errors=True)  # here: a killed process cannot
         if kind == "raised":
             raise value
         return value
@@ -134,7 +144,7 @@ class IsolatedJob(dict[str, Any]):
     def __init__(self, facts: dict[str, Any], pipe: Connection) -> None:
         super().__init__(facts.pop("row"))
         self._pipe = pipe
-        self._workdir: Path | None = None
+        self._workdir = Path(facts.pop("workdir"))
         self.id, self.attempt, self.lane = facts["id"], facts["attempt"], facts["lane"]
         self.environment, self.worker, self.slot = facts["environment"], facts["worker"], facts["slot"]
         self.log = logging.LoggerAdapter(logging.getLogger("rowmill.job"), {"fields": facts})
@@ -144,8 +154,7 @@ class IsolatedJob(dict[str, Any]):
     @property
     def workdir(self) -> Path:
         """A private temporary directory, made on first use, removed after the run."""
-        if self._workdir is None:
-            self._workdir = Path(tempfile.mkdtemp(prefix=f"rowmill-{self.lane}-"))
+        self._workdir.mkdir(mode=0o700, exist_ok=True)
         return self._workdir
 
     def progress(self, fraction: float, note: str | None = None) -> _Told:
@@ -159,10 +168,6 @@ class IsolatedJob(dict[str, Any]):
             'job.finish() needs the engine\'s connection, which a handler with isolation="process" does not have',
             hint="return the columns to set, or write with a connection of the handler's own",
         )
-
-    def close(self) -> None:
-        if self._workdir is not None:
-            shutil.rmtree(self._workdir, ignore_errors=True)
 
 
 class _Told:
@@ -226,8 +231,6 @@ async def _serve_jobs(pipe: Connection, module: str, name: str) -> None:
             answer: tuple[str, Any] = ("returned", await result if inspect.isawaitable(result) else result)
         except Exception as error:
             answer = ("raised", error)
-        finally:
-            job.close()
         pipe.send(_portable(answer))
 
 

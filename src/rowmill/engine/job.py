@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import tempfile
@@ -16,8 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Claim, Settlement
-from ..errors import Busy, LostClaim, RowmillError, did_you_mean
-from ..store import LaneStore, Tx
+from ..errors import Busy, DatabaseError, LostClaim, RowmillError, Unreachable, did_you_mean
+from ..store import LaneStore, Tx, uncut
+from .held import Held
 
 _PROGRESS_EVERY = 1.0
 _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
@@ -26,8 +28,8 @@ _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
 class Job(Mapping[str, Any]):
     """A claimed row: ``job["column"]``, and what a handler may ask or tell while it runs."""
 
-    def __init__(self, store: LaneStore, claim: Claim, worker: str, slot: str) -> None:
-        self._store, self._claim = store, claim
+    def __init__(self, held: Held, claim: Claim, worker: str, slot: str) -> None:
+        self._held, self._store, self._claim = held, held.store, claim
         #: The worker's id and the slot's name, as they show on the dashboard.
         self.worker, self.slot = worker, slot
         self._workdir: Path | None = None
@@ -98,17 +100,18 @@ class Job(Mapping[str, Any]):
 
     async def progress(self, fraction: float, note: str | None = None) -> None:
         """Say how far the run is. Shown by ``rowmill workers``; written to the progress column where there is one."""
-        self.latest = (fraction, note)
+        self.latest = (float(fraction), None if note is None else str(note))
         column = self._store.binding.roles.get("progress")
         if column is None or (time.monotonic() - self._told < _PROGRESS_EVERY and fraction < 1):
             return
         self._told = time.monotonic()
         value = _progress_value(self._store.binding.kinds[column], fraction, note)
-        await self._store.progress(self._claim, value)
+        with contextlib.suppress(DatabaseError):  # a note on the way is no reason to fail a run
+            await self._store.progress(self._claim, value)
 
     def finish(self) -> Finish:
         """``async with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
-        return Finish(self._store, self._claim, self)
+        return Finish(self._held, self._claim, self)
 
     def close(self) -> None:
         """Remove what the run left behind."""
@@ -120,8 +123,8 @@ class Job(Mapping[str, Any]):
 class SyncJob(Job):
     """A Job for a handler that runs in a thread: the same calls, without ``await``."""
 
-    def __init__(self, store: LaneStore, claim: Claim, worker: str, slot: str, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(store, claim, worker, slot)
+    def __init__(self, held: Held, claim: Claim, worker: str, slot: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(held, claim, worker, slot)
         self._loop = loop
 
     def progress(self, fraction: float, note: str | None = None) -> None:  # type: ignore[override]
@@ -158,8 +161,8 @@ class FinishTx(Tx):
 class Finish:
     """The end of a run. Leaving the block settles the claim, fenced; if that fails, nothing of it was written."""
 
-    def __init__(self, store: LaneStore, claim: Claim, job: Job) -> None:
-        self._store, self._claim, self._job = store, claim, job
+    def __init__(self, held: Held, claim: Claim, job: Job) -> None:
+        self._held, self._store, self._claim, self._job = held, held.store, claim, job
 
     def __enter__(self) -> None:
         raise RowmillError("an async handler's finish block is awaited", hint="async with job.finish() as tx:")
@@ -176,15 +179,23 @@ class Finish:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            try:
-                settlement = await self._settle()
-            except BaseException as failure:
-                await self._context.__aexit__(type(failure), failure, failure.__traceback__)
-                raise
-            await self._commit(settlement)
-        else:
+        if error is not None:
             await self._context.__aexit__(kind, error, trace)
+            return
+        # Where renewal moves the fence, it must not move it between the settling and the commit.
+        await self._held.begin_settle([self._claim])
+        try:
+            await uncut(self._end())
+        finally:
+            self._held.end_settle([self._claim])
+
+    async def _end(self) -> None:
+        try:
+            settlement = await self._settle()
+        except BaseException as failure:
+            await self._context.__aexit__(type(failure), failure, failure.__traceback__)
+            raise
+        await self._commit(settlement)
 
     async def _settle(self) -> Settlement:
         check_columns(self._store, self._tx.columns)
@@ -193,9 +204,10 @@ class Finish:
             if await self._store.settle_in(self._tx.connection, [settlement]):
                 await self._store.run_hooks(self._tx.connection, [settlement])
                 return settlement
-            if await self._store.deleted_in(self._tx.connection, self._claim) and attempt == 0:
-                return settlement  # done, and with it the row: the handler's own writes took it away
-            if not (await self._store.still_held([self._claim]))[0]:
+            held = (await self._store.still_held([self._claim]))[0]
+            if held and await self._store.deleted_in(self._tx.connection, self._claim):
+                return settlement  # gone in here and there outside: the handler's own writes took the row away
+            if not held:
                 self._claim.lost = True
                 raise LostClaim(f"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer this run's")
             await asyncio.sleep(
@@ -204,23 +216,19 @@ class Finish:
         raise Busy(f"lane {self._claim.lane!r}: row {self._claim.id!r} stayed locked by somebody else")
 
     async def _commit(self, settlement: Settlement) -> None:
-        from ..errors import Unreachable
-
         try:
             await self._context.__aexit__(None, None, None)
         except Unreachable:
-            # The reply to the commit was lost. If the claim still holds, nothing was written; else it was.
-            if (await _patiently(self._store, self._claim))[0]:
+            # The reply to the commit was lost: the row itself says whether it was committed.
+            if not await _patiently(self._store, settlement):
                 raise
         self._job.finished = settlement
 
 
-async def _patiently(store: LaneStore, claim: Claim, tries: int = 60) -> list[bool]:
-    from ..errors import Unreachable
-
+async def _patiently(store: LaneStore, settlement: Settlement, tries: int = 60) -> bool:
     for attempt in range(tries):
         try:
-            return await store.still_held([claim])
+            return await store.landed(settlement)
         except Unreachable:
             if attempt == tries - 1:
                 raise

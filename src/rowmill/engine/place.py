@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import itertools
 import logging
 import os
 import socket
@@ -12,12 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .. import states
 from ..claim import Claim, Settlement
 from ..clock import Clock
 from ..errors import DatabaseError, DeclarationError, Refused, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
-from ..store import Database, open_lane
+from ..store import Database, LaneStore, open_lane
 from ..store.fleet import Fleet, WorkerState
 from .held import Held
 from .renew import Renewer
@@ -39,6 +41,7 @@ class Crew:
     snapshot: Callable[[], WorkerState]
     lost: Callable[[Held, Claim], None]
     ring: Callable[[], None]
+    hung: Callable[[], None]
     registers: bool
     replaces: str | None
 
@@ -101,8 +104,9 @@ class Place:
         while self._due and self._due[0] <= now:
             heapq.heappop(self._due)
             self.look = True
-        if any(held.store.look_again is not None and held.store.look_again <= now for held in self.held):
-            self.look = True
+        for held in self.held:
+            if held.store.look_again is not None and held.store.look_again <= now:
+                held.store.look_again, self.look = None, True
         for held in self.held:
             if 0.0 < held.rests_until <= now:
                 held.rests_until, self.look = 0.0, True
@@ -113,7 +117,7 @@ class Place:
         times += self._due[:1]
         times += [held.store.look_again for held in self.held if held.store.look_again is not None]
         times += [held.rests_until for held in self.held if held.rests_until]
-        if self.look or any(held.outcomes for held in self.held):
+        if self.look or any(held.outcomes and held.settling is None for held in self.held):
             times.append(0.0)
         return max(min(times), self.retry_at)
 
@@ -133,21 +137,22 @@ class Place:
                     f"lane {store.lane.name!r}: only rowmill_workers could tell that a holder is gone",
                     hint="add a heartbeat_at or claimed_at column, or let the role create rowmill_workers",
                 )
-        self.held = [Held(store) for store in stores]
-        sweeper = Sweeper(self.held, crew.tally, lambda: self._wake(crew))
+        _refuse_overlaps(stores)
+        held = [Held(store) for store in stores]
+        sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew))
         await sweeper.at_start()
+        self.held = held
         fleets = [self.database] if self._fleet else []
-        self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.events)
+        self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.hung, crew.events)
         self._renewer.start()
         self._tasks = [
             asyncio.create_task(sweeper.run()),
             asyncio.create_task(listen(self.database, lambda: self._wake(crew))),
         ]
         self.opened = True
-        for held in self.held:
-            lacks = held.store.binding.lacks()
-            if lacks:
-                crew.events.emit("lane_lacks", environment=self.name, lane=held.store.lane.name, lacks=lacks)
+        for store in stores:
+            if lacks := store.binding.lacks():
+                crew.events.emit("lane_lacks", environment=self.name, lane=store.lane.name, lacks=lacks)
         crew.events.emit(
             "worker_started", worker=me.id, environment=self.name, lanes=[lane.name for lane in self.lanes]
         )
@@ -191,6 +196,18 @@ class Place:
             with contextlib.suppress(DatabaseError):  # else it is called dead after a silence
                 await self._fleet.beat(last)
         await self.database.close()
+
+
+def _refuse_overlaps(stores: list[LaneStore]) -> None:
+    """Two lanes whose running rows look the same would sweep each other's, into each other's ready state."""
+    for one, other in itertools.combinations(stores, 2):
+        same_table = one.binding.table.fullname == other.binding.table.fullname
+        if same_table and states.overlaps(one.binding.running, other.binding.running):
+            raise DeclarationError(
+                f"lanes {one.lane.name!r} and {other.lane.name!r}: their running rows look the same on table"
+                f" {one.binding.table.fullname!r}, so each would take back the other's",
+                hint="say what tells them apart in ready (it then holds for running too), or give each another running",
+            )
 
 
 def _lives(pid: int) -> bool:

@@ -22,6 +22,7 @@ from .held import Held
 _CHUNK = 500
 _SOON = 1.0  # a row that was locked by somebody else is tried again after this
 _ALIVE_EVERY = 5.0
+_MOST_CONNECTIONS = 5
 
 
 class Renewer(threading.Thread):
@@ -33,11 +34,12 @@ class Renewer(threading.Thread):
         fleets: Sequence[Database],
         snapshot: Callable[[], WorkerState],
         lost: Callable[[Held, Claim], None],
+        hung: Callable[[], None],
         events: Events,
     ) -> None:
         super().__init__(name="rowmill-heartbeat", daemon=True)
         self._held, self._databases = held, fleets
-        self._snapshot, self._lost, self._events = snapshot, lost, events
+        self._snapshot, self._lost, self._hung, self._events = snapshot, lost, hung, events
         self._over = threading.Event()
         #: Another incarnation has taken the worker's id.
         self.replaced = False
@@ -56,7 +58,15 @@ class Renewer(threading.Thread):
 
         def database(theirs: Database) -> Database:
             if id(theirs) not in mine:
-                mine[id(theirs)] = Database.open(theirs.url, schema=theirs.schema, pool=1, patience=10.0)
+                # A lane whose table is locked waits on a connection of its own, and not for long: each lane has a
+                # lease to keep.
+                lanes = min(len(self._held) + 1, _MOST_CONNECTIONS)
+                beat = min(
+                    (h.store.lane.heartbeat.total_seconds() for h in self._held if h.store.lane.heartbeat), default=10
+                )
+                mine[id(theirs)] = Database.open(
+                    theirs.url, schema=theirs.schema, pool=lanes, patience=min(max(beat, 1.0), 10.0)
+                )
             return mine[id(theirs)]
 
         lanes = [(held, self._twin(held, database(held.store.database))) for held in self._held]
@@ -64,8 +74,9 @@ class Renewer(threading.Thread):
         tasks = [asyncio.create_task(self._keep(held, store)) for held, store in lanes if store.binding.renew != "none"]
         tasks += [asyncio.create_task(self._alive(fleet)) for fleet in fleets]
         try:
-            while not self._over.is_set():  # noqa: ASYNC110 - set by another thread
+            while not self._over.is_set() and not any(task.done() for task in tasks):
                 await asyncio.sleep(0.05)
+                self._hung()
         finally:
             for task in tasks:
                 task.cancel()
@@ -82,18 +93,21 @@ class Renewer(threading.Thread):
         """Renew one lane's claims, beat after beat."""
         assert store.lane.heartbeat is not None
         every = store.lane.heartbeat.total_seconds()
-        pause = every
+        pause, unsure = every, False
         while True:
             await asyncio.sleep(pause)
             claims = held.begin_renewal()
             try:
+                if unsure:
+                    await store.adopt(claims)  # the last reply was lost: the fence may have moved all the same
+                    unsure = False
                 complete = all(
                     [await self._renew(held, store, claims[i : i + _CHUNK]) for i in range(0, len(claims), _CHUNK)]
                 )
                 pause = every if complete else min(_SOON, every)
             except DatabaseError as error:
                 # The lease outlives several beats; the next one tries again.
-                pause = min(_SOON, every)
+                pause, unsure = min(_SOON, every), held.moving
                 self._events.emit("renew_failed", logging.WARNING, lane=store.lane.name, error=error.message)
             except Exception as error:
                 pause = min(_SOON, every)
@@ -121,15 +135,20 @@ class Renewer(threading.Thread):
     async def _alive(self, fleet: Fleet) -> None:
         """A sign of life every few seconds, and soon after work begins or ends."""
         told, at = "", 0.0
+        # Where only this table can tell that a holder lives, it has to say so well within the lease.
+        leases = [h.store.lane.lease.total_seconds() / 5 for h in self._held if h.store.needs_fleet]
+        every = min([_ALIVE_EVERY, *leases])
         while True:
             me = self._snapshot()
-            if me.state == told and time.monotonic() - at < _ALIVE_EVERY:
-                await asyncio.sleep(min(_SOON, _ALIVE_EVERY))
+            if me.state == told and time.monotonic() - at < every:
+                await asyncio.sleep(min(_SOON, every))
                 continue
             told, at = me.state, time.monotonic()
             try:
                 if not await fleet.beat(me):
                     # The row is gone (then it is made again), or another live worker has the id.
                     self.replaced |= await fleet.register(me) is not None
-            except DatabaseError as error:
-                self._events.emit("worker_beat_failed", logging.DEBUG, error=error.message)
+            except Exception as error:
+                level = logging.DEBUG if isinstance(error, DatabaseError) else logging.ERROR
+                self._events.emit("worker_beat_failed", level, error=str(error))
+                await asyncio.sleep(_SOON)

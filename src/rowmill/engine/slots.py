@@ -12,7 +12,7 @@ from typing import Any
 
 from ..claim import Claim, Settlement
 from ..lane import Lane
-from .execute import Execution, runs_in_loop
+from .execute import Execution, decide, runs_in_loop
 from .held import Held
 from .isolate import Child
 from .job import Job
@@ -21,6 +21,7 @@ from .job import Job
 Ended = Callable[[Held, Claim, Job, Settlement | None], None]
 Crashed = Callable[[BaseException], None]
 _AHEAD = 0.25  # seconds of work that may wait in the buffer
+_HOARD = 1.0  # seconds a run may take while others wait behind it
 AUTO_BATCH = 500
 
 
@@ -47,8 +48,12 @@ class Capacity:
     def __init__(self, limit: int | None) -> None:
         self.limit = sys.maxsize if limit is None else limit
         self.busy = 0
-        #: Claimed, by whichever lane, and not started yet.
-        self.waiting = 0
+        self.lanes: list[Slots] = []
+
+    @property
+    def waiting(self) -> int:
+        """Claimed, by whichever lane, and about to start."""
+        return sum(min(slots.buffered, slots.lane.concurrency - slots.busy) for slots in self.lanes)
 
     @property
     def free(self) -> int:
@@ -68,6 +73,10 @@ class Slots:
         self.all: list[Slot] = []
         self.busy = 0
         self._took = 0.0  # smoothed duration of a run
+        self._closing = False
+        #: Slots whose runs did not end although they were told to.
+        self.unstoppable: list[str] = []
+        capacity.lanes.append(self)
 
     @property
     def buffered(self) -> int:
@@ -88,7 +97,6 @@ class Slots:
     def put(self, held: Held, claims: list[Claim]) -> None:
         """Give claims to free slots; what finds none waits in the buffer."""
         self._buffer.extend((held, claim) for claim in claims)
-        self.capacity.waiting += len(claims)
         self.start()
 
     def start(self) -> None:
@@ -98,9 +106,9 @@ class Slots:
             if not self._idle and len(self.all) < self.lane.concurrency:
                 self._add()
             elif self._idle:
-                slot = self._idle.pop()
-                assert slot.parked is not None
-                slot.parked.set_result(None)
+                parked = self._idle.pop().parked
+                if parked is not None and not parked.done():
+                    parked.set_result(None)
 
     def _add(self) -> None:
         name = self.lane.slot_name.format(lane=self.lane.name, n=len(self.all) + 1)
@@ -117,36 +125,43 @@ class Slots:
 
     async def _serve(self, slot: Slot) -> None:
         while True:
-            if self._buffer and self.capacity.free > 0:
-                await self._run(slot, *self._buffer.popleft())
-                continue
-            slot.parked = asyncio.get_running_loop().create_future()
-            self._idle.append(slot)
-            await slot.parked
+            try:
+                if self._buffer and self.capacity.free > 0:
+                    await self._run(slot, *self._buffer.popleft())
+                    continue
+                slot.parked = asyncio.get_running_loop().create_future()
+                self._idle.append(slot)
+                await slot.parked
+            except asyncio.CancelledError:
+                if self._closing:
+                    raise
+                await _swallow(slot)  # a timer some handler left behind: not for whoever has the slot now
+                if slot in self._idle:
+                    self._idle.remove(slot)
 
     async def _run(self, slot: Slot, held: Held, claim: Claim) -> None:
         execution = self.executions[id(held)]
         slot.held, slot.claim, slot.began = held, claim, time.monotonic()
-        slot.job = execution.job(claim, self.worker, slot.name)
+        job = slot.job = execution.job(claim, self.worker, slot.name)
         self.busy += 1
         self.capacity.busy += 1
-        self.capacity.waiting -= 1
         settlement: Settlement | None = None
-        job = slot.job
         try:
             if not claim.lost:
-                settlement = await execution.run(slot.job, claim, slot.child)
-        except asyncio.CancelledError:
-            if not claim.lost:
+                settlement = await execution.run(job, claim, slot.child)
+        except asyncio.CancelledError as error:
+            if self._closing and not claim.lost:
                 raise
+            if not claim.lost:
+                settlement = decide(held.store, claim, error)  # the handler's own doing: its run failed
         finally:
             self.busy -= 1
             self.capacity.busy -= 1
             took = time.monotonic() - slot.began
             self._took = took if self._took <= 0 else self._took * 0.9 + took * 0.1
             slot.job, slot.claim, slot.held = None, None, None
-        if (task := asyncio.current_task()) is not None and task.cancelling():
-            await _swallow(task)
+        if slot.task is not None and slot.task.cancelling() and not self._closing:
+            await _swallow(slot)
         self._ended(held, claim, job, settlement)
 
     def lose(self, claim: Claim) -> None:
@@ -164,7 +179,6 @@ class Slots:
         """Empty the buffer: rows that nobody started."""
         rest = list(self._buffer)
         self._buffer.clear()
-        self.capacity.waiting -= len(rest)
         return rest
 
     def _running(self) -> Iterator[tuple[Slot, float | None]]:
@@ -193,25 +207,41 @@ class Slots:
         return found
 
     async def close(self) -> list[tuple[Held, Claim]]:
-        """Cancel what can be cancelled, and say which claims were cut off. Threads cannot be stopped."""
-        cut = []
+        """Cancel what can be cancelled, and say which claims were cut off: those whose runs have really ended.
+
+        A thread cannot be stopped, and a handler may swallow its cancellation: such a row stays held, and its lease
+        runs out when this process is gone.
+        """
+        self._closing = True
+        under_way = [(slot, slot.held, slot.claim) for slot in self.all if slot.claim is not None]
         for slot in self.all:
-            if slot.claim is not None and slot.held is not None:
-                cut.append((slot.held, slot.claim))
             if slot.task is not None:
                 slot.task.cancel()
         tasks = [slot.task for slot in self.all if slot.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=5)
         for slot in self.all:
-            if slot.child is not None:
-                slot.child.kill()
-        return cut
+            if slot.child is not None and (slot.task is None or slot.task.done()):
+                await asyncio.to_thread(slot.child.kill)
+        self.unstoppable = [slot.name for slot in self.all if slot.task is not None and not slot.task.done()]
+        if self.in_threads:
+            return []
+        return [
+            (held, claim)
+            for slot, held, claim in under_way
+            if held is not None and claim is not None and slot.task is not None and slot.task.done()
+        ]
+
+    def hoards(self, now: float) -> bool:
+        """Rows wait in the buffer behind runs that have turned slow: others could have them."""
+        running = [slot for slot in self.all if slot.claim is not None]
+        full = bool(self._buffer) and len(running) >= min(self.lane.concurrency, self.capacity.limit)
+        return full and all(now - slot.began > _HOARD for slot in running)
 
 
-async def _swallow(task: asyncio.Task[Any]) -> None:
-    """A cancellation meant for a run that had just ended must not hit the next one."""
+async def _swallow(slot: Slot) -> None:
+    """A cancellation that was meant for a run that has ended must not hit the next one."""
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
-    while task.cancelling():
-        task.uncancel()
+    while slot.task is not None and slot.task.cancelling():
+        slot.task.uncancel()

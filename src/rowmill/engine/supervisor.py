@@ -25,7 +25,7 @@ from .. import errors
 from ..errors import AppError, DeclarationError, RowmillError, WorkerIdTaken
 from ..events import Events
 from .child import CRASHED, MARGIN, Orders
-from .worker import RECYCLE
+from .foreman import RECYCLE
 
 _RESTART = (0.5, 30.0)  # how soon, and how late at most, a dead child is started again
 _SETTLED = 60.0  # a child that lived this long did not die of its start

@@ -31,8 +31,8 @@ from .slots import AUTO_BATCH, Capacity, Slots
 from .tally import Tally
 from .wake import Bell
 
+_BATCH, _BACKLOG = 1000, 2000  # outcomes per statement, and unwritten ones before claiming stops
 _LOCKED_AGAIN, _STUCK_AGAIN, _REST, _NO_RUN_AFTER = 0.5, 10.0, 10.0, 1.0
-RECYCLE = 75  # exit code: start this worker again
 
 
 class Worker:
@@ -53,11 +53,14 @@ class Worker:
         drain: bool = False,
         grace: float = 30.0,
         register: bool = True,
+        expendable: bool = False,
     ) -> None:
         self.id = worker_id or f"unified-worker-{uuid.uuid4()}"
         self.incarnation = incarnation or uuid.uuid4().hex[:8]
         self.events = events or Events()
         self.drain, self.grace = drain, grace
+        #: The process is the worker's own: it may be ended when nothing else helps, and is then started again.
+        self.expendable = expendable
         self.bell = Bell()
         self.resources = Resources(resources or {})
         self.capacity = Capacity(concurrency)
@@ -73,6 +76,7 @@ class Worker:
             self._foreman.snapshot,
             self._lost_in_thread,
             self.bell.ring,
+            self._foreman.end_if_hung,
             register,
             replaces,
         )
@@ -83,6 +87,9 @@ class Worker:
         self._where: dict[int, Place] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._crash: BaseException | None = None
+        self._under_way: asyncio.Future[None] | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self.ticked = time.monotonic()
         for lane in ordered:
             self.resources.check(lane.resources(), f"lane {lane.name!r}")
             if lane.isolation == "process":
@@ -93,9 +100,10 @@ class Worker:
     async def run(self) -> Tally:
         """Work. Returns what was done."""
         self._loop = asyncio.get_running_loop()
+        self._tick()
         try:
             while not self.stopping:
-                await self._round()
+                await self._round_or_stop()
                 self._started = True
                 if self._crash is not None:
                     raise self._crash
@@ -106,14 +114,33 @@ class Worker:
             await self._foreman.wind_down()
         finally:
             await self._foreman.close()
+            if self._ticking is not None:
+                self._ticking.cancel()
             if self._threads is not None:
                 self._threads.shutdown(wait=False, cancel_futures=True)
         return self.tally
+
+    def _tick(self) -> None:
+        """A sign that the loop is not blocked, for the heartbeat thread to see."""
+        self.ticked = time.monotonic()
+        if self._loop is not None:
+            self._ticking = self._loop.call_later(0.5, self._tick)
+
+    async def _round_or_stop(self) -> None:
+        """A round; a second stop does not wait for the statement that is under way."""
+        self._under_way = asyncio.ensure_future(self._round())
+        try:
+            await self._under_way
+        except asyncio.CancelledError:
+            if not self.hurried:
+                raise
 
     def stop(self) -> None:
         """First call: claim nothing more, let runs finish. Second call: at once."""
         self.hurried = self.stopping
         self.stopping = True
+        if self.hurried and self._under_way is not None:
+            self._under_way.cancel()
         self.bell.ring()
 
     # -- a round
@@ -166,7 +193,7 @@ class Worker:
     async def _open(self, place: Place) -> None:
         await place.open(self._crew)
         for held in place.held:
-            execution = Execution(held.store, self.resources, self._thread_pool)
+            execution = Execution(held, self.resources, self._thread_pool)
             self.slots[held.store.lane.name].executions[id(held)] = execution
             self._where[id(held)] = place
 
@@ -175,6 +202,8 @@ class Worker:
         if not place.opened or self._overtaken():
             return
         place.looked()
+        for held in place.held:
+            await self._recover(held)
         open_to = [held for held in place.held if self._ask(held) > 0]
         for held in place.held:
             held.more = held not in open_to  # not looked at: there may be some
@@ -194,8 +223,8 @@ class Worker:
 
     def _ask(self, held: Held) -> int:
         """How many rows to take now: what can start, and, for the topmost lane, a little more to have at hand."""
-        if held.rests_until > time.monotonic():
-            return 0
+        if held.rests_until > time.monotonic() or len(held.outcomes) > _BACKLOG:
+            return 0  # what has ended is written before more is begun
         slots = self.slots[held.store.lane.name]
         room = slots.room()
         if not self._may_fetch_ahead(held):
@@ -230,7 +259,6 @@ class Worker:
     async def _claim_or_rest(self, place: Place, held: Held) -> None:
         """A lane whose claim the database refuses does not stop the others."""
         try:
-            await self._recover(held)
             await self._claim(held)
             held.refused = None
         except Refused as error:
@@ -327,7 +355,7 @@ class Worker:
         return waiting or bool(self._later)
 
     async def _settle(self, place: Place, held: Held) -> None:
-        batch, held.outcomes = held.outcomes, []
+        batch, held.outcomes = held.outcomes[:_BATCH], held.outcomes[_BATCH:]
         for settlement in batch:
             if settlement.claim.lost:
                 self.tally.lost(held, settlement.claim)

@@ -11,7 +11,7 @@ from ..errors import DeclarationError, Refused
 from ..lane import Lane
 from .base import LaneStore, Settled, bounded
 from .binding import Binding, bind, fence_time
-from .database import Database, Tx, redact
+from .database import Database, Tx, redact, uncut
 from .postgres import PostgresLane
 from .sqlite import SqliteLane
 
@@ -27,6 +27,7 @@ __all__ = [
     "probe",
     "redact",
     "store_for",
+    "uncut",
 ]
 
 

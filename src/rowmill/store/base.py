@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -18,9 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Claim, Report, Settlement, Swept
 from ..clock import Clock
-from ..errors import Refused, Unreachable
+from ..errors import Busy, DatabaseError, Refused, Unreachable
+from ..states import options
 from .binding import Binding, fence_time
-from .database import Database, PlainTx, Run, Tx, runner, translated
+from .database import Database, PlainTx, Run, Tx, runner, translate, translated, uncut
 from .statements import INCARNATION, Statements
 
 ERROR_LENGTH = 2000
@@ -109,9 +111,13 @@ class LaneStore:
         text = f"select 1 where {self.ready_probe()} or {self.running_probe()}"
         return bool(await self.database.read(lambda run: run(text, ())))
 
-    def make_claims(self, rows: Sequence[Any]) -> list[Claim]:
-        """Claims from the rows a claim returned, each with the values its fence will ask for."""
-        lane, environment, worker, now = self.lane.name, self.binding.environment, self._mark, time.monotonic()
+    def make_claims(self, rows: Sequence[Any], now: float | None = None) -> list[Claim]:
+        """Claims from the rows a claim returned, each with the values its fence will ask for.
+
+        The lease is counted from ``now``, when the claim was sent: it began no earlier.
+        """
+        lane, environment, worker = self.lane.name, self.binding.environment, self._mark
+        now = time.monotonic() if now is None else now
         time_at, attempts_at, failures_at, limit_at = self._places
         found = []
         for row in rows:
@@ -179,7 +185,7 @@ class LaneStore:
                 await asyncio.sleep(pause)
                 again, report.locked = report.locked, []
                 report.add(await self._settle_batch(again))
-        except Unreachable:
+        except (Unreachable, Busy):
             for settlement in batch:
                 settlement.unsure = True  # a lost reply to a commit says nothing about the commit
             raise
@@ -211,17 +217,18 @@ class LaneStore:
             half = len(group) // 2
             await self._settle(group[:half], report)
             await self._settle(group[half:], report)
-        elif group[0].columns:
+        elif group[0].columns or group[0].kind != "dead":
             inner = Report()
             await self._settle([self._refused(group[0], error)], inner)
             self._add_refused(report, inner)
         else:
-            report.stuck.append((group[0], str(error)))
+            report.stuck.append((group[0], error.message))
 
-    def _refused(self, settlement: Settlement, error: BaseException) -> Settlement:
+    def _refused(self, settlement: Settlement, error: Refused) -> Settlement:
         """The same run as a permanent failure, without the values that the database would not take."""
         columns = ", ".join(sorted(settlement.columns))
-        reason = f"the database refused what the handler returned ({columns}): {error}"
+        what = f"what the handler returned ({columns})" if columns else f"the outcome {settlement.kind}"
+        reason = f"the database refused {what}: {error.message}"
         return Settlement(settlement.claim, "dead", error=self.error_text(reason), duration=settlement.duration)
 
     @staticmethod
@@ -274,7 +281,7 @@ class LaneStore:
                     await self._settle_hooked([settlement], report)
             elif isinstance(error, HookFailed):
                 report.unhooked.append((batch[0], error.error))
-            elif batch[0].columns:
+            elif batch[0].columns or batch[0].kind != "dead":
                 inner = Report()
                 await self._settle_hooked([self._refused(batch[0], error)], inner)
                 self._add_refused(report, inner)
@@ -298,7 +305,7 @@ class LaneStore:
     async def settle_in(self, connection: AsyncConnection, group: list[Settlement]) -> set[int]:
         """Settle inside a transaction that is under way."""
         with translated(self.database):
-            return await connection.run_sync(lambda c: self.settle_group(runner(c), group))
+            return await uncut(connection.run_sync(lambda c: self.settle_group(runner(c), group)))
 
     async def run_hooks(self, connection: AsyncConnection, written: list[Settlement]) -> None:
         """Call the lane's ``on_settled`` hooks with what was written, in the same transaction."""
@@ -312,12 +319,37 @@ class LaneStore:
                 else:
                     await connection.run_sync(_call_plainly, hook, settled)
             except (Exception, asyncio.CancelledError) as error:
+                known = translate(error, self.database)
+                if isinstance(known, (Unreachable, Busy)):
+                    raise known from error  # the database's doing, not the hook's: all of it is tried again
                 raise HookFailed(error) from error
 
     async def deleted_in(self, connection: AsyncConnection, claim: Claim) -> bool:
         """Whether the transaction that is under way has itself deleted the claim's row."""
         with translated(self.database):
             return not await connection.run_sync(lambda c: self.read_claims(runner(c), [claim]))
+
+    async def landed(self, settlement: Settlement) -> bool:
+        """Whether the row shows what this settlement would have written."""
+        rows = await self.database.read(lambda run: self.read_claims(run, [settlement.claim]))
+        held, row = rows.get(0, (False, ()))
+        return not held and bool(row) and self._shows(row, settlement)
+
+    async def adopt(self, claims: Sequence[Claim]) -> None:
+        """After the reply to a moving renewal was lost: take the time that stands in a row that is ours anyway."""
+        roles, time_at = self.binding.roles, self._places[0]
+        if "worker" not in roles or time_at is None:
+            return
+        literal = self.statements.literal
+        rows = await self.database.read(lambda run: self.read_claims(run, claims))
+        for i, claim in enumerate(claims):
+            _, row = rows.get(i, (False, ()))
+            if not row or row[self._at[roles["worker"]]] != claim.worker:
+                continue
+            state = self.binding.running.items()
+            same = all(literal(c, self.value(row, c)) in [literal(c, o) for o in options(v)] for c, v in state)
+            if same and ("attempts" not in roles or row[self._at[roles["attempts"]]] == claim.attempts):
+                claim.claimed_at = row[time_at]
 
     async def still_held(self, claims: Sequence[Claim]) -> list[bool]:
         """Which of these claims still hold, by reading the rows."""
@@ -369,6 +401,17 @@ class Settled:
     def attempt(self) -> int:
         """Which attempt it was."""
         return self._settlement.claim.attempt
+
+
+@contextmanager
+def encoding() -> Iterator[None]:
+    """A value that cannot even be put into words for the database is refused like one that it would not take."""
+    try:
+        yield
+    except DatabaseError:
+        raise
+    except Exception as error:
+        raise Refused(f"it cannot be encoded: {type(error).__name__}: {error}") from error
 
 
 def groups(batch: Iterable[Settlement]) -> list[list[Settlement]]:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as PostgresDialect
 from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable
@@ -261,23 +261,46 @@ class Sqlite(Database):
         self._thread.shutdown(wait=False)
 
 
+async def uncut(work: Coroutine[Any, Any, T]) -> T:
+    """Await something to its end, also where the waiting task is cancelled meanwhile; the cancellation comes after.
+
+    A SQLite connection that is dropped between a statement and its last row keeps the file's write lock for good.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # seen
+        raise
+
+
 @asynccontextmanager
 async def _transaction(database: Database, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """Begin, and commit or roll back. What the block itself raises is its own affair and passes as it is."""
     with translated(database):
-        connection = await engine.connect()
+        connection = await uncut(_connected(engine))
     try:
         with translated(database):
-            transaction = await connection.begin()
+            transaction = await uncut(_begun(connection))
         try:
             yield connection
         except BaseException:
-            await transaction.rollback()
+            await uncut(transaction.rollback())
             raise
         with translated(database):
-            await transaction.commit()
+            await uncut(transaction.commit())
     finally:
-        await connection.close()
+        await uncut(connection.close())
+
+
+async def _connected(engine: AsyncEngine) -> AsyncConnection:
+    return await engine.connect()
+
+
+async def _begun(connection: AsyncConnection) -> AsyncTransaction:
+    return await connection.begin()
 
 
 class Tx:
@@ -288,7 +311,8 @@ class Tx:
 
     async def execute(self, statement: Any, parameters: Any = None) -> Any:
         """Run a statement: SQLAlchemy Core, or SQL text."""
-        return await self.connection.execute(as_statement(statement), parameters)
+        work = self.connection.execute(as_statement(statement), parameters)
+        return await (uncut(work) if self.connection.dialect.name == "sqlite" else work)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.connection, name)
@@ -410,6 +434,8 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
         return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
     if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
         return Refused(text)
+    if isinstance(cause, (ValueError, OverflowError)) and isinstance(database, Postgres):
+        return Refused(f"a value that the driver cannot read or send: {text}")  # a date before the year 1, for one
     return None
 
 

@@ -29,6 +29,8 @@ from .statements import INCARNATION
 STATES = ("ready", "waiting", "running", "done", "dead", "canceled")
 #: A count beyond this is "at least".
 MOST = 100_000
+#: How many rows of a table are looked at to tell what they are, and how many kinds of them are told.
+SAMPLE, KINDS = 10_000, 5
 #: Roles a row is shown with, beside its key and its state.
 SHOWN = ("worker", "attempts", "failures", "reclaims", "run_after", "claimed_at", "heartbeat_at", "finished_at",
          "updated_at", "progress", "error")  # fmt: skip
@@ -47,6 +49,22 @@ class Counts:
     states: dict[str, int | None]
     oldest_ready: float | None
     unknown: tuple[str, ...]
+
+    @property
+    def none(self) -> bool:
+        """No row is in any of the lane's states, for sure."""
+        return not self.unknown and not any(self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Rows of a table that no lane counts: ``SAMPLE`` stands for that many or more."""
+
+    environment: str
+    table: str
+    rows: int
+    #: The values of the state columns that most of them have, each with how many have them, the most first.
+    kinds: list[tuple[dict[str, Any], int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +236,17 @@ class LaneView:
             found = await self.ask(f"{text} limit {limit}")
         return [self._row(row, self._brief()) for row in found]
 
+    async def sample(self, columns: Sequence[str]) -> Elsewhere | None:
+        """What the table's first rows have in these columns, whatever their state; None where it has no rows."""
+        table, names = self.statements.table, self.statements.names(columns)
+        some = f"select {names} from {table} limit {SAMPLE}"
+        text = f"select {names}, count(*) as n, sum(count(*)) over () from ({some}) x group by {names}"
+        found = await self.ask(f"{text} order by n desc, {names} limit {KINDS}")
+        if not found:
+            return None
+        kinds = [(self._values(row, columns), int(row[-2])) for row in found]
+        return Elsewhere(self.environment, self.binding.table.fullname, int(found[0][-1]), kinds)
+
     async def find(self, keys: Sequence[Key], *, whole: bool = True) -> list[Row]:
         """The rows with these keys, in whatever state, with all their columns or only those that are shown."""
         marks, columns = Marks(self.binding), list(self.binding.columns) if whole else self._brief()
@@ -238,7 +267,9 @@ class LaneView:
         say, roles = self.statements, self.binding.roles
         keys = [f"{say.name(c)} desc" for c in self.binding.key]
         if state == "ready":
-            return say.order()
+            # The claim takes rows without a place in the order in a statement of their own, after the others.
+            loose = say.loose() if isinstance(say, SqliteStatements) else None
+            return f"{say.name(loose)} is null, {say.order()}" if loose else say.order()
         if state == "stuck":
             evidence = say.evidence()
             return f"{say.name(evidence)} nulls first" if evidence else ", ".join(keys)
@@ -249,19 +280,22 @@ class LaneView:
         return ", ".join([f"{say.name(first)} desc nulls last", *keys] if first else keys)
 
     def _row(self, raw: Sequence[Any], columns: list[str]) -> Row:
-        sparse: list[Any] = [None] * len(self.binding.columns)
-        for value, column in zip(raw, columns, strict=False):
-            sparse[self.binding.columns.index(column)] = value
         state, silent, *ages = raw[len(columns) :]
-        values = {column: self.store.value(sparse, column) for column in columns}
         key = tuple(raw[columns.index(c)] for c in self.binding.key)
         return Row(
             id=key[0] if len(key) == 1 else key,
             state=state,
-            values=values,
+            values=self._values(raw, columns),
             ages={role: _seconds(age) for role, age in zip(self._ages(), ages, strict=True)},
             silent_for=_seconds(silent) if state == "running" else None,
         )
+
+    def _values(self, raw: Sequence[Any], columns: Sequence[str]) -> dict[str, Any]:
+        """What stands in these columns, the first of a row, as Python has it."""
+        sparse: list[Any] = [None] * len(self.binding.columns)
+        for value, column in zip(raw, columns, strict=False):
+            sparse[self.binding.columns.index(column)] = value
+        return {column: self.store.value(sparse, column) for column in columns}
 
 
 async def view_lane(lane: Lane, environment: str, database: Database, clock: Clock) -> LaneView:

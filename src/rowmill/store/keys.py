@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -63,14 +64,25 @@ def written(key: Any) -> str:
 def parse(binding: Binding, text: str) -> Key:
     """The key that such text means, by the types of the key's columns."""
     columns = binding.key
-    # A part that has a comma in it stands in double quotes.
-    parts = [text] if len(columns) == 1 else next(csv.reader([text], skipinitialspace=True), [])
+    parts = [text] if len(columns) == 1 else _parts(text, len(columns))
     if len(parts) != len(columns):
         raise DeclarationError(
             f"{text!r} is not an id in table {binding.table.fullname!r}: its key is ({', '.join(columns)})",
             hint=f"--id {','.join(f'<{column}>' for column in columns)}",
         )
     return tuple(_part(binding, column, part) for column, part in zip(columns, parts, strict=True))
+
+
+def _parts(text: str, count: int) -> list[str]:
+    """The parts of a composite key: with commas between, or as the log has it, a list in JSON."""
+    try:
+        listed = json.loads(text, parse_int=str, parse_float=str) if text.lstrip().startswith("[") else None
+    except ValueError:  # a part that begins with a bracket
+        listed = None
+    if isinstance(listed, list) and len(listed) == count:
+        return [part if isinstance(part, str) else json.dumps(part) for part in listed]
+    # A part that has a comma in it stands in double quotes.
+    return next(csv.reader([text], skipinitialspace=True), [])
 
 
 def _part(binding: Binding, column: str, text: str) -> Any:

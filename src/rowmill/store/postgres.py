@@ -19,7 +19,7 @@ from uuid import UUID
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
-from .base import LaneStore
+from .base import LaneStore, encoding
 from .binding import Binding, fence_time
 from .database import Database, Run
 from .statements import Statements
@@ -44,6 +44,10 @@ class PostgresStatements(Statements):
 
     def now(self, column: str) -> str:
         return self._time(column, self._now())
+
+    def present(self, column: str) -> str:
+        # now() is when the statement was sent: a claim that then waited for a lock would begin with a spent lease.
+        return self._time(column, self._now().replace("now()", "(select clock_timestamp())"))
 
     def later(self, column: str, seconds: str) -> str:
         return self._time(column, f"{self._now()} + {seconds} * interval '1 second'")
@@ -125,12 +129,18 @@ order by {self.order()}"""
         return self.fence("t", "s._at", "s._n", "$2::text")
 
     def _held(self, sent: str) -> str:
-        """The rows behind the claims that still hold, locked; a row somebody else has locked is passed over."""
+        """The rows behind the claims that still hold, locked; a row somebody else has locked is passed over.
+
+        Lateral, so that each is found by its key: joined, a table that was never analysed is read whole, all its
+        running rows against all claims.
+        """
         return f"""with held as materialized (
-  select t.ctid as _row, s.* from {sent}
-  join {self.table} t on {self._same_key("t", "s")}
-  where {self._fence()}
-  for no key update of t skip locked
+  select l._row, s.* from {sent}
+  cross join lateral (
+    select t.ctid as _row from {self.table} t
+    where {self._same_key("t", "s")} and {self._fence()}
+    for no key update skip locked
+  ) l
 )"""
 
     def _of_held(self) -> str:
@@ -215,6 +225,8 @@ class PostgresLane(LaneStore):
         self._plain_cost = 0.0
         self._plain_at = 0.0
         self._dear = 0
+        # Asked of the fence itself: a state's own text may hold a dollar sign and a number, too.
+        self._asks_for_worker = "\0" in self.statements.fence("t", "", "", "\0")
 
     def _text(self, key: Any, render: Any) -> str:
         """A statement is rendered once, and again only when a test has moved the time."""
@@ -241,12 +253,12 @@ class PostgresLane(LaneStore):
             self._dear = self._dear + 1 if self._plain_cost > _DEAR + _DEAR_PER_ROW * count else 0
             if self._dear < _DEAR_IN_A_ROW or not self._boundable:
                 self._bound = None
-                return self.make_claims(rows)
+                return self.make_claims(rows, began)
         if rows and self._boundable and (bounded_now or self._bound is None):
             first = tuple(rows[0][self._at[column]] for column, _ in self.binding.order)
             if None not in first:
                 self._bound = first
-        return self.make_claims(rows)
+        return self.make_claims(rows, began)
 
     def forget_bound(self) -> None:
         self._bound, self._dear, self.look_again = None, 0, None
@@ -261,8 +273,8 @@ class PostgresLane(LaneStore):
 
     # -- settle, renew, read
 
-    def _parameters(self, text: str, document: str) -> tuple[str, ...]:
-        return (document, self.worker) if "$2" in text else (document,)
+    def _parameters(self, document: str) -> tuple[str, ...]:
+        return (document, self.worker) if self._asks_for_worker else (document,)
 
     def _document(self, claims: Sequence[Claim], values: Sequence[dict[str, Any]] | None = None) -> str:
         rows = []
@@ -282,16 +294,17 @@ class PostgresLane(LaneStore):
     def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
         text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
-        values = [
-            {
-                "_error": s.error,
-                "_delay": s.delay.total_seconds() if s.delay is not None else 0,
-                **{f"_v{i}": self._json(column, s.columns[column]) for i, column in enumerate(columns)},
-            }
-            for s in group
-        ]
-        document = self._document([s.claim for s in group], values)
-        return {row[0] for row in run(text, self._parameters(text, document))}
+        with encoding():
+            values = [
+                {
+                    "_error": s.error,
+                    "_delay": s.delay.total_seconds() if s.delay is not None else 0,
+                    **{f"_v{i}": self._json(column, s.columns[column]) for i, column in enumerate(columns)},
+                }
+                for s in group
+            ]
+            document = self._document([s.claim for s in group], values)
+        return {row[0] for row in run(text, self._parameters(document))}
 
     def _json(self, column: str, value: Any) -> Any:
         if isinstance(value, datetime) and value.tzinfo and "without time zone" in self.binding.sql_types[column]:
@@ -300,18 +313,18 @@ class PostgresLane(LaneStore):
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         text = self._text("read", self.statements.read)
-        return {row[0]: (row[1], row[2:]) for row in run(text, self._parameters(text, self._document(claims)))}
+        return {row[0]: (row[1], row[2:]) for row in run(text, self._parameters(self._document(claims)))}
 
     async def mine(self) -> list[Claim]:
         text = self._text("mine", lambda: self.statements.mine("$1::text", "$2"))
-        values = (self.worker, self.opened_at) if "$2" in text else (self.worker,)
+        values = (self.worker, self.opened_at) if fence_time(self.binding) else (self.worker,)
         rows = await self.database.read(lambda run: run(text, values))
         return self.make_claims(rows)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)
         document = self._document(claims)
-        rows = await self.database.write(lambda run: run(text, self._parameters(text, document)))
+        rows = await self.database.write(lambda run: run(text, self._parameters(document)))
         renewed = []
         for position, moment in rows:
             claim = claims[position]
@@ -323,7 +336,7 @@ class PostgresLane(LaneStore):
     async def progress(self, claim: Claim, value: Any) -> bool:
         text = self._text("progress", self.statements.progress)
         document = self._document([claim], [{"_v0": _clean(value)}])
-        return bool(await self.database.write(lambda run: run(text, self._parameters(text, document))))
+        return bool(await self.database.write(lambda run: run(text, self._parameters(document))))
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
         text = self._text(("sweep", lease), lambda: self.statements.sweep(lease))

@@ -7,6 +7,7 @@ it still holds when it is written. RETURNING gives rows in whatever order they w
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from datetime import time as clock_time
@@ -18,7 +19,7 @@ import sqlalchemy as sa
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
-from .base import LaneStore
+from .base import LaneStore, encoding
 from .binding import Binding, fence_time
 from .database import Database, Run
 from .statements import Statements
@@ -177,7 +178,8 @@ class SqliteLane(LaneStore):
                     break
             return rows
 
-        return self.make_claims(await self.database.write(verb))
+        began = time.monotonic()
+        return self.make_claims(await self.database.write(verb), began)
 
     def _sorted(self, rows: Sequence[Any]) -> list[Any]:
         """In the lane's order, one column after the other from the last to the first; NULL last both ways."""
@@ -200,8 +202,9 @@ class SqliteLane(LaneStore):
             values = self._values(settlement.claim)
             values["_error"] = settlement.error
             values["_delay"] = settlement.delay.total_seconds() if settlement.delay is not None else 0
-            for i, column in enumerate(columns):
-                values[f"_v{i}"] = self._stored(column, settlement.columns[column])
+            with encoding():
+                for i, column in enumerate(columns):
+                    values[f"_v{i}"] = self._stored(column, settlement.columns[column])
             if run(text, values):
                 written.add(position)
         return written

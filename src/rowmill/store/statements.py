@@ -21,6 +21,7 @@ from .binding import Binding, fence_time
 
 #: What stands between a worker's id and its incarnation in a worker column.
 INCARNATION = "~"
+_NOW = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|(?<![:\w]):now\b""")
 
 
 class Statements:
@@ -78,6 +79,10 @@ class Statements:
         """The database's time in the column's own type."""
         raise NotImplementedError
 
+    def present(self, column: str) -> str:
+        """The time at which the statement really runs, where that can be later than when it was sent."""
+        return self.now(column)
+
     def later(self, column: str, seconds: str) -> str:
         """The time ``seconds`` (an SQL expression) from now, in the column's own type."""
         raise NotImplementedError
@@ -112,7 +117,7 @@ class Statements:
         if self.lane.untouched_for and (touched := self.roles.get("updated_at")):
             parts.append(f"({self.name(touched)} is null or {self.older(touched, self.lane.untouched_for)})")
         if self.lane.dead is None and (counter := self.binding.counter):
-            parts.append(f"coalesce({self.name(counter)}, 0) < {self.limit()}")
+            parts.append(f"coalesce({self.name(counter)}, 0) < {self.exhausted()}")
         if self.lane.where is not None:
             parts.append(f"({self.further()})")
         return " and ".join(parts)
@@ -130,7 +135,8 @@ class Statements:
             if "," in head.replace(self.table, "", 1):
                 raise TypeError("it names another table outside of a subquery: use exists() or in_()")
             return condition
-        return re.sub(r"(?<![:\w]):now\b", lambda _: self.plain_now(), str(where))
+        now = self.plain_now()
+        return _NOW.sub(lambda found: now if found.group() == ":now" else found.group(), str(where))
 
     def running(self, prefix: str = "") -> str:
         return self.condition(self.binding.running, prefix)
@@ -161,6 +167,10 @@ class Statements:
         """Failures before dead, per row where the table says so."""
         own = self.roles.get("max_attempts")
         return f"coalesce({self.name(own)}, {self.binding.max_attempts})" if own else str(self.binding.max_attempts)
+
+    def exhausted(self) -> str:
+        """Where no state says dead: the count from which on a row is. One that counts claims counts sweeps too."""
+        return self.limit() if "failures" in self.roles else f"{self.limit()} + {self.lane.max_reclaims}"
 
     def poison(self) -> str | None:
         """At the sweep: ended badly more often than its limit and the reclaims beyond it allow."""
@@ -194,7 +204,7 @@ class Statements:
         written = {column: self.literal(column, value) for column, value in self.lane.running.items()}
         for role in ("updated_at", "heartbeat_at", "claimed_at"):
             if column := self.roles.get(role):
-                written[column] = self.now(column)
+                written[column] = self.present(column)
         if column := self.roles.get("worker"):
             written[column] = worker
         if column := self.roles.get("attempts"):
@@ -230,7 +240,7 @@ class Statements:
         if stateless and lane.dead is None and (column := self.binding.counter):
             # No state says dead: the counter, at its limit, does.
             counted = written.get(column, f"coalesce({self.name(column)}, 0)")
-            written[column] = f"{self.greatest}({counted}, {self.limit()})"
+            written[column] = f"{self.greatest}({counted}, {self.exhausted()})"
         if kind in ("retry", "dead", "canceled") and (column := r.get("error")):
             written[column] = error
         return written

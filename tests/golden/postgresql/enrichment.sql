@@ -8,8 +8,8 @@ with picked as materialized (
 ), taken as (
   update enrichment_jobs set
     status = 'running',
-    updated_at = now(),
-    locked_at = now(),
+    updated_at = (select clock_timestamp()),
+    locked_at = (select clock_timestamp()),
     locked_by = $2::text,
     attempts = coalesce(attempts, 0) + 1
   where ctid = any(array(select ctid from picked))
@@ -29,8 +29,8 @@ with picked as materialized (
 ), taken as (
   update enrichment_jobs set
     status = 'running',
-    updated_at = now(),
-    locked_at = now(),
+    updated_at = (select clock_timestamp()),
+    locked_at = (select clock_timestamp()),
     locked_by = $2::text,
     attempts = coalesce(attempts, 0) + 1
   where ctid = any(array(select ctid from picked))
@@ -41,10 +41,12 @@ order by run_after, id;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join enrichment_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from enrichment_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update enrichment_jobs t set
     status = 'succeeded',
@@ -55,10 +57,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join enrichment_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from enrichment_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update enrichment_jobs t set
     status = 'failed',
@@ -73,10 +77,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join enrichment_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from enrichment_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update enrichment_jobs t set
     status = 'dead',
@@ -88,10 +94,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join enrichment_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from enrichment_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update enrichment_jobs t set
     status = 'queued',
@@ -106,10 +114,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join enrichment_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from enrichment_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update enrichment_jobs t set
     status = 'queued',
@@ -123,10 +133,12 @@ returning held._ord;
 
 -- settle done with url, domain
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision, _v0 text, _v1 text)
-  join enrichment_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision, _v0 text, _v1 text)
+  cross join lateral (
+    select t.ctid as _row from enrichment_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update enrichment_jobs t set
     status = 'succeeded',

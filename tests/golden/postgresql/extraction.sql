@@ -8,8 +8,8 @@ with picked as materialized (
 ), taken as (
   update extraction_queue set
     status_id = 2,
-    heartbeat_at = now(),
-    processing_started_at = now(),
+    heartbeat_at = (select clock_timestamp()),
+    processing_started_at = (select clock_timestamp()),
     worker_id = $2::text
   where ctid = any(array(select ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
@@ -28,8 +28,8 @@ with picked as materialized (
 ), taken as (
   update extraction_queue set
     status_id = 2,
-    heartbeat_at = now(),
-    processing_started_at = now(),
+    heartbeat_at = (select clock_timestamp()),
+    processing_started_at = (select clock_timestamp()),
     worker_id = $2::text
   where ctid = any(array(select ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
@@ -39,10 +39,12 @@ order by created_at, id;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 3
@@ -52,10 +54,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 1,
@@ -69,10 +73,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 4,
@@ -83,10 +89,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 1,
@@ -99,10 +107,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 1,
@@ -115,10 +125,12 @@ returning held._ord;
 
 -- settle done with document_type
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 text)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 text)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 3,
@@ -129,10 +141,12 @@ returning held._ord;
 
 -- renew
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set heartbeat_at = now()
 from held

@@ -8,8 +8,8 @@ with picked as materialized (
 ), taken as (
   update extraction_queue set
     status_id = 6,
-    ocr_heartbeat_at = now(),
-    ocr_started_at = now(),
+    ocr_heartbeat_at = (select clock_timestamp()),
+    ocr_started_at = (select clock_timestamp()),
     ocr_worker_id = $2::text,
     ocr_attempts = coalesce(ocr_attempts, 0) + 1
   where ctid = any(array(select ctid from picked))
@@ -29,8 +29,8 @@ with picked as materialized (
 ), taken as (
   update extraction_queue set
     status_id = 6,
-    ocr_heartbeat_at = now(),
-    ocr_started_at = now(),
+    ocr_heartbeat_at = (select clock_timestamp()),
+    ocr_started_at = (select clock_timestamp()),
     ocr_worker_id = $2::text,
     ocr_attempts = coalesce(ocr_attempts, 0) + 1
   where ctid = any(array(select ctid from picked))
@@ -41,10 +41,12 @@ order by created_at, id;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 5
@@ -54,10 +56,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 3,
@@ -71,10 +75,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 4,
@@ -85,10 +91,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 3,
@@ -102,10 +110,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set
     status_id = 3,
@@ -119,10 +129,12 @@ returning held._ord;
 
 -- renew
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer)
-  join extraction_queue t on t.id = s._k0
-  where t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update extraction_queue t set ocr_heartbeat_at = now()
 from held

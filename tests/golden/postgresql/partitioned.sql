@@ -8,7 +8,7 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = now(),
+    claimed_at = (select clock_timestamp()),
     worker = $2::text
   where (tenant, number) in (select tenant, number from picked)
   returning tenant, number, status, worker, claimed_at
@@ -27,7 +27,7 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = now(),
+    claimed_at = (select clock_timestamp()),
     worker = $2::text
   where (tenant, number) in (select tenant, number from picked)
   returning tenant, number, status, worker, claimed_at
@@ -37,10 +37,12 @@ order by tenant, number;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.tenant = s._k0 and t.number = s._k1
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'done'
@@ -50,10 +52,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.tenant = s._k0 and t.number = s._k1
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',
@@ -65,10 +69,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.tenant = s._k0 and t.number = s._k1
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'dead'
@@ -78,10 +84,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.tenant = s._k0 and t.number = s._k1
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',
@@ -93,10 +101,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.tenant = s._k0 and t.number = s._k1
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',

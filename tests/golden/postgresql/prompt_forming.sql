@@ -8,8 +8,8 @@ with picked as materialized (
 ), taken as (
   update "AnalysisJob" set
     "inProgress" = true,
-    "updatedAt" = now(),
-    "heartbeatAt" = now(),
+    "updatedAt" = (select clock_timestamp()),
+    "heartbeatAt" = (select clock_timestamp()),
     "lockedBy" = $2::text
   where ctid = any(array(select ctid from picked))
   returning id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error
@@ -28,8 +28,8 @@ with picked as materialized (
 ), taken as (
   update "AnalysisJob" set
     "inProgress" = true,
-    "updatedAt" = now(),
-    "heartbeatAt" = now(),
+    "updatedAt" = (select clock_timestamp()),
+    "heartbeatAt" = (select clock_timestamp()),
     "lockedBy" = $2::text
   where ctid = any(array(select ctid from picked))
   returning id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error
@@ -39,10 +39,12 @@ order by "createdAt", id;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
-  join "AnalysisJob" t on t.id = s._k0
-  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from "AnalysisJob" t
+    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    for no key update skip locked
+  ) l
 )
 update "AnalysisJob" t set
     status = 'model-analysis',
@@ -55,10 +57,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
-  join "AnalysisJob" t on t.id = s._k0
-  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from "AnalysisJob" t
+    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    for no key update skip locked
+  ) l
 )
 update "AnalysisJob" t set
     status = 'prompt-forming',
@@ -76,10 +80,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
-  join "AnalysisJob" t on t.id = s._k0
-  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from "AnalysisJob" t
+    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    for no key update skip locked
+  ) l
 )
 update "AnalysisJob" t set
     status = 'prompt-forming',
@@ -94,10 +100,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
-  join "AnalysisJob" t on t.id = s._k0
-  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from "AnalysisJob" t
+    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    for no key update skip locked
+  ) l
 )
 update "AnalysisJob" t set
     status = 'prompt-forming',
@@ -113,10 +121,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
-  join "AnalysisJob" t on t.id = s._k0
-  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from "AnalysisJob" t
+    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    for no key update skip locked
+  ) l
 )
 update "AnalysisJob" t set
     status = 'prompt-forming',
@@ -131,10 +141,12 @@ returning held._ord;
 
 -- settle done with extractedInfo
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision, _v0 jsonb)
-  join "AnalysisJob" t on t.id = s._k0
-  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision, _v0 jsonb)
+  cross join lateral (
+    select t.ctid as _row from "AnalysisJob" t
+    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    for no key update skip locked
+  ) l
 )
 update "AnalysisJob" t set
     status = 'model-analysis',
@@ -148,10 +160,12 @@ returning held._ord;
 
 -- renew
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text)
-  join "AnalysisJob" t on t.id = s._k0
-  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text)
+  cross join lateral (
+    select t.ctid as _row from "AnalysisJob" t
+    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    for no key update skip locked
+  ) l
 )
 update "AnalysisJob" t set "heartbeatAt" = now()
 from held

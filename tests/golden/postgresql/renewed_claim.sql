@@ -8,7 +8,7 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = now()
+    claimed_at = (select clock_timestamp())
   where ctid = any(array(select ctid from picked))
   returning id, status, claimed_at
 )
@@ -26,7 +26,7 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = now()
+    claimed_at = (select clock_timestamp())
   where ctid = any(array(select ctid from picked))
   returning id, status, claimed_at
 )
@@ -35,10 +35,12 @@ order by id;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'done'
@@ -48,10 +50,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',
@@ -62,10 +66,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'dead'
@@ -75,10 +81,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',
@@ -89,10 +97,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',
@@ -103,10 +113,12 @@ returning held._ord;
 
 -- renew
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.claimed_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.claimed_at = s._at
+    for no key update skip locked
+  ) l
 )
 update jobs t set claimed_at = now()
 from held

@@ -8,9 +8,9 @@ with picked as materialized (
 ), taken as (
   update search_sessions set
     status = 'scraping_company_data',
-    updated_at = now(),
-    heartbeat_at = now(),
-    processing_started_at = now(),
+    updated_at = (select clock_timestamp()),
+    heartbeat_at = (select clock_timestamp()),
+    processing_started_at = (select clock_timestamp()),
     worker_id = $2::text
   where ctid = any(array(select ctid from picked))
   returning id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at
@@ -29,9 +29,9 @@ with picked as materialized (
 ), taken as (
   update search_sessions set
     status = 'scraping_company_data',
-    updated_at = now(),
-    heartbeat_at = now(),
-    processing_started_at = now(),
+    updated_at = (select clock_timestamp()),
+    heartbeat_at = (select clock_timestamp()),
+    processing_started_at = (select clock_timestamp()),
     worker_id = $2::text
   where ctid = any(array(select ctid from picked))
   returning id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at
@@ -41,10 +41,12 @@ order by created_at, id;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
-  join search_sessions t on t.id = s._k0
-  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from search_sessions t
+    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update search_sessions t set
     status = 'pending_name_selection',
@@ -56,10 +58,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
-  join search_sessions t on t.id = s._k0
-  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from search_sessions t
+    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update search_sessions t set
     status = 'pending_company_selection',
@@ -74,10 +78,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
-  join search_sessions t on t.id = s._k0
-  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from search_sessions t
+    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update search_sessions t set
     status = 'failed',
@@ -88,10 +94,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
-  join search_sessions t on t.id = s._k0
-  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from search_sessions t
+    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update search_sessions t set
     status = 'pending_company_selection',
@@ -106,10 +114,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
-  join search_sessions t on t.id = s._k0
-  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from search_sessions t
+    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update search_sessions t set
     status = 'pending_company_selection',
@@ -124,10 +134,12 @@ returning held._ord;
 
 -- renew
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone)
-  join search_sessions t on t.id = s._k0
-  where t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone)
+  cross join lateral (
+    select t.ctid as _row from search_sessions t
+    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    for no key update skip locked
+  ) l
 )
 update search_sessions t set heartbeat_at = now()
 from held

@@ -8,8 +8,8 @@ with picked as materialized (
 ), taken as (
   update scrape_jobs set
     status = 'running',
-    heartbeat_at = now(),
-    locked_at = now(),
+    heartbeat_at = (select clock_timestamp()),
+    locked_at = (select clock_timestamp()),
     locked_by = $2::text
   where ctid = any(array(select ctid from picked))
   returning id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message
@@ -28,8 +28,8 @@ with picked as materialized (
 ), taken as (
   update scrape_jobs set
     status = 'running',
-    heartbeat_at = now(),
-    locked_at = now(),
+    heartbeat_at = (select clock_timestamp()),
+    locked_at = (select clock_timestamp()),
     locked_by = $2::text
   where ctid = any(array(select ctid from picked))
   returning id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message
@@ -39,10 +39,12 @@ order by created_at, id;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join scrape_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from scrape_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    for no key update skip locked
+  ) l
 )
 update scrape_jobs t set
     status = 'succeeded',
@@ -53,10 +55,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join scrape_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from scrape_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    for no key update skip locked
+  ) l
 )
 update scrape_jobs t set
     status = 'retryable',
@@ -72,10 +76,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join scrape_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from scrape_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    for no key update skip locked
+  ) l
 )
 update scrape_jobs t set
     status = 'failed',
@@ -88,10 +94,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join scrape_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from scrape_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    for no key update skip locked
+  ) l
 )
 update scrape_jobs t set
     status = 'pending',
@@ -105,10 +113,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
-  join scrape_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from scrape_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    for no key update skip locked
+  ) l
 )
 update scrape_jobs t set
     status = 'pending',
@@ -121,10 +131,12 @@ returning held._ord;
 
 -- settle done with query_params
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 jsonb)
-  join scrape_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 jsonb)
+  cross join lateral (
+    select t.ctid as _row from scrape_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    for no key update skip locked
+  ) l
 )
 update scrape_jobs t set
     status = 'succeeded',
@@ -136,10 +148,12 @@ returning held._ord;
 
 -- renew
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
-  join scrape_jobs t on t.id = s._k0
-  where t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
+  cross join lateral (
+    select t.ctid as _row from scrape_jobs t
+    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    for no key update skip locked
+  ) l
 )
 update scrape_jobs t set heartbeat_at = now()
 from held

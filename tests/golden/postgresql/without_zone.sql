@@ -8,8 +8,8 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    updated_at = ((now()) at time zone 'utc'),
-    claimed_at = ((now()) at time zone 'utc'),
+    updated_at = (((select clock_timestamp())) at time zone 'utc'),
+    claimed_at = (((select clock_timestamp())) at time zone 'utc'),
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
   where ctid = any(array(select ctid from picked))
@@ -29,8 +29,8 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    updated_at = ((now()) at time zone 'utc'),
-    claimed_at = ((now()) at time zone 'utc'),
+    updated_at = (((select clock_timestamp())) at time zone 'utc'),
+    claimed_at = (((select clock_timestamp())) at time zone 'utc'),
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
   where ctid = any(array(select ctid from picked))
@@ -41,10 +41,12 @@ order by id;
 
 -- settle done
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'done',
@@ -55,10 +57,12 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',
@@ -72,10 +76,12 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'dead',
@@ -86,10 +92,12 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',
@@ -104,10 +112,12 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select t.ctid as _row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
-  join jobs t on t.id = s._k0
-  where t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
-  for no key update of t skip locked
+  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    for no key update skip locked
+  ) l
 )
 update jobs t set
     status = 'ready',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import importlib.metadata
 import logging
@@ -107,6 +109,7 @@ class Foreman:
             await worker.bell.wait(0.5)
         for slots in worker.slots.values():
             self._give_back(await slots.close())
+        await self._give_back_unsure()
         last = time.monotonic() + (_HURRIED if worker.hurried else _LAST)
         while time.monotonic() < last:
             worker.retry_later(float("inf"))
@@ -114,6 +117,14 @@ class Foreman:
             if not worker.unsettled():
                 break
             await worker.bell.wait(0.5)
+
+    async def _give_back_unsure(self) -> None:
+        """Rows whose claim was cut off, by the stop itself or by a lost reply, and stands all the same."""
+        for place in self._worker.places:
+            for held in place.held:
+                with contextlib.suppress(DatabaseError, TimeoutError):
+                    async with asyncio.timeout(_HURRIED):
+                        self._give_back([(held, claim) for claim in await self._worker.recover(held)])
 
     @staticmethod
     def _give_back(claims: list[tuple[Held, Claim]]) -> None:

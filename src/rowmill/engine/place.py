@@ -7,6 +7,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import os
 import socket
 import time
@@ -63,6 +64,7 @@ class Place:
         self._fleet: Fleet | None = None
         self._renewer: Renewer | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._returning: asyncio.Task[None] | None = None
 
     @property
     def beating(self) -> bool:
@@ -77,12 +79,32 @@ class Place:
     # -- when
 
     def failed(self) -> float:
-        """It is away: how long to leave it alone."""
+        """It would not serve: how long to leave it alone."""
         pause = min(_RETRY[0] * 2.0**self._failures, _RETRY[1])
         self._failures = min(self._failures + 1, 10)
         self.retry_at = time.monotonic() + pause
         self.look = True
         return pause
+
+    def lost(self, crew: Crew) -> None:
+        """It is away. Until it answers again it is asked in the background only, so that nobody waits for it."""
+        self.retry_at, self.look = math.inf, True
+        if self._returning is None or self._returning.done():
+            self._returning = asyncio.create_task(self._return(crew))
+
+    async def _return(self, crew: Crew) -> None:
+        pause = _RETRY[0]
+        while True:
+            await asyncio.sleep(jittered(pause))
+            try:
+                await self.database.read(lambda run: run("select 1", ()))
+            except DatabaseError:
+                pause = min(pause * 2, _RETRY[1])
+                continue
+            self.retry_at = time.monotonic()
+            crew.events.emit("environment_back", environment=self.name)
+            crew.ring()
+            return
 
     def served(self) -> None:
         """It answered."""
@@ -186,9 +208,10 @@ class Place:
 
     async def close(self, last: WorkerState) -> None:
         """Stop what runs beside the work, sign off, and close the connections."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._returning] if self._returning else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._renewer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._renewer.stop)
         if self._fleet is not None:

@@ -155,10 +155,9 @@ class Worker:
         if self.stopping or not any(self._wanted(place, now) for place in self.places):
             return
         self._above = []
-        for place in self.places:
-            # All are opened before the first row is claimed anywhere: what is wrong is told before anything is done.
-            if not place.opened and time.monotonic() >= place.retry_at:
-                await self._guarded(place, self._open(place))
+        # All are opened before the first row is claimed anywhere: what is wrong is told before anything is done.
+        new = [place for place in self.places if not place.opened and time.monotonic() >= place.retry_at]
+        await asyncio.gather(*(self._guarded(place, self._open(place)) for place in new))
         for place in self.places:
             # All above it are looked at too: nothing below may start while something above is ready.
             if time.monotonic() >= place.retry_at:
@@ -178,9 +177,13 @@ class Worker:
         except DatabaseError as error:
             if self.drain and not place.opened and not isinstance(error, Busy):
                 raise
-            pause = place.failed()
-            name = "statement_refused" if isinstance(error, Refused) else "environment_down"
-            self.events.emit(name, logging.ERROR, environment=place.name, error=error.message, retry_in=round(pause, 1))
+            if isinstance(error, Unreachable):
+                place.lost(self._crew)
+                self.events.emit("environment_down", logging.ERROR, environment=place.name, error=error.message)
+                return
+            name = "statement_refused" if isinstance(error, Refused) else "environment_busy"
+            pause = round(place.failed(), 1)
+            self.events.emit(name, logging.ERROR, environment=place.name, error=error.message, retry_in=pause)
 
     def _wanted(self, place: Place, now: float) -> bool:
         """Whether a look is worth a statement now."""
@@ -203,7 +206,8 @@ class Worker:
             return
         place.looked()
         for held in place.held:
-            await self._recover(held)
+            if claims := await self.recover(held):
+                self.slots[held.store.lane.name].put(held, claims)
         open_to = [held for held in place.held if self._ask(held) > 0]
         for held in place.held:
             held.more = held not in open_to  # not looked at: there may be some
@@ -267,20 +271,19 @@ class Worker:
                 "statement_refused", logging.ERROR, environment=place.name, lane=held.store.lane.name,
                 error=error.message, retry_in=_REST, hint="rowmill sql shows the statement",
             )  # fmt: skip
-        except Unreachable:
+        except (Unreachable, asyncio.CancelledError):
             held.unsure = held.store.marked
             raise
 
-    async def _recover(self, held: Held) -> None:
-        """After a lost reply: rows that were claimed for us all the same are ours to work on."""
+    async def recover(self, held: Held) -> list[Claim]:
+        """After a lost reply: rows that were claimed for us all the same are ours."""
         if not held.unsure:
-            return
+            return []
         claims = [claim for claim in await held.store.mine() if held.find(claim.key) is None]
         held.unsure = False
-        if claims:
-            held.add(claims)
-            self.tally.claimed(held, len(claims))
-            self.slots[held.store.lane.name].put(held, claims)
+        held.add(claims)
+        self.tally.claimed(held, len(claims))
+        return claims
 
     def _forget_older(self, held: Held, claims: list[Claim]) -> None:
         """A row this process still works on, that came back to it: the older run has lost it."""

@@ -1,0 +1,1 @@
+"""rowmill measured beside its peers, on one machine, in one run: ``python -m bench``."""

@@ -1,0 +1,50 @@
+"""rowmill with its defaults: heartbeat thread, workers table, fence and sweeps are all on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from rowmill import Mill
+
+from ..tables import table
+from .protocol import Recorder, order, serve
+from .rows import rows
+
+
+class Runner:
+    def __init__(self, dsn: str, options: dict[str, Any]) -> None:
+        self.url = dsn if "://" in dsn else f"sqlite:///{dsn}"
+        self.options, self.table = options, table(options)
+        self.rows = rows(dsn, self.table)
+
+    async def open(self) -> None:
+        await self.rows.open()
+
+    async def setup(self) -> None:
+        await self.rows.setup()
+
+    async def add(self, number: int) -> None:
+        await self.rows.add(number)
+
+    async def add_many(self, numbers: Sequence[int]) -> None:
+        await self.rows.add_many(numbers)
+
+    async def work(self, recorder: Recorder) -> None:
+        mill, hit, number = Mill(self.url), recorder.hit, self.table.number
+        sleep = self.options.get("sleep", 0)
+
+        async def noop(job: Any) -> None:
+            hit(number(job))
+            if sleep:
+                await asyncio.sleep(sleep)
+
+        self.table.declare(mill, noop, batch=self.options["batch"], concurrency=self.options["concurrency"])
+        worker = mill.worker()
+        recorder.wait_for_go()
+        await worker.run()
+
+
+action, dsn, options = order()
+asyncio.run(serve(Runner(dsn, options), action, options))

@@ -47,7 +47,9 @@ async def work(job):
     while job["what"] == "hold" and not Path(f"go-{job.id}").exists():
         await asyncio.sleep(0.02)
 
-@mill.lane("jobs", name="threads", ready={"status": "threaded"}, concurrency=1, timeout=td(seconds=0.3), **OPTIONS)
+THREADED = {**OPTIONS, "running": {"status": "in a thread"}}
+
+@mill.lane("jobs", name="threads", ready={"status": "threaded"}, concurrency=1, timeout=td(seconds=0.3), **THREADED)
 def threads(job):
     if job.attempt == 1:
         threading.Event().wait()

@@ -222,10 +222,16 @@ class Place:
 
 
 def _refuse_overlaps(stores: list[LaneStore]) -> None:
-    """Two lanes whose running rows look the same would sweep each other's, into each other's ready state."""
+    """Two lanes whose running rows look the same sweep each other's: into the other's ready state, or too early."""
+
+    def sweep(store: LaneStore) -> tuple[object, ...]:
+        lane = store.lane
+        return store.binding.ready_again, lane.lease, lane.startup_lease, lane.max_reclaims
+
     for one, other in itertools.combinations(stores, 2):
         same_table = one.binding.table.fullname == other.binding.table.fullname
-        if same_table and states.overlaps(one.binding.running, other.binding.running):
+        alike = same_table and states.overlaps(one.binding.running, other.binding.running)
+        if alike and sweep(one) != sweep(other):
             raise DeclarationError(
                 f"lanes {one.lane.name!r} and {other.lane.name!r}: their running rows look the same on table"
                 f" {one.binding.table.fullname!r}, so each would take back the other's",

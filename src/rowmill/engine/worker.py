@@ -279,7 +279,11 @@ class Worker:
         """After a lost reply: rows that were claimed for us all the same are ours."""
         if not held.unsure:
             return []
-        claims = [claim for claim in await held.store.mine() if held.find(claim.key) is None]
+        # A lane beside this one on the same table may hold rows that look the same.
+        beside = [
+            o for o in self._where[id(held)].held if o.store.binding.table.fullname == held.store.binding.table.fullname
+        ]
+        claims = [c for c in await held.store.mine() if not any(other.find(c.key) for other in beside)]
         held.unsure = False
         held.add(claims)
         self.tally.claimed(held, len(claims))

@@ -257,17 +257,22 @@ def test_the_status_of_many_lanes_fits_eighty_columns(lite: Db, command: Command
 def test_watching_goes_on_until_it_is_interrupted(lite: Db, command: Command, tmp_path: Path) -> None:
     create_parts(lite)
     reference = command.app(lite.url, COMPOSITE)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-u", "-m", "rowmill", "status", reference, "--watch"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
         cwd=tmp_path,
-    )
-    assert process.stdout is not None
-    while "Ctrl-C" not in process.stdout.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+        # Whoever started the tests in the background had Ctrl-C ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while "Ctrl-C" not in process.stdout.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert (process.returncode, said) == (0, "")

@@ -516,3 +516,21 @@ async def test_what_a_table_lacks_is_told_once_at_the_start(db: Db) -> None:
     await mill.worker(drain=True).run()
     (told,) = [e for e in seen if e.name == "lane_lacks"]
     assert set(told.fields["lacks"]) == {"run_after", "error", "heartbeat_at", "worker", "attempts"}
+
+
+async def test_a_finish_block_and_a_moving_fence_do_not_get_in_each_others_way(db: Db) -> None:
+    """X1: with renew="claimed_at" renewals move what the block's settling asks for; every row is done, once."""
+    jobs(db, 60)
+    mill = Mill(db.url)
+    starts: list[int] = []
+
+    @mill.lane("jobs", renew="claimed_at", lease=td(seconds=20), heartbeat=td(milliseconds=15), **STATES)
+    async def work(job: Any) -> None:
+        starts.append(job.id)
+        await asyncio.sleep(0.03)
+        async with job.finish() as tx:
+            tx.set(note="done in the block")
+
+    tally = await asyncio.wait_for(mill.worker(drain=True).run(), 30)
+    assert (tally.completed, tally.losses) == (60, 0)
+    assert len(starts) == 60

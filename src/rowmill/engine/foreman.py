@@ -135,6 +135,8 @@ class Foreman:
     async def close(self) -> None:
         """Sign off in every environment, and close what is open."""
         worker = self._worker
+        for slots in worker.slots.values():
+            await slots.close()  # also where the work ended in an error: a slot waits for ever unless it is told
         for place in worker.places:
             await place.close(self.snapshot())
         await worker.resources.close()

@@ -172,6 +172,9 @@ class Finish:
     async def __aenter__(self) -> FinishTx:
         if self._job.finished is not None:
             raise RowmillError("this run has already ended in a finish block", hint="one job.finish() per run")
+        if self._store.database.dialect.name == "sqlite":
+            # One writer at a time: a renewal that is under way needs the lock that this block is about to take.
+            await self._held.begin_settle([self._claim])
         self._context = self._store.database.begin()
         self._tx = FinishTx(await self._context.__aenter__())
         return self._tx
@@ -179,12 +182,12 @@ class Finish:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            await self._context.__aexit__(kind, error, trace)
-            return
-        # Where renewal moves the fence, it must not move it between the settling and the commit.
-        await self._held.begin_settle([self._claim])
         try:
+            if error is not None:
+                await self._context.__aexit__(kind, error, trace)
+                return
+            # Where renewal moves the fence, it must not move it between the settling and the commit.
+            await self._held.begin_settle([self._claim])
             await uncut(self._end())
         finally:
             self._held.end_settle([self._claim])

@@ -124,7 +124,7 @@ class Slots:
             self._crashed(error)
 
     async def _serve(self, slot: Slot) -> None:
-        while True:
+        while not self._closing:
             try:
                 if self._buffer and self.capacity.free > 0:
                     await self._run(slot, *self._buffer.popleft())

@@ -280,7 +280,7 @@ async def uncut(work: Coroutine[Any, Any, T]) -> T:
 async def _transaction(database: Database, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """Begin, and commit or roll back. What the block itself raises is its own affair and passes as it is."""
     with translated(database):
-        connection = await uncut(_connected(engine))
+        connection = await _connected(engine)
     try:
         with translated(database):
             transaction = await uncut(_begun(connection))
@@ -296,7 +296,23 @@ async def _transaction(database: Database, engine: AsyncEngine) -> AsyncIterator
 
 
 async def _connected(engine: AsyncEngine) -> AsyncConnection:
-    return await engine.connect()
+    """A connection from the pool. Who stops waiting for it leaves at once; it goes back by itself when it comes."""
+
+    async def connect() -> AsyncConnection:
+        return await engine.connect()
+
+    task = asyncio.ensure_future(connect())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_give_back)
+        raise
+
+
+def _give_back(task: asyncio.Task[AsyncConnection]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        late = asyncio.ensure_future(task.result().close())
+        late.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 async def _begun(connection: AsyncConnection) -> AsyncTransaction:

@@ -170,7 +170,7 @@ class Statements:
 
     def exhausted(self) -> str:
         """Where no state says dead: the count from which on a row is. One that counts claims counts sweeps too."""
-        return self.limit() if "failures" in self.roles else f"{self.limit()} + {self.lane.max_reclaims}"
+        return self.limit() if "failures" in self.roles else f"{self.limit()} + {self.lane.max_reclaims + 1}"
 
     def poison(self) -> str | None:
         """At the sweep: ended badly more often than its limit and the reclaims beyond it allow."""

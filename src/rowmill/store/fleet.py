@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ..errors import Refused
+from . import schema
 from .database import Database, Run
 
 #: A worker that has not been heard of for this long is dead.
@@ -42,54 +43,15 @@ class Fleet:
         self.table = database.own("rowmill_workers")
         self._now = "now()" if self.postgres else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 
-    def ddl(self) -> list[str]:
-        """The statements that make the table."""
-        moment = "timestamptz" if self.postgres else "text"
-        statements = []
-        if self.postgres and self.database.schema:
-            statements.append(f"create schema if not exists {self.database.schema}")
-        statements.append(
-            f"""create table if not exists {self.table} (
-  id text primary key,
-  incarnation text not null,
-  host text not null,
-  pid integer not null,
-  lanes text not null,
-  started_at {moment} not null,
-  seen_at {moment} not null,
-  state text not null,
-  current text not null default '[]',
-  completed bigint not null default 0,
-  failed bigint not null default 0,
-  lost bigint not null default 0,
-  version text not null default ''
-)"""
-        )
-        return statements
-
     async def ensure(self) -> None:
         """Make the table where it is not there; raises Refused where the role may not."""
-        if await self.exists():
-            return
-        for attempt in (1, 2):
-            try:
-                await self.database.write(lambda run: [run(statement, ()) for statement in self.ddl()])
-                return
-            except Refused:
-                # Two processes made it at the same moment: the other's is as good.
-                if attempt == 2 and not await self.exists():
-                    raise
+        own = await schema.ensure(self.database)
+        if not own.has(schema.WORKERS) and not await self.exists():
+            raise Refused(own.refused or "rowmill_workers is not there")
 
     async def exists(self) -> bool:
         """Whether the table is there."""
-        if self.postgres:
-            return bool(
-                (await self.database.read(lambda run: run("select to_regclass($1::text) is not null", (self.table,))))[
-                    0
-                ][0]
-            )
-        text = "select 1 from sqlite_master where type = 'table' and name = 'rowmill_workers'"
-        return bool(await self.database.read(lambda run: run(text, ())))
+        return await self.database.read(lambda run: schema.exists(self.database, run, "rowmill_workers"))
 
     def _marks(self, count: int) -> list[str]:
         return [f"${i}" if self.postgres else f"?{i}" for i in range(1, count + 1)]

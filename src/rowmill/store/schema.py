@@ -1,0 +1,141 @@
+"""rowmill's own tables: made, and later changed, by numbered steps that only go forward.
+
+A fresh install is the sum of all steps. ``rowmill_schema`` holds the numbers of those that were taken, so that any
+version of rowmill finds its way from any older one, and never takes a step twice.
+
+In a step's text ``own.`` stands for the schema the tables live in, and types are PostgreSQL's; on SQLite times and
+documents are text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import Refused
+from .database import Database, Run, runner, translated
+
+_LOCK = 7_077_201_455  # of the advisory lock: any number that is nobody else's
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of rowmill's own tables, made in one transaction."""
+
+    number: int
+    what: str
+    statements: tuple[str, ...]
+    #: What only PostgreSQL has a word for: storage parameters, functions.
+    on_postgres: tuple[str, ...] = ()
+
+
+WORKERS = Step(
+    1,
+    "rowmill_workers: who works, on what, and when each was last heard of",
+    (
+        """create table if not exists own.rowmill_workers (
+  id text primary key,
+  incarnation text not null,
+  host text not null,
+  pid integer not null,
+  lanes text not null,
+  started_at timestamptz not null,
+  seen_at timestamptz not null,
+  state text not null,
+  current text not null default '[]',
+  completed bigint not null default 0,
+  failed bigint not null default 0,
+  lost bigint not null default 0,
+  version text not null default ''
+)""",
+    ),
+)
+
+STEPS: tuple[Step, ...] = (WORKERS,)
+_LEDGER = "create table if not exists own.rowmill_schema (step integer primary key, what text not null)"
+
+
+@dataclass(frozen=True)
+class Own:
+    """Which of rowmill's own tables are there, and, where some are not, why they could not be made."""
+
+    steps: frozenset[int]
+    refused: str | None = None
+
+    def has(self, step: Step) -> bool:
+        """Whether a step was taken."""
+        return step.number in self.steps
+
+
+async def taken(database: Database) -> Own:
+    """Which steps were taken in this database."""
+    return Own(await database.read(lambda run: _taken(database, run)))
+
+
+async def ensure(database: Database, steps: tuple[Step, ...] = STEPS) -> Own:
+    """Take the steps that are missing, where the role may. Several processes may do so at the same moment."""
+    own = Own(frozenset())
+    try:
+        own = await taken(database)
+        if all(own.has(step) for step in steps):
+            return own
+        async with database.begin() as connection:
+            with translated(database):
+                await connection.run_sync(lambda c: _take(database, runner(c), steps))
+        return await taken(database)
+    except Refused as error:
+        return Own(own.steps, error.message)
+
+
+def ddl(database: Database, step: Step) -> list[str]:
+    """The statements of a step, as this database takes them."""
+    if database.dialect.name == "postgresql":
+        return [_placed(database, text) for text in (*step.statements, *step.on_postgres)]
+    plain = [re.sub(r"\b(timestamptz|jsonb)\b", "text", text) for text in step.statements]
+    return [_placed(database, text) for text in plain]
+
+
+def opening(database: Database) -> list[str]:
+    """What goes before the first step: the schema, where one is set, and the list of steps taken."""
+    made = []
+    if database.dialect.name == "postgresql" and database.schema is not None:
+        made.append(f"create schema if not exists {database.dialect.identifier_preparer.quote(database.schema)}")
+    return [*made, _placed(database, _LEDGER)]
+
+
+def _placed(database: Database, text: str) -> str:
+    return re.sub(r"\bown\.(\w+)", lambda found: database.own(found.group(1)), text)
+
+
+def _taken(database: Database, run: Run) -> frozenset[int]:
+    if not exists(database, run, "rowmill_schema"):
+        return frozenset()
+    return frozenset(row[0] for row in run(f"select step from {database.own('rowmill_schema')}", ()))
+
+
+def _take(database: Database, run: Run, steps: tuple[Step, ...]) -> None:
+    if database.dialect.name == "postgresql":
+        run(f"select pg_advisory_xact_lock({_LOCK})", ())
+    missing = [step for step in steps if step.number not in _taken(database, run)]
+    if not missing:
+        return
+    for text in opening(database):
+        if not (text.startswith("create schema") and _schema_exists(database, run)):
+            run(text, ())
+    for step in missing:
+        for text in ddl(database, step):
+            run(text, ())
+        what = step.what.replace("'", "''")
+        run(f"insert into {database.own('rowmill_schema')} (step, what) values ({step.number}, '{what}')", ())
+
+
+def _schema_exists(database: Database, run: Run) -> bool:
+    """Asked first: who may not create schemas may still use one that is there."""
+    return bool(run("select 1 from pg_namespace where nspname = $1::text", (database.schema,)))
+
+
+def exists(database: Database, run: Run, table: str) -> bool:
+    """Whether one of rowmill's own tables is there."""
+    if database.dialect.name == "postgresql":
+        return bool(run("select to_regclass($1::text) is not null", (database.own(table),))[0][0])
+    return bool(run("select 1 from sqlite_master where type = 'table' and name = :name", {"name": table}))

@@ -14,6 +14,7 @@ from .errors import (
     WorkerIdTaken,
 )
 from .events import Event, configure_logs
+from .gates import Breaker, BreakerColumns, Concurrency, Rate
 from .lane import Lane
 from .mill import Mill
 from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
@@ -22,9 +23,12 @@ from .store import Settled
 
 __all__ = [
     "AppError",
+    "Breaker",
+    "BreakerColumns",
     "Busy",
     "Cancel",
     "Claim",
+    "Concurrency",
     "DatabaseError",
     "Dead",
     "DeclarationError",
@@ -35,6 +39,7 @@ __all__ = [
     "LostClaim",
     "Mill",
     "Outcome",
+    "Rate",
     "Refused",
     "Retry",
     "RowmillError",

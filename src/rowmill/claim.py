@@ -30,6 +30,8 @@ class Claim:
     #: When the lease was last known to hold, by this process's monotonic clock.
     renewed: float = field(default_factory=time.monotonic)
     lost: bool = False
+    #: The key of each group of gates that let it through.
+    gates: Mapping[str, str] | None = None
 
     @property
     def id(self) -> Any:
@@ -58,6 +60,10 @@ class Settlement:
     duration: float = 0.0
     #: The exception behind a failure, for the log: where it was raised is not for the row.
     cause: BaseException | None = None
+    #: What kind of failure it was (transient, permanent, rate); None where the run says nothing of its gates' keys.
+    word: str | None = None
+    #: The other side asked to be left alone for so long: for everybody, where a gate knows by which key.
+    closes: timedelta | None = None
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import roles, states
 from .errors import DeclarationError, did_you_mean
+from .gates import Gate, Group, grouped
 from .retry import Backoff, Verdict, exponential
 from .states import Values
 
@@ -50,10 +51,14 @@ class Lane:
     timeout: timedelta | None = None
     isolation: str = "auto"
     classify: Callable[[BaseException], Verdict | None] | None = None
+    gates: Sequence[Gate] = ()
+    pace: tuple[int, timedelta] | None = None
     environments: Sequence[str] | None = None
     unfenced: bool = False
     slot_name: str = "{lane}-{n}"
     settled_hooks: list[Callable[..., Any]] = field(default_factory=list)
+    #: The gates by what they look at; made from ``gates`` and ``pace``.
+    groups: tuple[Group, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         where = f"lane {self.name!r}"
@@ -92,6 +97,7 @@ class Lane:
             )
         roles.validate(self.roles, where)
         self._validate_numbers(where)
+        self.groups = grouped(self.gates, self.pace, where)
         if isinstance(self.environments, str):
             self.environments = [self.environments]
         if isinstance(self.order_by, str):
@@ -199,7 +205,7 @@ def _names(values: Values) -> str:
     return ", ".join(repr(column) for column in values)
 
 
-PARAMETERS = tuple(f.name for f in fields(Lane) if f.name not in ("table", "handler", "settled_hooks"))
+PARAMETERS = tuple(f.name for f in fields(Lane) if f.init and f.name not in ("table", "handler", "settled_hooks"))
 
 
 def declare(table: Any, handler: Callable[..., Any], options: Mapping[str, Any]) -> Lane:

@@ -93,7 +93,15 @@ class Kit:
         """Settle a claim as if its handler had returned or raised ``ended``."""
         store = await self.store(claim.lane, claim.environment)
         settlement = ended if isinstance(ended, Settlement) else decide(store, claim, ended)
-        return await store.settle([settlement])
+        return await self._settle(store, settlement)
+
+    @staticmethod
+    async def _settle(store: LaneStore, settlement: Settlement) -> Report:
+        """Write one outcome, and let the lane's gates learn from it."""
+        report = await store.settle([settlement])
+        if store.notes is not None:
+            await store.notes.note([*report.written, *report.refused])
+        return report
 
     async def step(self, lane: str | None = None, environment: str | None = None) -> Stepped | None:
         """Claim one row, run its handler, settle. None when nothing is ready."""
@@ -118,11 +126,13 @@ class Kit:
         if settlement is None:
             settlement = job.finished
             outcome = "done" if settlement is not None else "lost"
+            if settlement is not None and store.notes is not None:
+                await store.notes.note([settlement])
         else:
-            report = await store.settle([settlement])
+            report = await self._settle(store, settlement)
             if report.unhooked:
                 settlement = unhooked(store, *report.unhooked[0])
-                report = await store.settle([settlement])
+                report = await self._settle(store, settlement)
             settlement = (report.written + report.refused + report.lost + [settlement])[0]
             outcome = "lost" if report.lost else "stuck" if report.stuck else settlement.kind
         error, columns = (settlement.error, dict(settlement.columns)) if settlement is not None else (None, {})

@@ -138,7 +138,7 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
         case Snooze(after=after):
             return Settlement(claim, "snooze", delay=retry.bounded_delay(after) or timedelta(0))
         case Dead(reason=reason):
-            return _ended(store, claim, "dead", _words(reason) or "dead")
+            return _ended(store, claim, "dead", _words(reason) or "dead", retry.PERMANENT)
         case Cancel(reason=reason):
             return _ended(store, claim, "canceled", _words(reason) or "canceled")
         case Release():
@@ -188,15 +188,16 @@ def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
         return decide(store, claim, verdict)
     word, after = (*verdict, None)[:2] if isinstance(verdict, tuple) and verdict else (verdict, None)
     if word == retry.PERMANENT:
-        return _ended(store, claim, "dead", text)
-    return _failed(store, claim, text, after)
+        return _ended(store, claim, "dead", text, retry.PERMANENT)
+    return _failed(store, claim, text, after, retry.RATE if word == retry.RATE else retry.TRANSIENT)
 
 
-def _failed(store: LaneStore, claim: Claim, text: str, after: Any) -> Settlement:
+def _failed(store: LaneStore, claim: Claim, text: str, after: Any, word: str = retry.TRANSIENT) -> Settlement:
     """A failure that may be tried again, while attempts are left."""
-    if claim.attempt >= claim.limit:
-        return _ended(store, claim, "dead", text)
     delay = retry.bounded_delay(after)
+    closes = delay if word == retry.RATE else None
+    if claim.attempt >= claim.limit:
+        return Settlement(claim, "dead", error=store.error_text(text), word=word, closes=closes)
     if delay is None:
         try:
             delay = retry.bounded_delay(store.lane.backoff(claim.attempt))
@@ -204,11 +205,11 @@ def _failed(store: LaneStore, claim: Claim, text: str, after: Any) -> Settlement
                 raise TypeError("backoff must answer with a timedelta")
         except Exception as broken:
             delay, text = _FALLBACK, f"{text} (backoff failed: {_words(broken)})"
-    return Settlement(claim, "retry", error=store.error_text(text), delay=delay)
+    return Settlement(claim, "retry", error=store.error_text(text), delay=delay, word=word, closes=closes)
 
 
-def _ended(store: LaneStore, claim: Claim, kind: str, text: str) -> Settlement:
-    return Settlement(claim, kind, error=store.error_text(text))
+def _ended(store: LaneStore, claim: Claim, kind: str, text: str, word: str | None = None) -> Settlement:
+    return Settlement(claim, kind, error=store.error_text(text), word=word)
 
 
 def _words(said: Any) -> str:

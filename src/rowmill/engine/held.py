@@ -23,8 +23,16 @@ class Held:
         self.moving = store.binding.renew == "claimed_at"
         #: Runs that have ended and are not written yet.
         self.outcomes: list[Settlement] = []
+        #: Runs that were written and that the lane's gates have not learned from yet.
+        self.unlearned: list[Settlement] = []
         #: The task that writes them; one at a time, so that what ends meanwhile makes the next batch.
         self.settling: asyncio.Task[None] | None = None
+        #: Gates may hold rows back: the last claim came short, and what ends here may let others go.
+        self.held_back = False
+        groups = store.lane.groups
+        #: A run counts as under way until its gates have learned how it ended: the next start depends on it.
+        self.learns = any(group.breaker is not None or group.rate is not None for group in groups)
+        self.learning = 0
         #: More rows may be ready than were asked for.
         self.more = False
         #: The reply to a claim was lost: rows may be ours without our knowing.

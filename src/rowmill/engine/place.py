@@ -22,6 +22,7 @@ from ..events import Events
 from ..lane import Lane
 from ..store import Database, LaneStore, open_lane
 from ..store.fleet import Fleet, WorkerState
+from ..store.schema import ensure as ensure_own
 from .held import Held
 from .renew import Renewer
 from .sweep import Sweeper
@@ -148,6 +149,8 @@ class Place:
     async def open(self, crew: Crew) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
         me = crew.snapshot()
+        if crew.registers:
+            await ensure_own(self.database)
         stores = [
             await open_lane(lane, self.name, self.database, crew.clock, me.id, me.incarnation) for lane in self.lanes
         ]

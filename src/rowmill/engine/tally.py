@@ -12,6 +12,7 @@ from typing import Any
 
 from ..claim import Claim, Settlement, Swept
 from ..events import Events, logger
+from ..store.notes import Turned
 from .held import Held
 
 _SUMMARY_EVERY = 10.0
@@ -93,6 +94,15 @@ class Tally:
         if settlement.delay is not None and "run_after" in held.store.binding.roles:
             fields["again_in"] = round(settlement.delay.total_seconds(), 1)
         self.events.emit(name, level, **fields)
+
+    def turned(self, held: Held, turned: Turned) -> None:
+        """A breaker opened, or closed again."""
+        self.events.emit(
+            "breaker_opened" if turned.opened else "breaker_closed",
+            logging.WARNING if turned.opened else logging.INFO,
+            worker=self.worker, lane=held.store.lane.name, environment=held.store.binding.environment,
+            by=turned.dim, key=turned.key, streak=turned.streak,
+        )  # fmt: skip
 
     def lost(self, held: Held, claim: Claim) -> None:
         """An outcome was dropped: its claim was no longer this worker's."""

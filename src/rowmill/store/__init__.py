@@ -9,11 +9,17 @@ import sqlalchemy as sa
 from ..clock import Clock
 from ..errors import DeclarationError, Refused
 from ..lane import Lane
+from . import schema
 from .base import LaneStore, Settled, bounded
 from .binding import Binding, bind, fence_time
 from .database import Database, Tx, redact, uncut
+from .gate_rows import GateRows
+from .gating import bind_gates
+from .notes import Notes
 from .postgres import PostgresLane
 from .sqlite import SqliteLane
+from .turns import Turns
+from .walk import Walk
 
 __all__ = [
     "Binding",
@@ -31,22 +37,45 @@ __all__ = [
 ]
 
 
-def store_for(binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> LaneStore:
+def store_for(
+    binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
+) -> LaneStore:
     """The verbs over a lane that is bound already, on a connection of its own choosing."""
     kind = PostgresLane if database.dialect.name == "postgresql" else SqliteLane
-    return kind(binding, database, clock, worker, incarnation)
+    return kind(binding, database, clock, worker, incarnation, gates)
 
 
 async def open_lane(
     lane: Lane, environment: str, database: Database, clock: Clock, worker: str, incarnation: str = ""
 ) -> LaneStore:
     """Bind a lane to its table in one environment; raises DeclarationError for what cannot work."""
-    store = store_for(await bind(lane, environment, database), database, clock, worker, incarnation)
+    binding = await bind(lane, environment, database)
+    own = await (schema.ensure(database) if lane.groups else schema.taken(database))
+    store = store_for(binding, database, clock, worker, incarnation, own.has(schema.GATES))
     await check_conditions(store)
+    if lane.groups:
+        await open_gates(store, own)
     if column := fence_time(store.binding):
         text = f"select {store.statements.now(column)}"
         store.opened_at = (await database.read(lambda run: run(text, ())))[0][0]
     return store
+
+
+async def open_gates(store: LaneStore, own: schema.Own) -> None:
+    """Bind a lane's gates, and choose the claim that minds them."""
+    if not own.has(schema.GATES):
+        raise DeclarationError(
+            f"lane {store.lane.name!r} has gates, and their table rowmill_gates cannot be made: {own.refused}",
+            hint="let somebody who may create tables run: rowmill migrate APP --apply",
+        )
+    rows = GateRows(store.database, store.clock, store.lane.name)
+    dims = await bind_gates(store.binding, store.database, store.statements, rows)
+    store.notes = Notes(store, dims, rows)
+    # One statement where all gates look at one key; what only a transaction of several can tell goes the longer way.
+    if isinstance(store, PostgresLane) and len(dims) == 1 and dims[0].phrase is not None:
+        store.gated = Turns(store, dims[0], rows.table)
+    else:
+        store.gated = Walk(store, dims, rows)
 
 
 async def check_conditions(store: LaneStore) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -24,6 +24,12 @@ from ..states import options
 from .binding import Binding, fence_time
 from .database import Database, PlainTx, Run, Tx, runner, translate, translated, uncut
 from .statements import INCARNATION, Statements
+
+if TYPE_CHECKING:
+    from .gating import Dimension
+    from .notes import Notes
+    from .turns import Turns
+    from .walk import Walk
 
 ERROR_LENGTH = 2000
 _LOCKED_PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -52,11 +58,26 @@ class LaneStore:
         self.opened_at: Any = None
         #: Monotonic time before which a short claim proves nothing (see the PostgreSQL claim); None: it does.
         self.look_again: float | None = None
+        #: The claim where gates hold rows back, and what gates learn from runs; None on a lane without gates.
+        self.gated: Turns | Walk | None = None
+        self.notes: Notes | None = None
 
     # -- the verbs
 
     async def claim(self, count: int) -> list[Claim]:
-        """Take up to ``count`` ready rows, in the lane's order. One statement, committed."""
+        """Take up to ``count`` ready rows, in the lane's order; with gates, in that order within each key."""
+        if self.gated is not None:
+            return await self.gated.claim(count)
+        return await self.claim_ungated(count)
+
+    async def claim_ungated(self, count: int) -> list[Claim]:
+        """The claim of a lane without gates. One statement, committed."""
+        raise NotImplementedError
+
+    def take_units(
+        self, run: Run, present: Sequence[Dimension], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
+    ) -> list[list[Any]]:
+        """Claim up to so many rows of each unit of keys, inside a transaction; the rows of each, in order."""
         raise NotImplementedError
 
     def forget_bound(self) -> None:

@@ -123,7 +123,9 @@ async def bind(lane: Lane, environment: str, database: Database) -> Binding:
     where = f"lane {lane.name!r}"
     schema, name = table_name(lane.table, database.dialect.name)
     table, sql_types, partitioned, kinds = await database.reflect(
-        lambda connection: _reflect(connection, lane, schema, name, environment)
+        lambda connection: reflect_table(
+            connection, lane.table, schema, name, where, f" in environment {environment!r}"
+        )
     )
     where = f"lane {lane.name!r}, table {table.fullname!r}"
     key = _key(table, where)
@@ -174,9 +176,13 @@ def table_name(table: Any, dialect: str) -> tuple[str | None, str]:
     return schema, name
 
 
-def _reflect(
-    connection: sa.Connection, lane: Lane, schema: str | None, name: str, environment: str
+def reflect_table(
+    connection: sa.Connection, given: Any, schema: str | None, name: str, where: str, place: str = ""
 ) -> tuple[sa.Table, dict[str, str], bool, dict[str, Any]]:
+    """A table as it is, its columns' types in SQL, whether it has partitions, and the types as the database has them.
+
+    ``given`` is what the user called it, perhaps a Table or model of his own.
+    """
     with warnings.catch_warnings():
         # A column of a type SQLAlchemy does not know is carried as it is; the server knows it.
         warnings.simplefilter("ignore", sa.exc.SAWarning)
@@ -189,14 +195,14 @@ def _reflect(
             known = inspector.get_table_names(schema) if schema in (None, *inspector.get_schema_names()) else []
             full = f"{schema}.{name}" if schema else name
             raise DeclarationError(
-                f"lane {lane.name!r}: there is no table {full!r} in environment {environment!r}",
+                f"{where}: there is no table {full!r}{place}",
                 hint=did_you_mean(name, known) if known else "create the table first: there is none in this database",
             ) from None
     kinds = {column.name: column.type for column in table.c}
-    given = getattr(lane.table, "__table__", lane.table)
-    if isinstance(given, sa.Table):
+    known_to_user = getattr(given, "__table__", given)
+    if isinstance(known_to_user, sa.Table):
         # The user's own types know more than the database's (Python enums, decorated types).
-        for column in given.c:
+        for column in known_to_user.c:
             if column.name in table.c:
                 table.c[column.name].type = column.type
     if connection.dialect.name != "postgresql":

@@ -86,6 +86,10 @@ class Database:
         """Run a verb that writes; it is committed when this returns."""
         raise NotImplementedError
 
+    async def transact(self, verb: Callable[[Run], T]) -> T:
+        """Run a verb of several statements in one transaction of the engine's own."""
+        raise NotImplementedError
+
     def begin(self) -> Any:
         """An async context manager: a SQLAlchemy connection inside a transaction, from a bounded pool."""
         raise NotImplementedError
@@ -147,10 +151,21 @@ class Postgres(Database):
         return await self.write(verb)
 
     async def write(self, verb: Callable[[Run], T]) -> T:
+        return await self._on_engine(lambda connection: connection.run_sync(lambda c: verb(runner(c))))
+
+    async def transact(self, verb: Callable[[Run], T]) -> T:
+        async def work(connection: AsyncConnection) -> T:
+            await connection.execution_options(isolation_level="READ COMMITTED")
+            async with connection.begin():
+                return await connection.run_sync(lambda c: verb(runner(c)))
+
+        return await self._on_engine(work)
+
+    async def _on_engine(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
         with translated(self):
             async with self.engine.connect() as connection:
                 try:
-                    return await connection.run_sync(lambda c: verb(runner(c)))
+                    return await work(connection)
                 except BaseException as error:
                     # Whatever was not a plain refusal leaves the connection in a state nobody knows.
                     if not isinstance(translate(error, self), Refused):
@@ -218,6 +233,9 @@ class Sqlite(Database):
                 raise
 
         return await self._in_thread(work)
+
+    async def transact(self, verb: Callable[[Run], T]) -> T:
+        return await self.write(verb)
 
     def _run(self, sql: str, parameters: Any = ()) -> Sequence[Any]:
         return self._connect().execute(sql, parameters).fetchall()

@@ -18,6 +18,7 @@ from ..clock import Clock
 from ..errors import Busy, DeclarationError, Unreachable
 from ..lane import Lane
 from ..roles import snake
+from . import schema
 from .binding import CREATED, bind, table_name
 from .database import Database, Run, Sqlite, runner, translated
 from .fleet import Fleet
@@ -303,7 +304,7 @@ async def view_lane(lane: Lane, environment: str, database: Database, clock: Clo
     check_file(database)
     binding = await bind(lane, environment, database)
     kind = PostgresLane if database.dialect.name == "postgresql" else SqliteLane
-    store = kind(binding, database, clock, "", "")
+    store = kind(binding, database, clock, "", "", (await schema.taken(database)).has(schema.GATES))
     return LaneView(store, fleet=not store.needs_fleet or await Fleet(database).exists())
 
 

@@ -22,6 +22,7 @@ from ..clock import Clock
 from .base import LaneStore, encoding
 from .binding import Binding, fence_time
 from .database import Database, Run
+from .gating import Dimension
 from .statements import Statements
 
 #: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
@@ -97,7 +98,7 @@ class PostgresStatements(Statements):
         bound = f"\n    and {self.bound()}" if bounded else ""
         return f"""with picked as materialized (
   select {rows} from {self.table}
-  where {self.ready()}{bound}
+  where {self.ready()}{bound}{self._unpaused()}
   order by {self.order()}
   limit $1::bigint
   for no key update skip locked
@@ -108,6 +109,34 @@ class PostgresStatements(Statements):
   returning {self.names(self.binding.columns)}
 )
 select {self.names(self.binding.columns)} from taken
+order by {self.order()}"""
+
+    def _unpaused(self) -> str:
+        return f"\n    and {self.unpaused()}" if self.gates is not None else ""
+
+    def claim_units(self, phrases: Sequence[str], kinds: Sequence[str], absent: Sequence[str]) -> str:
+        """$1 units and how many rows of each, $2 worker: rows of several keys at once (see walk)."""
+        rows, found = self._match("picked")
+        keys = [f"{phrase} = s.k{i}::{kind}" for i, (phrase, kind) in enumerate(zip(phrases, kinds, strict=True))]
+        fields = ", ".join(["n bigint", *(f"k{i} text" for i in range(len(keys)))])
+        shown = "".join(f", {phrase}::text as _k{i}" for i, phrase in enumerate(phrases))
+        columns = self.names(self.binding.columns)
+        return f"""with picked as materialized (
+  select _j.* from jsonb_to_recordset($1::text::jsonb) as s({fields})
+  cross join lateral (
+    select {rows} from {self.table}
+    where {" and ".join([*keys, *absent, self.ready()])}
+    order by {self.order()}
+    limit s.n
+    for no key update skip locked
+  ) _j
+), taken as (
+  update {self.table} set
+    {self.assignments(self.claim_set("$2::text"))}
+  where {found}
+  returning {columns}{shown}
+)
+select {columns}{"".join(f", _k{i}" for i in range(len(keys)))} from taken
 order by {self.order()}"""
 
     def sent(self, columns: Sequence[str] = (), extra: Sequence[str] = ()) -> str:
@@ -216,9 +245,12 @@ returning held._worker, held._poison, {self.names(self.binding.key, "t.")}"""
 class PostgresLane(LaneStore):
     """The verbs on PostgreSQL."""
 
-    def __init__(self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> None:
+    def __init__(
+        self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
+    ) -> None:
         super().__init__(binding, database, clock, worker, incarnation)
-        self.statements: PostgresStatements = PostgresStatements(binding, clock, database.own("rowmill_workers"))
+        own = (database.own("rowmill_workers"), database.own("rowmill_gates") if gates else None)
+        self.statements: PostgresStatements = PostgresStatements(binding, clock, *own)
         self._texts: dict[Any, str] = {}
         self._boundable = self.statements.bound() is not None
         self._bound: tuple[Any, ...] | None = None
@@ -237,7 +269,7 @@ class PostgresLane(LaneStore):
 
     # -- claim
 
-    async def claim(self, count: int) -> list[Claim]:
+    async def claim_ungated(self, count: int) -> list[Claim]:
         """Plain while that is cheap. Behind a long transaction the head of the index fills with dead entries, and
         every plain claim walks them all: then from the remembered lower bound, and plain again now and then for the
         rows that came in below it. Plain claims take a tenth of the time at most; a late row waits a second or so.
@@ -270,6 +302,21 @@ class PostgresLane(LaneStore):
         text = self._text(("claim", bound is not None), lambda: self.statements.claim(bounded=bound is not None))
         worker = (self.worker,) if "worker" in self.binding.roles else ()
         return await self.database.write(lambda run: run(text, (count, *worker, *(bound or ()))))
+
+    def take_units(
+        self, run: Run, present: Sequence[Dimension], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
+    ) -> list[list[Any]]:
+        phrases = [str(dim.phrase) for dim in present]
+        kinds = [dim.kind for dim in present]
+        text = self._text(
+            ("units", *(dim.label for dim in present)), lambda: self.statements.claim_units(phrases, kinds, absent)
+        )
+        document = json.dumps([{"n": n} | {f"k{i}": part for i, part in enumerate(unit)} for unit, n in asked])
+        worker = (self.worker,) if "worker" in self.binding.roles else ()
+        found: dict[Any, list[Any]] = {unit: [] for unit, _ in asked}
+        for row in run(text, (document, *worker)):
+            found[tuple(row[len(self.binding.columns) :])].append(row)
+        return [found[unit] for unit, _ in asked]
 
     # -- settle, renew, read
 

@@ -51,7 +51,42 @@ WORKERS = Step(
     ),
 )
 
-STEPS: tuple[Step, ...] = (WORKERS,)
+GATES = Step(
+    2,
+    "rowmill_gates: the state of every gate by key, pauses and budgets",
+    (
+        # An empty lane is the whole environment, an empty dim the whole lane.
+        """create table if not exists own.rowmill_gates (
+  lane text not null,
+  dim text not null,
+  key text not null,
+  version bigint not null default 0,
+  touched_at timestamptz,
+  tokens double precision,
+  refilled_at timestamptz,
+  delay double precision,
+  cells text,
+  streak integer not null default 0,
+  open_until timestamptz,
+  last_success_at timestamptz,
+  last_failure_at timestamptz,
+  closed_until timestamptz,
+  paused_at timestamptz,
+  paused_until timestamptz,
+  reason text,
+  most integer,
+  primary key (lane, dim, key)
+)""",
+    ),
+    on_postgres=(
+        # Keys are walked in turn, in the order of their bytes; a row is written by every claim that takes from its key.
+        """alter table own.rowmill_gates alter column key type text collate "C\"""",
+        """alter table own.rowmill_gates set (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05,
+  autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0)""",
+    ),
+)
+
+STEPS: tuple[Step, ...] = (WORKERS, GATES)
 _LEDGER = "create table if not exists own.rowmill_schema (step integer primary key, what text not null)"
 
 

@@ -22,6 +22,7 @@ from ..clock import Clock
 from .base import LaneStore, encoding
 from .binding import Binding, fence_time
 from .database import Database, Run
+from .gating import Dimension
 from .statements import Statements
 
 _NUMBERS = (sa.Integer, sa.Numeric, sa.Float)  # Float is a Numeric only before SQLAlchemy 2.1
@@ -90,17 +91,18 @@ class SqliteStatements(Statements):
         column, descending = self.binding.order[0]
         return column if self.binding.nullable(column) and column not in self.binding.key and not descending else None
 
-    def claim(self, *, placed: bool | None = None) -> str:
+    def claim(self, *, placed: bool | None = None, also: Sequence[str] = ()) -> str:
         """:worker, :count. ``placed`` True: only rows with a place in the order; False: only those without."""
         keys = self.names(self.binding.key)
         place = ""
         if (column := self.loose()) and placed is not None:
             place = f" and {self.name(column)} is {'not ' if placed else ''}null"
+        further = "".join(f" and {test}" for test in (also or ([self.unpaused()] if self.gates else [])))
         return f"""update {self.table} set
     {self.assignments(self.claim_set(":worker"))}
 where ({keys}) in (
   select {keys} from {self.table}
-  where {self.ready()}{place}
+  where {self.ready()}{place}{further}
   order by {self.order()}
   limit :count
 )
@@ -154,9 +156,11 @@ where {self.same_key()} and {self.running()}"""
 class SqliteLane(LaneStore):
     """The verbs on SQLite."""
 
-    def __init__(self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> None:
+    def __init__(
+        self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
+    ) -> None:
         super().__init__(binding, database, clock, worker, incarnation)
-        self.statements: SqliteStatements = SqliteStatements(binding, clock, database.own("rowmill_workers"))
+        self.statements: SqliteStatements = SqliteStatements(binding, clock, gates="rowmill_gates" if gates else None)
         self._texts: dict[Any, str] = {}
 
     def _text(self, key: Any, render: Any) -> str:
@@ -165,21 +169,28 @@ class SqliteLane(LaneStore):
             self._texts[key] = render()
         return self._texts[key]
 
-    async def claim(self, count: int) -> list[Claim]:
-        """Rows with a place in the order first; those without only where room is left."""
-        passes = [True, False] if self.statements.loose() else [None]
-
-        def verb(run: Run) -> list[Any]:
-            rows: list[Any] = []
-            for placed in passes:
-                text = self._text(("claim", placed), lambda placed=placed: self.statements.claim(placed=placed))
-                rows += self._sorted(run(text, {"worker": self.worker, "count": count - len(rows)}))
-                if len(rows) >= count:
-                    break
-            return rows
-
+    async def claim_ungated(self, count: int) -> list[Claim]:
         began = time.monotonic()
-        return self.make_claims(await self.database.write(verb), began)
+        return self.make_claims(await self.database.write(lambda run: self._take(run, count)), began)
+
+    def _take(self, run: Run, count: int, also: tuple[str, ...] = (), given: dict[str, Any] | None = None) -> list[Any]:
+        """Rows with a place in the order first; those without only where room is left."""
+        rows: list[Any] = []
+        for placed in [True, False] if self.statements.loose() else [None]:
+            text = self._text(
+                ("claim", placed, also), lambda placed=placed: self.statements.claim(placed=placed, also=also)
+            )
+            values = {"worker": self.worker, "count": count - len(rows), **(given or {})}
+            rows += self._sorted(run(text, values))
+            if len(rows) >= count:
+                break
+        return rows
+
+    def take_units(
+        self, run: Run, present: Sequence[Dimension], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
+    ) -> list[list[Any]]:
+        also = (*(dim.matches(f":k{i}") for i, dim in enumerate(present)), *absent) or ("1 = 1",)
+        return [self._take(run, n, also, {f"k{i}": part for i, part in enumerate(unit)}) for unit, n in asked]
 
     def _sorted(self, rows: Sequence[Any]) -> list[Any]:
         """In the lane's order, one column after the other from the last to the first; NULL last both ways."""

@@ -27,8 +27,12 @@ _NOW = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|(?<![:\w]):now\b""")
 class Statements:
     """The phrases of one lane; the two dialects add how time is told and how a statement is put together."""
 
-    def __init__(self, binding: Binding, clock: Clock, workers: str = "rowmill_workers") -> None:
+    def __init__(
+        self, binding: Binding, clock: Clock, workers: str = "rowmill_workers", gates: str | None = None
+    ) -> None:
         self.binding = binding
+        #: rowmill's table of gates and pauses; None where there is none.
+        self.gates = gates
         self.clock = clock
         self.workers = workers
         self.lane = binding.lane
@@ -121,6 +125,16 @@ class Statements:
         if self.lane.where is not None:
             parts.append(f"({self.further()})")
         return " and ".join(parts)
+
+    def unpaused(self) -> str:
+        """Neither the lane nor the environment is paused: asked once per claim."""
+        if self.gates is None:
+            return "1 = 1"
+        lane = self.lane.name.replace("'", "''")
+        return (
+            f"not exists (select 1 from {self.gates} where lane in ('', '{lane}') and dim = '' and key = ''"
+            f" and paused_until > {self.plain_now()})"
+        )
 
     def further(self) -> str:
         """The lane's ``where``, as SQL."""

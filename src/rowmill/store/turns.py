@@ -1,0 +1,306 @@
+"""The gated claim on PostgreSQL where all gates of a lane look at one key: exact, and one statement.
+
+A statement sees one snapshot, taken before any lock: what it counts may be old by the time it holds the lock. So
+every claim bumps the version of the gate rows it takes from, and the lock is had only where the version still is
+the one that the snapshot shows: then nobody has claimed of that key since, and nobody can until the commit. Rows
+running can only have become fewer. There is no counter that could leak.
+
+Keys take turns: each worker walks the gate's rows from the key it was served last, and then around.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from ..claim import Claim
+from ..gates import SLACK, START_LAG
+from .gating import Dimension
+
+if TYPE_CHECKING:
+    from .postgres import PostgresLane, PostgresStatements
+
+#: Looking for new keys takes at most this share of the time; forgetting idle ones goes with it, now and then.
+_SHARE, _FORGET_EVERY, _IDLE = 0.05, 30.0, 60.0
+#: Rows held back by what runs elsewhere are looked for again after this, where no time is known.
+HELD_AGAIN = 1.0
+_NO_LIMIT = "'infinity'::float8"
+
+
+class TurnStatements:
+    """What is said to PostgreSQL. The gate's row is ``_g``, so that no column of the user's is meant by mistake."""
+
+    def __init__(self, say: PostgresStatements, dim: Dimension, table: str) -> None:
+        self.say, self.dim, self.group, self.table = say, dim, dim.group, table
+        self.where = f"lane = {_text(say.lane.name)} and dim = {_text(dim.label)}"
+
+    # -- how many of a key may go
+
+    def _running(self) -> str:
+        """How many rows of the key are running, and how many of them in this process."""
+        say, mine = self.say, ""
+        if self.group.process is not None:
+            mine = f", count(*) filter (where {say.name(say.roles['worker'])} = $3::text) as mine"
+        return f"""
+  cross join lateral (
+    select count(*) as n{mine} from {say.table}
+    where {self.dim.matches("_g.key")} and {say.running()}
+  ) _r"""
+
+    def _breaker(self) -> tuple[str, str]:
+        """SQL for the streak, and for whether it is open."""
+        if self.dim.breaker is None:
+            return "_g.streak", f"_g.open_until > {self.say.plain_now()}"
+        own, names = self.dim.breaker, self.dim.columns
+        streak = f"coalesce({own.value(names.streak, '_g.key')}, 0)"
+        opened = f"(select {own.until(names.open_until)} from {own.table} where {own.of('_g.key')})"
+        return streak, f"coalesce({opened}, 0) > 0"
+
+    def _speed(self) -> tuple[str, str]:
+        """SQL for tokens per second and for the bucket's size; the first is NULL where there is no limit."""
+        rate = self.group.rate
+        assert rate is not None
+        if rate.adaptive is not None:
+            return f"1 / nullif(coalesce(_g.delay, {rate.adaptive.start}), 0)", "1.0::float8"
+        per = rate.per.total_seconds()
+        if rate.source is None:
+            return f"{rate.n / per!r}::float8", f"{rate.capacity(rate.n)!r}::float8"
+        size = f"{rate.burst}.0" if rate.burst is not None else "greatest(floor(_f.listed), 1.0)"
+        speed = f"case when _f.listed > 0 then _f.listed / {per!r} when _f.listed <= 0 then 0.0 end"
+        return speed, f"case when _f.listed > 0 then {size} else 0.0 end"
+
+    def _tokens(self) -> str:
+        speed, size = self._speed()
+        listed = ""
+        if self.group.rate is not None and (source := self.group.rate.source) is not None:
+            assert self.dim.rate is not None
+            value = self.dim.rate.value(source.column, "_g.key")
+            listed = f"\n  cross join lateral (select {value}::float8 as listed) _f"
+        return f"""{listed}
+  cross join lateral (select {speed} as speed, {size} as size) _s
+  cross join lateral (select case when _s.speed is null then {_NO_LIMIT} else least(_s.size, coalesce(
+    _g.tokens + greatest(extract(epoch from {self.say.plain_now()} - _g.refilled_at), 0)::float8 * _s.speed,
+    _s.size)) end as tokens) _t"""
+
+    def _free(self) -> str:
+        """SQL for how many rows of a key may start."""
+        group, parts = self.group, []
+        if group.concurrency is not None:
+            parts.append(f"coalesce(_g.most, {group.concurrency.limit}) - _r.n")
+        if group.process is not None:
+            parts.append(f"{group.process.limit} - _r.mine")
+        if group.breaker is not None:
+            streak, opened = self._breaker()
+            probe = f"case when {streak} < {group.breaker.failures} then {_NO_LIMIT}"
+            parts.append(f"{probe} when {opened} then 0 else 1 - _r.n end")
+        if group.rate is not None:
+            parts.append(f"floor(_t.tokens + {SLACK})")
+        return f"least({', '.join(parts)})" if len(parts) > 1 else parts[0]
+
+    def _states(self) -> str:
+        """What is asked of each gate row on the way."""
+        counts = self.group.counts_running or self.group.process is not None
+        return (self._running() if counts else "") + (self._tokens() if self.group.rate is not None else "")
+
+    # -- statements
+
+    def claim(self) -> str:
+        """$1 how many, $2 the key that was served last, $3 worker where it is asked for."""
+        say, dim, now = self.say, self.dim, self.say.plain_now()
+        rows, found = say._match("chosen")
+        columns = say.names(say.binding.columns)
+        tokens = ", _t.tokens, _t.tokens >= _s.size as filled" if self.group.rate is not None else ""
+        return f"""with turns as materialized (
+  -- in turn from the key served last, and then around; read as the snapshot has it, and only as far as needed
+  select _g.key, _g.version, {self._free()} as free{tokens}
+  from (
+    (select * from {self.table} where {self.where} and key > $2::text order by key)
+    union all
+    (select * from {self.table} where {self.where} and key <= $2::text order by key)
+  ) _g{self._states()}
+  where {say.unpaused()}
+    and coalesce(_g.paused_until <= {now}, true) and coalesce(_g.closed_until <= {now}, true)
+    and {self._free()} > 0
+    and exists (select 1 from {say.table} where {dim.matches("_g.key")} and {say.ready()})
+), held as materialized (
+  -- locked only if nothing has changed since the snapshot
+  select turns.*, _l.spot from turns cross join lateral (
+    select _g.ctid as spot from {self.table} _g
+    where {self.where} and _g.key = turns.key and _g.version = turns.version
+    for no key update skip locked
+  ) _l
+), picked as materialized (
+  select _j.*, held.spot{", held.tokens, held.filled" if tokens else ""} from held cross join lateral (
+    select {rows} from {say.table}
+    where {dim.matches("held.key")} and {say.ready()}
+    order by {say.order()}
+    limit least(held.free, $1::bigint)::bigint
+    for no key update skip locked
+  ) _j
+  limit $1::bigint
+){self._loose(rows)}, chosen as (
+  select {rows} from picked{f" union all select {rows} from loose" if dim.nullable else ""}
+), bump as (
+  update {self.table} _g set {self._bumped()}
+  from (select spot, count(*) as n{", min(tokens) as tokens, bool_and(filled) as filled" if tokens else ""}
+    from picked group by spot) _p
+  where _g.ctid = _p.spot
+), taken as (
+  update {say.table} set
+    {say.assignments(say.claim_set("$3::text"))}
+  where {found}
+  returning {columns}, {dim.phrase}::text as _key
+)
+select {columns}, _key from taken
+order by {say.order()}"""
+
+    def _loose(self, rows: str) -> str:
+        """Rows without a key are not held back; they take the room that is left."""
+        if not self.dim.nullable:
+            return ""
+        say = self.say
+        return f""", loose as materialized (
+  select {rows} from {say.table}
+  where {self.dim.phrase} is null and {say.ready()} and {say.unpaused()}
+  order by {say.order()}
+  limit greatest($1::bigint - (select count(*) from picked), 0)
+  for no key update skip locked
+)"""
+
+    def _bumped(self) -> str:
+        now = self.say.plain_now()
+        parts = ["version = _g.version + 1", f"touched_at = {now}"]
+        if self.group.rate is not None:
+            parts.append("tokens = nullif(_p.tokens - _p.n, 'infinity')")
+            late = f"case when _p.filled then interval '{START_LAG} seconds' else interval '0' end"
+            parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {late}")
+        return ", ".join(parts)
+
+    def refresh(self) -> str:
+        """Gate rows for keys that have none: a loose index scan, key by key, whatever stands behind each."""
+        say, phrase = self.say, self.dim.phrase
+        ready = f"{say.ready_state()} and {phrase} is not null"
+        return f"""with recursive k as (
+  (select {phrase} as key from {say.table} where {ready} order by 1 limit 1)
+  union all
+  select (select {phrase} from {say.table} where {ready} and {phrase} > k.key order by 1 limit 1)
+  from k where k.key is not null
+)
+insert into {self.table} (lane, dim, key, touched_at)
+select {_text(say.lane.name)}, {_text(self.dim.label)}, k.key::text, {say.plain_now()} from k
+where k.key is not null and not exists (select 1 from {self.table} _g where {self.where} and _g.key = k.key::text)
+on conflict do nothing
+returning 1"""
+
+    def forget(self) -> str:
+        """Gate rows that say nothing: no row ready or running, and no state that a fresh one would not have."""
+        say, now = self.say, self.say.plain_now()
+        refilled = ""
+        if self.group.rate is not None:
+            refilled = f" and (_g.tokens is null or _g.refilled_at < {now} - interval '1 hour')"
+        return f"""delete from {self.table} _g
+where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refilled}
+  and _g.streak = 0 and _g.most is null and _g.delay is null and _g.last_failure_at is null
+  and coalesce(_g.paused_until < {now}, true) and coalesce(_g.closed_until < {now}, true)
+  and not exists (select 1 from {say.table} where {self.dim.matches("_g.key")} and {say.ready_state()})
+  and not exists (select 1 from {say.table} where {self.dim.matches("_g.key")} and {say.running()})"""
+
+    def when(self) -> str:
+        """Seconds until a time at which a key that has ready rows may go on; and whether any row is ready at all."""
+        say, now, group = self.say, self.say.plain_now(), self.group
+        waits = [f"extract(epoch from _g.{name} - {now})" for name in ("paused_until", "closed_until")]
+        tokens = ""
+        if group.breaker is not None and self.dim.breaker is None:
+            waits.append(f"extract(epoch from _g.open_until - {now})")
+        elif group.breaker is not None and (own := self.dim.breaker) is not None:
+            names = self.dim.columns
+            waits.append(f"(select {own.until(names.open_until)} from {own.table} where {own.of('_g.key')})")
+        if group.rate is not None:
+            tokens = self._tokens()
+            waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {SLACK}")
+        wait = f"greatest({', '.join(waits)})"
+        return f"""select (
+  select _w.wait from (
+    select _g.key, {wait} as wait from {self.table} _g{tokens}
+    where {self.where} and {wait} > 0 order by 2
+  ) _w
+  where exists (select 1 from {say.table} where {self.dim.matches("_w.key")} and {say.ready()})
+  limit 1
+)::float8, {say.ready_probe()}"""
+
+
+class Turns:
+    """The gated claim of one lane in this worker."""
+
+    def __init__(self, store: PostgresLane, dim: Dimension, table: str) -> None:
+        self.store, self.dim = store, dim
+        self.say = TurnStatements(store.statements, dim, table)
+        self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
+        #: The key served last; at first anywhere, so that workers do not all begin at the same one.
+        self._last = chr(random.randint(32, 126))
+        self._refresh_at = self._forget_at = 0.0
+        #: Whether new keys were looked for since the last claim that came short.
+        self._fresh = False
+
+    async def claim(self, count: int) -> list[Claim]:
+        """Rows of as many keys as it takes; new keys are looked for where it came short."""
+        began = time.monotonic()
+        claims = await self._take(count, began)
+        self._fresh = began >= self._refresh_at
+        if len(claims) < count and self._fresh and await self._refresh():
+            claims += await self._take(count - len(claims), began)
+        self.store.look_again = None
+        if len(claims) < count:
+            self.store.look_again = await self._when()
+        return claims
+
+    async def _take(self, count: int, began: float) -> list[Claim]:
+        text = self.store._text("turns", self.say.claim)
+        values = (count, self._last, *((self.store.worker,) if self._asks_for_worker else ()))
+        rows = await self.store.database.write(lambda run: run(text, values))
+        self._turn([row[-1] for row in rows if row[-1] is not None])
+        claims = self.store.make_claims(rows, began)
+        for claim, row in zip(claims, rows, strict=True):
+            claim.gates = {self.dim.label: row[-1]} if row[-1] is not None else {}
+        return claims
+
+    def _turn(self, keys: list[str]) -> None:
+        """The last key in the order in which they were walked: behind the cursor, and then around."""
+        if not keys:
+            return
+        cursor = self._last.encode()
+        around = [key for key in keys if key.encode() <= cursor]
+        self._last = max(around or keys, key=str.encode)
+
+    async def _refresh(self) -> bool:
+        began = time.monotonic()
+        found = await self.store.database.write(lambda run: run(self.store._text("keys", self.say.refresh), ()))
+        took = time.monotonic() - began
+        self._refresh_at = began + took / _SHARE
+        if began > self._forget_at:
+            self._forget_at = began + _FORGET_EVERY * random.uniform(0.7, 1.3)
+            await self.store.database.write(lambda run: run(self.store._text("forget", self.say.forget), ()))
+        return bool(found)
+
+    async def _when(self) -> float | None:
+        """When to look again, by this process's clock; None: at the next poll."""
+        text = self.store._text("when", self.say.when)
+        wait, ready = (await self.store.database.read(lambda run: run(text, ())))[0]
+        now = time.monotonic()
+        times = [now + max(wait, _least_wait(self.dim))] if wait is not None else []
+        if ready:  # rows held back by what others run, or of a key that is not known yet
+            times += [now + HELD_AGAIN, *([] if self._fresh else [max(self._refresh_at, now)])]
+        return min(times) if times else None
+
+
+def _least_wait(dim: Dimension) -> float:
+    """A fast rate is not followed token by token: half a bucket, or a twentieth of a second, at a time."""
+    rate = dim.group.rate
+    if rate is None or rate.source is not None or rate.adaptive is not None:
+        return 0.005
+    return min(0.05, rate.capacity(rate.n) / 2 / (rate.n / rate.per.total_seconds()))
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

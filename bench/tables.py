@@ -48,6 +48,11 @@ _INDEXES = (
     "create index {name}_ready on {name} (run_after, id) where status in ('queued', 'failed')",
     "create index {name}_running on {name} (id) where status = 'running'",
 )
+#: The same by domain: what of a key is claimable, and what of it is running.
+_BY_KEY = (
+    "create index {name}_turns on {name} (domain, run_after, id) where status in ('queued', 'failed')",
+    "create index {name}_held on {name} (domain) where status = 'running'",
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Enrichment:
 
     lanes: int = 1
     partitions: int = 0
+    #: How many domains the rows are spread over; more than one: indexed by domain too, as gates need it.
+    keys: int = 1
 
     @property
     def names(self) -> list[str]:
@@ -95,7 +102,7 @@ class Enrichment:
                 ]
             else:
                 found.append(f"create table {name} ({columns})")
-            found += [index.format(name=name) for index in _INDEXES]
+            found += [index.format(name=name) for index in (*_INDEXES, *(_BY_KEY if self.keys > 1 else ()))]
         return found
 
     #: Written when a job is added; the rest is the table's own default.
@@ -109,9 +116,12 @@ class Enrichment:
         """Rows as if they had come one after another: due since a minute ago, a microsecond apart."""
         due = datetime.now(UTC) - timedelta(minutes=1)
         return [
-            (uuid4(), f"https://example.org/{number}", "example.org", due + timedelta(microseconds=k))
+            (uuid4(), f"https://example.org/{number}", self._domain(number), due + timedelta(microseconds=k))
             for k, number in enumerate(numbers)
         ]
+
+    def _domain(self, number: int) -> str:
+        return f"host{number % self.keys}.example.org" if self.keys > 1 else "example.org"
 
     def made(self, first: int, count: int, status: str) -> str:
         """SQL by which the server itself makes rows: such as ended long ago, or such as wait."""
@@ -151,4 +161,5 @@ TABLES = {"enrichment": Enrichment}
 def table(options: dict[str, Any]) -> Enrichment:
     """The table that a runner's options name."""
     kind = TABLES[options.get("table", "enrichment")]
-    return kind(lanes=options.get("lanes", 1), partitions=options.get("partitions", 0))
+    sizes = {name: options[name] for name in ("lanes", "partitions", "keys") if name in options}
+    return kind(**sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import busy, drain, enqueue, growth, held, idle, limit, load, memory, pickup, sqlite
+from . import busy, drain, enqueue, gates, growth, held, idle, limit, load, memory, pickup, sqlite
 from .part import Part
 
 _ALL = (
@@ -14,6 +14,7 @@ _ALL = (
     load.PART,
     busy.PART,
     sqlite.PART,
+    gates.PART,
     memory.PART,
     idle.PART,
     *growth.PARTS,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from rowmill import Mill
+from rowmill import Concurrency, Mill
 
 from ..tables import table
 from .protocol import Recorder, order, serve
@@ -40,7 +40,10 @@ class Runner:
             if sleep:
                 await asyncio.sleep(sleep)
 
-        self.table.declare(mill, noop, batch=self.options["batch"], concurrency=self.options["concurrency"])
+        given = {name: self.options[name] for name in ("batch", "concurrency")}
+        if limit := self.options.get("gate"):
+            given["gates"] = [Concurrency(limit, by="domain")]
+        self.table.declare(mill, noop, **given)
         worker = mill.worker()
         recorder.wait_for_go()
         await worker.run()

@@ -64,7 +64,7 @@ class Dimension:
     group: Group
     #: The key as SQL over the lane's row; None: the whole lane.
     phrase: str | None
-    #: PostgreSQL's name for the key's type.
+    #: PostgreSQL's name for the key's type, with its collation.
     kind: str
     #: Rows may have no key (NULL): they are not held back by these gates.
     nullable: bool
@@ -86,6 +86,13 @@ class Dimension:
     def matches(self, key: str) -> str:
         """The condition for the lane's rows of a key (SQL for the key, as text)."""
         return f"{self.phrase} = {key}::{self.kind}" if self.kind else f"{self.phrase} = {key}"
+
+    def within(self, key: str) -> str:
+        """The same as a range. Equality would leave the planner to an index that gives the lane's order alone, and to
+        throw away the rows of all other keys; with a range only an index that begins with the key gives the order.
+        """
+        cast = f"{key}::{self.kind}" if self.kind else key
+        return f"{self.phrase} >= {cast} and {self.phrase} <= {cast}"
 
     def overlay(self, run: Run, states: dict[str, GateState]) -> dict[str, GateState]:
         """States with what the user's own tables say of them, by key."""
@@ -143,9 +150,13 @@ async def _key(
         phrase, nullable = f"({by})", True
     # The database reads the expression, and says of what type it is, without looking at a row.
     probe = f"(select {phrase} from {statements.table} limit 0)"
-    text = f"select pg_typeof({probe})::text" if postgres else f"select typeof({probe})"
+    collation = None
     try:
-        kind = (await database.read(lambda run: run(text, ())))[0][0]
+        if postgres:
+            kind = (await database.read(lambda run: run(f"select pg_typeof({probe})::text", ())))[0][0]
+            collates = f"select typcollation <> 0 from pg_type where oid = '{kind}'::regtype"
+            if (await database.read(lambda run: run(collates, ())))[0][0]:
+                collation = (await database.read(lambda run: run(f"select pg_collation_for({probe})", ())))[0][0]
         # Keys are compared and put in order, which not every type can be.
         order = f"select 1 from {statements.table} where {phrase} > {phrase} limit 0"
         await database.read(lambda run: run(order, ()))
@@ -154,9 +165,11 @@ async def _key(
             f"{where}: by={by!r} cannot be a gate's key: {error.message}",
             hint=f"one of the columns {', '.join(binding.columns)}, or SQL over them that gives text or a number",
         ) from error
-    if postgres and kind == "character":
-        kind = "bpchar"
-    return phrase, kind if postgres else "", nullable
+    if not postgres:
+        return phrase, "", nullable
+    kind = "bpchar" if kind == "character" else kind
+    # The gate's key has an order of its own; without the column's no index on the column could be used.
+    return phrase, f"{kind} collate {collation}" if collation else kind, nullable
 
 
 async def _foreign(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Looking for new keys takes at most this share of the time; forgetting idle ones goes with it, now and then.
 _SHARE, _FORGET_EVERY, _IDLE = 0.05, 30.0, 60.0
 #: Rows held back by what runs elsewhere are looked for again after this, where no time is known.
-HELD_AGAIN = 1.0
+HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
 _NO_LIMIT = "'infinity'::float8"
 
 
@@ -37,16 +37,27 @@ class TurnStatements:
 
     # -- how many of a key may go
 
-    def _running(self) -> str:
-        """How many rows of the key are running, and how many of them in this process."""
-        say, mine = self.say, ""
+    def _counted(self) -> str:
+        """All running rows, counted by key in one step: a document, in which each key is then looked up.
+
+        Not key by key: where few rows run when a table is analysed, the planner takes any index on running rows for
+        as good as the one by key, and reads all of them for each.
+        """
+        say, phrase = self.say, self.dim.phrase
+        counted = ["jsonb_object_agg(_c.key, _c.n) as n"]
+        inner = [f"{phrase}::text as key", "count(*) as n"]
         if self.group.process is not None:
-            mine = f", count(*) filter (where {say.name(say.roles['worker'])} = $3::text) as mine"
-        return f"""
-  cross join lateral (
-    select count(*) as n{mine} from {say.table}
-    where {self.dim.matches("_g.key")} and {say.running()}
-  ) _r"""
+            counted.append("jsonb_object_agg(_c.key, _c.mine) as mine")
+            inner.append(f"count(*) filter (where {say.name(say.roles['worker'])} = $3::text) as mine")
+        return f"""running as materialized (
+  select {", ".join(counted)} from (
+    select {", ".join(inner)} from {say.table}
+    where {say.running()} and {phrase} is not null group by 1
+  ) _c
+), """
+
+    def _running(self, of: str = "n") -> str:
+        return f"coalesce(((select {of} from running) ->> _g.key)::bigint, 0)"
 
     def _breaker(self) -> tuple[str, str]:
         """SQL for the streak, and for whether it is open."""
@@ -87,42 +98,58 @@ class TurnStatements:
         """SQL for how many rows of a key may start."""
         group, parts = self.group, []
         if group.concurrency is not None:
-            parts.append(f"coalesce(_g.most, {group.concurrency.limit}) - _r.n")
+            parts.append(f"coalesce(_g.most, {group.concurrency.limit}) - {self._running()}")
         if group.process is not None:
-            parts.append(f"{group.process.limit} - _r.mine")
+            parts.append(f"{group.process.limit} - {self._running('mine')}")
         if group.breaker is not None:
             streak, opened = self._breaker()
             probe = f"case when {streak} < {group.breaker.failures} then {_NO_LIMIT}"
-            parts.append(f"{probe} when {opened} then 0 else 1 - _r.n end")
+            parts.append(f"{probe} when {opened} then 0 else 1 - {self._running()} end")
         if group.rate is not None:
             parts.append(f"floor(_t.tokens + {SLACK})")
         return f"least({', '.join(parts)})" if len(parts) > 1 else parts[0]
 
     def _states(self) -> str:
         """What is asked of each gate row on the way."""
-        counts = self.group.counts_running or self.group.process is not None
-        return (self._running() if counts else "") + (self._tokens() if self.group.rate is not None else "")
+        tokens = self._tokens() if self.group.rate is not None else ""
+        return f"""{tokens}
+  cross join lateral (select {self._free()} as free) _x
+  cross join lateral ({self._first("_g.key")}) _y"""
+
+    def _first(self, key: str) -> str:
+        """The first row of a key that waits for its turn, if there is one."""
+        say = self.say
+        return f"""select 1 from {say.table} where {self.dim.within(key)} and {say.ready()}
+    order by {self.dim.phrase}, {say.order()} limit 1"""
+
+    @property
+    def _counts(self) -> bool:
+        return self.group.counts_running or self.group.process is not None
+
+    def _open(self) -> str:
+        """The condition for keys that may go on, and have a row that waits for it."""
+        say, now = self.say, self.say.plain_now()
+        return f"""{say.unpaused()}
+    and coalesce(_g.paused_until <= {now}, true) and coalesce(_g.closed_until <= {now}, true)
+    and _x.free > 0"""
 
     # -- statements
 
     def claim(self) -> str:
         """$1 how many, $2 the key that was served last, $3 worker where it is asked for."""
-        say, dim, now = self.say, self.dim, self.say.plain_now()
+        say, dim = self.say, self.dim
         rows, found = say._match("chosen")
         columns = say.names(say.binding.columns)
         tokens = ", _t.tokens, _t.tokens >= _s.size as filled" if self.group.rate is not None else ""
-        return f"""with turns as materialized (
+        return f"""with {self._counted() if self._counts else ""}turns as materialized (
   -- in turn from the key served last, and then around; read as the snapshot has it, and only as far as needed
-  select _g.key, _g.version, {self._free()} as free{tokens}
+  select _g.key, _g.version, _x.free{tokens}
   from (
     (select * from {self.table} where {self.where} and key > $2::text order by key)
     union all
     (select * from {self.table} where {self.where} and key <= $2::text order by key)
   ) _g{self._states()}
-  where {say.unpaused()}
-    and coalesce(_g.paused_until <= {now}, true) and coalesce(_g.closed_until <= {now}, true)
-    and {self._free()} > 0
-    and exists (select 1 from {say.table} where {dim.matches("_g.key")} and {say.ready()})
+  where {self._open()}
 ), held as materialized (
   -- locked only if nothing has changed since the snapshot
   select turns.*, _l.spot from turns cross join lateral (
@@ -133,8 +160,8 @@ class TurnStatements:
 ), picked as materialized (
   select _j.*, held.spot{", held.tokens, held.filled" if tokens else ""} from held cross join lateral (
     select {rows} from {say.table}
-    where {dim.matches("held.key")} and {say.ready()}
-    order by {say.order()}
+    where {dim.within("held.key")} and {say.ready()}
+    order by {dim.phrase}, {say.order()}
     limit least(held.free, $1::bigint)::bigint
     for no key update skip locked
   ) _j
@@ -143,9 +170,7 @@ class TurnStatements:
   select {rows} from picked{f" union all select {rows} from loose" if dim.nullable else ""}
 ), bump as (
   update {self.table} _g set {self._bumped()}
-  from (select spot, count(*) as n{", min(tokens) as tokens, bool_and(filled) as filled" if tokens else ""}
-    from picked group by spot) _p
-  where _g.ctid = _p.spot
+  where _g.ctid = any(array(select spot from picked))
 ), taken as (
   update {say.table} set
     {say.assignments(say.claim_set("$3::text"))}
@@ -172,8 +197,9 @@ order by {say.order()}"""
         now = self.say.plain_now()
         parts = ["version = _g.version + 1", f"touched_at = {now}"]
         if self.group.rate is not None:
-            parts.append("tokens = nullif(_p.tokens - _p.n, 'infinity')")
-            late = f"case when _p.filled then interval '{START_LAG} seconds' else interval '0' end"
+            mine = "from picked where spot = _g.ctid"
+            parts.append(f"tokens = (select nullif(min(tokens) - count(*), 'infinity') {mine})")
+            late = f"(select case when bool_and(filled) then interval '{START_LAG} seconds' else '0' end {mine})"
             parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {late}")
         return ", ".join(parts)
 
@@ -207,7 +233,9 @@ where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refill
   and not exists (select 1 from {say.table} where {self.dim.matches("_g.key")} and {say.running()})"""
 
     def when(self) -> str:
-        """Seconds until a time at which a key that has ready rows may go on; and whether any row is ready at all."""
+        """$1 worker where it is asked for. Seconds until a key that has ready rows may go on: 0 for one that others had
+        locked at the moment of the claim; and whether any row is ready at all.
+        """
         say, now, group = self.say, self.say.plain_now(), self.group
         waits = [f"extract(epoch from _g.{name} - {now})" for name in ("paused_until", "closed_until")]
         tokens = ""
@@ -220,14 +248,17 @@ where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refill
             tokens = self._tokens()
             waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {SLACK}")
         wait = f"greatest({', '.join(waits)})"
-        return f"""select (
+        free = f"select 0 from {self.table} _g{self._states()} where {self.where} and {self._open()} limit 1"
+        free = free.replace("$3::text", "$1::text")
+        counted = f"with {self._counted().rstrip(', ')}\n" if self._counts else ""
+        return f"""{counted.replace("$3::text", "$1::text")}select coalesce(({free}), (
   select _w.wait from (
     select _g.key, {wait} as wait from {self.table} _g{tokens}
     where {self.where} and {wait} > 0 order by 2
   ) _w
-  where exists (select 1 from {say.table} where {self.dim.matches("_w.key")} and {say.ready()})
+  cross join lateral ({self._first("_w.key")}) _y
   limit 1
-)::float8, {say.ready_probe()}"""
+))::float8, {say.ready_probe()}"""
 
 
 class Turns:
@@ -286,8 +317,11 @@ class Turns:
     async def _when(self) -> float | None:
         """When to look again, by this process's clock; None: at the next poll."""
         text = self.store._text("when", self.say.when)
-        wait, ready = (await self.store.database.read(lambda run: run(text, ())))[0]
+        me = (self.store.worker,) if self.dim.group.process is not None else ()
+        wait, ready = (await self.store.database.read(lambda run: run(text, me)))[0]
         now = time.monotonic()
+        if wait == 0:  # others were faster, or held its lock
+            return now + random.uniform(0, _LOCKED_AGAIN)
         times = [now + max(wait, _least_wait(self.dim))] if wait is not None else []
         if ready:  # rows held back by what others run, or of a key that is not known yet
             times += [now + HELD_AGAIN, *([] if self._fresh else [max(self._refresh_at, now)])]

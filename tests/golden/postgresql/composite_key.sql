@@ -40,7 +40,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -55,7 +55,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -72,7 +72,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -87,7 +87,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -104,7 +104,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.tenant = s._k0 and t.number = s._k1 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )

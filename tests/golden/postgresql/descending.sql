@@ -21,7 +21,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -36,7 +36,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -53,7 +53,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -68,7 +68,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -85,7 +85,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )

@@ -44,7 +44,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from enrichment_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -60,7 +60,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from enrichment_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -80,7 +80,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from enrichment_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -97,7 +97,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from enrichment_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -117,7 +117,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from enrichment_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -136,7 +136,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision, _v0 text, _v1 text)
   cross join lateral (
     select t.ctid as _row from enrichment_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )

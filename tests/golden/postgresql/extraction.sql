@@ -42,7 +42,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -57,7 +57,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -76,7 +76,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -92,7 +92,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -110,7 +110,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -128,7 +128,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 text)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -144,7 +144,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )

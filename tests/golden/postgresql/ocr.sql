@@ -44,7 +44,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -59,7 +59,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -78,7 +78,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -94,7 +94,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -113,7 +113,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -132,7 +132,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer)
   cross join lateral (
     select t.ctid as _row from extraction_queue t
-    where t.id = s._k0 and t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n
+    where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
 )

@@ -42,7 +42,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from "AnalysisJob" t
-    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -60,7 +60,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from "AnalysisJob" t
-    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -83,7 +83,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from "AnalysisJob" t
-    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -103,7 +103,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from "AnalysisJob" t
-    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -124,7 +124,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from "AnalysisJob" t
-    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -144,7 +144,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision, _v0 jsonb)
   cross join lateral (
     select t.ctid as _row from "AnalysisJob" t
-    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -163,7 +163,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text)
   cross join lateral (
     select t.ctid as _row from "AnalysisJob" t
-    where t.id = s._k0 and t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
 )

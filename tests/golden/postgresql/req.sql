@@ -44,7 +44,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from search_sessions t
-    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -61,7 +61,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from search_sessions t
-    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -81,7 +81,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from search_sessions t
-    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -97,7 +97,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from search_sessions t
-    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -117,7 +117,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from search_sessions t
-    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -137,7 +137,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone)
   cross join lateral (
     select t.ctid as _row from search_sessions t
-    where t.id = s._k0 and t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )

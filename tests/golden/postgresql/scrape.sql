@@ -42,7 +42,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from scrape_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -58,7 +58,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from scrape_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -79,7 +79,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from scrape_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -97,7 +97,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from scrape_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -116,7 +116,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from scrape_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -134,7 +134,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 jsonb)
   cross join lateral (
     select t.ctid as _row from scrape_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
 )
@@ -151,7 +151,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
   cross join lateral (
     select t.ctid as _row from scrape_jobs t
-    where t.id = s._k0 and t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
 )

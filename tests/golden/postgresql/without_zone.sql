@@ -44,7 +44,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -60,7 +60,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -79,7 +79,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -95,7 +95,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )
@@ -115,7 +115,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
 )

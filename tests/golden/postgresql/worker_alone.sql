@@ -38,7 +38,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -53,7 +53,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -69,7 +69,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -84,7 +84,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
 )
@@ -100,7 +100,7 @@ with held as materialized (
   select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row from jobs t
-    where t.id = s._k0 and t.status = 'running' and t.worker = $2::text
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
 )

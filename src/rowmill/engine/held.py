@@ -9,6 +9,7 @@ from typing import Any
 
 from ..claim import Claim, Settlement
 from ..store import LaneStore
+from .gatekeeper import Gatekeeper
 
 
 class Held:
@@ -23,16 +24,10 @@ class Held:
         self.moving = store.binding.renew == "claimed_at"
         #: Runs that have ended and are not written yet.
         self.outcomes: list[Settlement] = []
-        #: Runs that were written and that the lane's gates have not learned from yet.
-        self.unlearned: list[Settlement] = []
         #: The task that writes them; one at a time, so that what ends meanwhile makes the next batch.
         self.settling: asyncio.Task[None] | None = None
-        #: Gates may hold rows back: the last claim came short, and what ends here may let others go.
-        self.held_back = False
-        groups = store.lane.groups
-        #: A run counts as under way until its gates have learned how it ended: the next start depends on it.
-        self.learns = any(group.breaker is not None or group.rate is not None for group in groups)
-        self.learning = 0
+        #: Where the lane has gates.
+        self.gates = Gatekeeper(store.notes) if store.notes is not None else None
         #: More rows may be ready than were asked for.
         self.more = False
         #: The reply to a claim was lost: rows may be ours without our knowing.
@@ -59,6 +54,11 @@ class Held:
             if self._claims.get(claim.key) is claim:
                 del self._claims[claim.key]
             self._settling.discard(id(claim))
+
+    @property
+    def unwritten(self) -> bool:
+        """Something has ended that is not written yet, or that the gates have not heard of."""
+        return bool(self.outcomes) or (self.gates is not None and bool(self.gates.unheard))
 
     def find(self, key: tuple[Any, ...]) -> Claim | None:
         """The claim held on that row, if there is one."""

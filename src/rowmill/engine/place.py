@@ -140,7 +140,7 @@ class Place:
         times += self._due[:1]
         times += [held.store.look_again for held in self.held if held.store.look_again is not None]
         times += [held.rests_until for held in self.held if held.rests_until]
-        if self.look or any(held.outcomes and held.settling is None for held in self.held):
+        if self.look or any(held.unwritten and held.settling is None for held in self.held):
             times.append(0.0)
         return max(min(times), self.retry_at)
 

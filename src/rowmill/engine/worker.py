@@ -231,8 +231,8 @@ class Worker:
             return 0  # what has ended is written before more is begun
         slots = self.slots[held.store.lane.name]
         room = slots.room()
-        if held.learns:
-            room -= len(held.outcomes) + len(held.unlearned) + held.learning
+        if held.gates is not None:
+            room -= held.gates.occupied(len(held.outcomes))
         if not self._may_fetch_ahead(held):
             return max(room, 0)
         most = slots.lane.batch or AUTO_BATCH
@@ -245,8 +245,7 @@ class Worker:
         never through a gate, whose key a waiting row would take up.
         """
         first = self.places[0].held
-        free = held.store.binding.renew != "none" and held.store.gated is None
-        return bool(first) and first[0] is held and free
+        return bool(first) and first[0] is held and held.store.binding.renew != "none" and held.gates is None
 
     async def _claim(self, held: Held) -> None:
         slots = self.slots[held.store.lane.name]
@@ -256,7 +255,8 @@ class Worker:
             ask = min(wanted, most)
             claims = await held.store.claim(ask)
             held.more = len(claims) == ask
-            held.held_back = held.store.gated is not None and not held.more
+            if held.gates is not None:
+                held.gates.held_back = not held.more
             if claims:
                 self._forget_older(held, claims)
                 held.add(claims)
@@ -320,8 +320,8 @@ class Worker:
         elif job.finished is not None:
             held.drop([claim])
             self.tally.settled(held, [job.finished])
-            if held.store.notes is not None:
-                held.unlearned.append(job.finished)
+            if held.gates is not None:
+                held.gates.ended([job.finished])
                 self._settle_soon(held)
         self.bell.ring()
 
@@ -352,12 +352,12 @@ class Worker:
     def _settle_soon(self, held: Held) -> None:
         """Write what has ended, beside the next claim; what ends while that is under way makes the next batch."""
         place = self._where[id(held)]
-        if (held.outcomes or held.unlearned) and held.settling is None and time.monotonic() >= place.retry_at:
+        if held.unwritten and held.settling is None and time.monotonic() >= place.retry_at:
             held.settling = asyncio.create_task(self._settle_held(place, held))
 
     async def _settle_held(self, place: Place, held: Held) -> None:
         try:
-            while (held.outcomes or held.unlearned) and time.monotonic() >= place.retry_at:
+            while held.unwritten and time.monotonic() >= place.retry_at:
                 await self._guarded(place, self._settle(place, held))
         except Exception as error:
             self.crashed(error)
@@ -367,17 +367,23 @@ class Worker:
 
     def unsettled(self) -> bool:
         """Whether some outcome is not written yet."""
-        waiting = any(held.outcomes or held.unlearned or held.settling for place in self.places for held in place.held)
+        waiting = any(held.unwritten or held.settling for place in self.places for held in place.held)
         return waiting or bool(self._later)
 
     async def _settle(self, place: Place, held: Held) -> None:
         batch, held.outcomes = held.outcomes[:_BATCH], held.outcomes[_BATCH:]
-        held.learning = len(batch)
+        if held.gates is not None:
+            held.gates.on_the_way = len(batch)
         try:
             await self._write(place, held, batch)
-            await self._learn(place, held)
         finally:
-            held.learning = 0
+            if held.gates is not None:
+                held.gates.on_the_way = 0
+        if held.gates is not None:
+            ended = bool(held.gates.unheard)
+            for turned in await held.gates.tell():
+                self.tally.turned(held, turned)
+            place.look = place.look or (ended and held.gates.held_back)
 
     async def _write(self, place: Place, held: Held, batch: list[Settlement]) -> None:
         for settlement in batch:
@@ -397,27 +403,13 @@ class Worker:
             held.end_settle(claims)
         self._account(place, held, report)
 
-    async def _learn(self, place: Place, held: Held) -> None:
-        """Gates hear how runs ended; and what ended may let rows go that were held back."""
-        if held.store.notes is None:
-            return
-        batch, held.unlearned = held.unlearned, []
-        try:
-            for turned in await held.store.notes.note(batch):
-                self.tally.turned(held, turned)
-        except BaseException:
-            held.unlearned[:0] = batch
-            raise
-        if held.held_back and batch:
-            place.look = True
-
     def _account(self, place: Place, held: Held, report: Report) -> None:
         """What became of a batch: counted, and what could not be written yet is kept for later."""
         ended = [*report.written, *report.refused]
         held.drop([settlement.claim for settlement in (*ended, *report.lost)])
         self.tally.settled(held, ended)
-        if held.store.notes is not None:
-            held.unlearned += ended
+        if held.gates is not None:
+            held.gates.ended(ended)
         for settlement in ended:
             place.will_be_due(settlement)
         for settlement in report.lost:

@@ -44,6 +44,8 @@ class Notes:
         minded = {g.label for g in groups if g.rate is not None or g.breaker is not None}
         #: The groups whose keys a refusal with a time (Retry-After) closes.
         self._closes = minded or set(self.dims)
+        #: Whether the next start may depend on how a run ended.
+        self.decides = bool(minded)
         self._successes: dict[Spot, float] = {}
 
     async def note(self, settlements: Sequence[Settlement]) -> list[Turned]:

@@ -276,10 +276,10 @@ def test_the_public_names_are_these() -> None:
     """STYLE 9: the public surface is listed and tested."""
     assert rowmill.__all__ == sorted(rowmill.__all__)
     assert rowmill.__all__ == [
-        "AppError", "Breaker", "BreakerColumns", "Busy", "Cancel", "Claim", "Concurrency", "DatabaseError",
+        "AppError", "Breaker", "BreakerColumns", "Budget", "Busy", "Cancel", "Claim", "Concurrency", "DatabaseError",
         "Dead", "DeclarationError", "Done", "Event", "Job", "Lane", "LostClaim", "Mill", "Outcome", "Rate",
         "Refused", "Retry", "RowmillError", "Settled", "Snooze", "SyncJob", "Unreachable", "WorkerIdTaken",
-        "configure_logs", "exponential", "fixed",
+        "configure_logs", "domain", "exponential", "fixed",
     ]  # fmt: skip
     assert all(hasattr(rowmill, name) for name in rowmill.__all__)
     assert all((getattr(rowmill, name).__doc__ or "").strip() for name in rowmill.__all__)

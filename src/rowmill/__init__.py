@@ -1,6 +1,8 @@
 """Any table you already have is the queue."""
 
+from .budget import Budget
 from .claim import Claim
+from .domain import domain
 from .engine.job import Job, SyncJob
 from .errors import (
     AppError,
@@ -25,6 +27,7 @@ __all__ = [
     "AppError",
     "Breaker",
     "BreakerColumns",
+    "Budget",
     "Busy",
     "Cancel",
     "Claim",
@@ -49,6 +52,7 @@ __all__ = [
     "Unreachable",
     "WorkerIdTaken",
     "configure_logs",
+    "domain",
     "exponential",
     "fixed",
 ]

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import roles, states
+from .budget import Budget
 from .errors import DeclarationError, did_you_mean
 from .gates import Gate, Group, grouped
 from .retry import Backoff, Verdict, exponential
@@ -57,6 +58,8 @@ class Lane:
     unfenced: bool = False
     slot_name: str = "{lane}-{n}"
     settled_hooks: list[Callable[..., Any]] = field(default_factory=list)
+    #: The Mill's budgets, by name.
+    budgets: dict[str, Budget] = field(init=False, default_factory=dict)
     #: The gates by what they look at; made from ``gates`` and ``pace``.
     groups: tuple[Group, ...] = field(init=False)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 from . import lane as lanes_words
+from .budget import Budget
 from .clock import Clock
 from .engine.resources import Resource
 from .engine.tally import Tally
@@ -38,6 +39,7 @@ class Mill:
         self.connections = connections
         self.lanes: dict[str, Lane] = {}
         self.resources: dict[str, Resource] = {}
+        self.budgets: dict[str, Budget] = {}
         self.events = Events()
         self.clock = Clock()
 
@@ -73,6 +75,7 @@ class Mill:
                 raise DeclarationError(
                     f"there are two lanes named {lane.name!r}", hint='give one another name: name="..."'
                 )
+            lane.budgets = self.budgets
             self.lanes[lane.name] = lane
             return lane
 
@@ -101,6 +104,17 @@ class Mill:
             return function
 
         return declare(opener) if opener is not None else declare
+
+    def budget(self, name: str, **units: Any) -> Budget:
+        """Declare what all runs together may use up: ``mill.budget("gemini", tokens=(4000, timedelta(minutes=1)))``.
+
+        A list of pairs sets several periods. Handlers take from it with ``await job.spend("gemini", tokens=1200)``.
+        Kept in the environment's database, and held over any window of that length, by all workers together.
+        """
+        if name in self.budgets:
+            raise DeclarationError(f"there are two budgets named {name!r}")
+        self.budgets[name] = Budget.declare(name, units)
+        return self.budgets[name]
 
     def on_event(self, subscriber: Subscriber) -> Subscriber:
         """Call ``subscriber(event)`` for everything that happens: the seam for metrics and error trackers."""

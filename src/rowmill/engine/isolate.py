@@ -21,7 +21,9 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Coroutine
 from concurrent.futures import Executor
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,9 +109,12 @@ class Child:
             pipe.send(facts)
             while True:
                 kind, value = pipe.recv()
-                if kind != "progress":
+                if kind == "spend":
+                    pipe.send(_portable(self._spend(job.spend(value[0], wait=value[1], **value[2]), loop)))
+                elif kind == "progress":
+                    asyncio.run_coroutine_threadsafe(job.progress(*value), loop)
+                else:
                     return kind, value
-                asyncio.run_coroutine_threadsafe(job.progress(*value), loop)
         except (EOFError, OSError):
             process.join(timeout=5)
             code = process.exitcode
@@ -120,6 +125,19 @@ class Child:
             self._end()
             self._forget()
             return "raised", error
+
+    def _spend(self, spending: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> tuple[str, Any]:
+        """Wait for a budget on the handler's behalf, as long as there is a handler."""
+        future = asyncio.run_coroutine_threadsafe(spending, loop)
+        while True:
+            try:
+                return "spent", future.result(timeout=0.5)
+            except TimeoutError:
+                if not self._process.is_alive():
+                    future.cancel()
+                    raise EOFError from None
+            except Exception as error:
+                return "raised", error
 
     def _end(self) -> None:
         if self._process is not None and self._process.is_alive():
@@ -160,6 +178,14 @@ class IsolatedJob(dict[str, Any]):
     def progress(self, fraction: float, note: str | None = None) -> _Told:
         """Say how far the run is; with or without ``await``."""
         self._pipe.send(("progress", (fraction, note)))
+        return _Told()
+
+    def spend(self, budget: str, *, wait: timedelta = timedelta(minutes=1), **amounts: float) -> _Told:
+        """Take from a budget of the Mill, all of it or nothing; with or without ``await``."""
+        self._pipe.send(("spend", (budget, wait, amounts)))
+        kind, value = self._pipe.recv()
+        if kind == "raised":
+            raise value
         return _Told()
 
     def finish(self) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import shutil
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +19,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Claim, Settlement
-from ..errors import Busy, DatabaseError, LostClaim, RowmillError, Unreachable, did_you_mean
+from ..errors import Busy, DatabaseError, DeclarationError, LostClaim, RowmillError, Unreachable, did_you_mean
+from ..outcome import Snooze
 from ..store import LaneStore, Tx, uncut
+from ..store.budgets import take as take_budget
 from .held import Held
 
 _PROGRESS_EVERY = 1.0
+_PATIENT = timedelta(minutes=1)
 _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
 
 
@@ -109,6 +114,22 @@ class Job(Mapping[str, Any]):
         with contextlib.suppress(DatabaseError):  # a note on the way is no reason to fail a run
             await self._store.progress(self._claim, value)
 
+    async def spend(self, budget: str, *, wait: timedelta = _PATIENT, **amounts: float) -> None:
+        """Take from a budget of the Mill: ``await job.spend("gemini", tokens=1200)``; all of it or nothing.
+
+        Waits while it can be had within ``wait``; otherwise the run ends as ``Snooze``, no attempt spent, until it can.
+        A negative amount gives back what was taken too much.
+        """
+        known = self._store.lane.budgets
+        if budget not in known:
+            raise DeclarationError(f"there is no budget {budget!r}", hint=did_you_mean(budget, known))
+        asked = known[budget].asked(amounts)
+        deadline = time.monotonic() + wait.total_seconds()
+        while (left := await take_budget(self._store.database, self._store.clock, budget, asked)) > 0:
+            if time.monotonic() + left > deadline:
+                raise Snooze(timedelta(seconds=left), f"the budget {budget!r} is used up")
+            await asyncio.sleep(left + random.uniform(0, 0.02))
+
     def finish(self) -> Finish:
         """``async with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
         return Finish(self._held, self._claim, self)
@@ -130,6 +151,10 @@ class SyncJob(Job):
     def progress(self, fraction: float, note: str | None = None) -> None:  # type: ignore[override]
         """Say how far the run is."""
         _wait(self._loop, super().progress(fraction, note))
+
+    def spend(self, budget: str, *, wait: timedelta = _PATIENT, **amounts: float) -> None:  # type: ignore[override]
+        """Take from a budget of the Mill; all of it or nothing."""
+        _wait(self._loop, super().spend(budget, wait=wait, **amounts))
 
     def finish(self) -> SyncFinish:  # type: ignore[override]
         """``with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""

@@ -50,7 +50,7 @@ async def open_lane(
 ) -> LaneStore:
     """Bind a lane to its table in one environment; raises DeclarationError for what cannot work."""
     binding = await bind(lane, environment, database)
-    own = await (schema.ensure(database) if lane.groups else schema.taken(database))
+    own = await (schema.ensure(database) if lane.groups or lane.budgets else schema.taken(database))
     store = store_for(binding, database, clock, worker, incarnation, own.has(schema.GATES))
     await check_conditions(store)
     if lane.groups:

@@ -1,0 +1,158 @@
+"""Budgets: what runs may use up together, and never more."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta as td
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gated
+from databases import Db
+from rowmill import DeclarationError, Event, Mill, domain
+from rowmill.gates import Window
+from rowmill.testing import Kit
+
+
+async def test_what_does_not_fit_in_the_period_waits_without_costing_an_attempt(db: Db) -> None:
+    gated.make(db)
+    gated.fill(db, ["a", "b", "c"])
+    mill = Mill(db.url)
+    mill.budget("model", tokens=[(1000, td(minutes=1)), (2500, td(days=1))])
+
+    async def ask(job: Any) -> None:
+        await job.spend("model", tokens=1000, wait=td(0))
+
+    gated.lane(mill, ask)
+    async with Kit(mill) as kit:
+        assert (await kit.step()).outcome == "done"  # type: ignore[union-attr]
+        stepped = await kit.step()
+        assert stepped is not None
+        assert stepped.outcome == "snooze"
+        row = db.one("select * from pages where id = 2")
+        assert (row["status"], row["attempts"]) == ("queued", 0)
+        kit.advance(td(seconds=62))
+        assert [s.outcome for _ in range(2) if (s := await kit.step())] == ["done", "snooze"]
+        kit.advance(td(seconds=62))
+        assert await kit.step() is None  # the minute would allow it, the day does not
+        kit.advance(td(hours=25))
+        assert (await kit.step()).outcome == "done"  # type: ignore[union-attr]
+
+
+async def test_many_that_spend_at_once_never_spend_more_than_there_is(db: Db) -> None:
+    gated.make(db)
+    gated.fill(db, ["a"] * 40)
+    mill = Mill(db.url)
+    mill.budget("model", tokens=(100, td(hours=1)), money=(5.0, td(hours=1)))
+    spent: list[int] = []
+
+    async def ask(job: Any) -> None:
+        amount = random.randint(1, 30)
+        await job.spend("model", tokens=amount, money=0.01, wait=td(0))
+        spent.append(amount)
+
+    gated.lane(mill, ask, concurrency=20)
+    worker = mill.worker()
+    ended: list[str] = []
+
+    @mill.on_event
+    def count(event: Event) -> None:
+        if event.name == "job_settled":
+            ended.append(event.fields["outcome"])
+            if len(ended) == 40:
+                worker.stop()
+
+    await asyncio.wait_for(worker.run(), 20)
+    assert set(ended) == {"done", "snooze"}
+    assert 70 < sum(spent) <= 100
+    assert db.value("select count(*) from pages where attempts > 1") == 0
+
+
+def test_a_handler_in_a_thread_spends_too(lite: Db) -> None:
+    gated.make(lite)
+    gated.fill(lite, ["a"])
+    mill = Mill(lite.url)
+    mill.budget("model", tokens=(100, td(hours=1)))
+    gated.lane(mill, lambda job: job.spend("model", tokens=7))
+    mill.run(drain=True)
+    assert lite.value("select cells from rowmill_gates where dim = 'budget:model'").endswith(": 7.0}")
+
+
+async def test_what_can_never_be_had_is_told_at_once(lite: Db) -> None:
+    gated.make(lite)
+    gated.fill(lite, ["a", "b", "c"])
+    mill = Mill(lite.url)
+    mill.budget("model", tokens=(100, td(hours=1)))
+    asked = iter([("model", {"tokens": 101}), ("modle", {"tokens": 1}), ("model", {"token": 1})])
+
+    async def ask(job: Any) -> None:
+        name, amounts = next(asked)
+        await job.spend(name, **amounts)
+
+    gated.lane(mill, ask, max_attempts=1)
+    async with Kit(mill) as kit:
+        errors = [(await kit.step()).error for _ in range(3)]  # type: ignore[union-attr]
+    assert "can never be had" in str(errors[0])
+    assert "there is no budget 'modle'" in str(errors[1])
+    assert "no unit 'token'" in str(errors[2])
+
+
+@pytest.mark.parametrize("units", [{}, {"tokens": 5}, {"tokens": (0, td(1))}, {"tokens": [(5, 60)]}])
+def test_a_budget_that_makes_no_sense_is_refused(units: Any) -> None:
+    with pytest.raises(DeclarationError):
+        Mill("sqlite:///x.db").budget("model", **units)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5)), max_size=60))
+def test_no_window_ever_holds_more_than_its_limit(steps: list[tuple[float, int]]) -> None:
+    now, text, taken = 1_000_000.0, None, []
+    for pause, amount in steps:
+        now += pause
+        window = Window.read(10.0, text, now)
+        if window.wait(amount, 7, now) == 0:
+            window.add(amount, now)
+            taken.append((now, amount))
+            text = window.text()
+    for start, _ in taken:
+        assert sum(amount for at, amount in taken if start <= at < start + 10) <= 7
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5)), min_size=1, max_size=30), st.integers(1, 5))
+def test_after_the_wait_it_can_be_had(steps: list[tuple[float, int]], amount: int) -> None:
+    now, window = 1_000_000.0, Window(10.0)
+    for pause, used in steps:
+        now += pause
+        window = Window.read(10.0, window.text(), now)
+        if window.wait(used, 7, now) == 0:
+            window.add(used, now)
+    later = now + window.wait(amount, 7, now)
+    assert later - now <= 10.2
+    assert Window.read(10.0, window.text(), later + 1e-6).wait(amount, 7, later + 1e-6) == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("https://shop.example.co.uk/a?b=c#d", "example.co.uk"),
+        ("HTTP://WWW.Example.COM:8080/", "example.com"),
+        ("example.com/path", "example.com"),
+        ("https://me.github.io/", "me.github.io"),
+        ("https://bücher.example/", "xn--bcher-kva.example"),
+        ("http://127.0.0.1:5000/", "127.0.0.1"),
+        ("http://[::1]:5000/", "::1"),
+        ("http://localhost/", "localhost"),
+        ("https://example.com./", "example.com"),
+        ("mailto:", None),
+        ("", None),
+        ("http://[broken", None),
+    ],
+)
+def test_the_registrable_domain_of_a_url(url: str, found: str | None) -> None:
+    """C3"""
+    assert domain(url) == found

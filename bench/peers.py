@@ -93,7 +93,7 @@ def _graphile(name: str, worker: Options) -> Peer:
 _ALL = [
     _rowmill("rowmill"),
     _rowmill("rowmill-woken", peer={"woken": True}),
-    *(_rowmill(f"rowmill-{keys}-keys", jobs=(60_000, 20_000), keys=keys) for keys in (200, 20_000)),
+    *(_rowmill(f"rowmill-{keys}-keys", jobs=(100_000, 30_000), keys=keys) for keys in (200, 20_000)),
     _graphile("graphile", _GRAPHILE),
     _graphile("graphile-max", _GRAPHILE_MAX),
     Peer(

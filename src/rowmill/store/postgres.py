@@ -66,11 +66,11 @@ class PostgresStatements(Statements):
     def plain_now(self) -> str:
         return self._now()
 
-    def order(self) -> str:
+    def order(self, prefix: str = "") -> str:
         parts = []
         for column, descending in self.binding.order:
             nulls = " nulls last" if descending and self.binding.nullable(column) else ""
-            parts.append(f"{self.name(column)}{' desc' if descending else ''}{nulls}")
+            parts.append(f"{prefix}{self.name(column)}{' desc' if descending else ''}{nulls}")
         return ", ".join(parts)
 
     def _match(self, step: str) -> tuple[str, str]:

@@ -5,7 +5,8 @@ every claim bumps the version of the gate rows it takes from, and the lock is ha
 the one that the snapshot shows: then nobody has claimed of that key since, and nobody can until the commit. Rows
 running can only have become fewer. There is no counter that could leak.
 
-Keys take turns: each worker walks the gate's rows from the key it was served last, and then around.
+Keys take turns: each worker walks the keys that have ready rows from the one it was served last, and then around, by
+a loose index scan: key by key, whatever number of rows stands behind each, and only as far as it takes.
 """
 
 from __future__ import annotations
@@ -113,8 +114,7 @@ class TurnStatements:
         """What is asked of each gate row on the way."""
         tokens = self._tokens() if self.group.rate is not None else ""
         return f"""{tokens}
-  cross join lateral (select {self._free()} as free) _x
-  cross join lateral ({self._first("_g.key")}) _y"""
+  cross join lateral (select {self._free()} as free) _x"""
 
     def _first(self, key: str) -> str:
         """The first row of a key that waits for its turn, if there is one."""
@@ -127,7 +127,7 @@ class TurnStatements:
         return self.group.counts_running or self.group.process is not None
 
     def _open(self) -> str:
-        """The condition for keys that may go on, and have a row that waits for it."""
+        """The condition for keys that may go on."""
         say, now = self.say, self.say.plain_now()
         return f"""{say.unpaused()}
     and coalesce(_g.paused_until <= {now}, true) and coalesce(_g.closed_until <= {now}, true)
@@ -135,20 +135,38 @@ class TurnStatements:
 
     # -- statements
 
-    def claim(self) -> str:
-        """$1 how many, $2 the key that was served last, $3 worker where it is asked for."""
-        say, dim = self.say, self.dim
+    def _walk(self, name: str, bound: str, first: int) -> str:
+        """The keys of ready rows within a bound, one after the other."""
+        say, phrase = self.say, self.dim.phrase
+        ready = f"from {say.table} where {say.ready_state()} and {bound}"
+        return f"""{name} as (
+  (select {phrase} as key, {first} as turn {ready} order by {phrase} limit 1)
+  union all
+  select _n.key, {name}.turn + 1 from {name} cross join lateral (
+    select {phrase} as key {ready} and {phrase} > {name}.key order by {phrase} limit 1) _n
+)"""
+
+    def claim(self, *, begun: bool = False) -> str:
+        """$1 how many, $2 the key that was served last where there is one, then worker where it is asked for."""
+        say, dim, phrase = self.say, self.dim, self.dim.phrase
         rows, found = say._match("chosen")
         columns = say.names(say.binding.columns)
-        tokens = ", _t.tokens, _t.tokens >= _s.size as filled" if self.group.rate is not None else ""
-        return f"""with {self._counted() if self._counts else ""}turns as materialized (
-  -- in turn from the key served last, and then around; read as the snapshot has it, and only as far as needed
-  select _g.key, _g.version, _x.free{tokens}
-  from (
-    (select * from {self.table} where {self.where} and key > $2::text order by key)
-    union all
-    (select * from {self.table} where {self.where} and key <= $2::text order by key)
-  ) _g{self._states()}
+        tokens, kept = "", ""
+        if self.group.rate is not None:
+            tokens, kept = ", _t.tokens, _t.tokens >= _s.size as filled", ", held.tokens, held.filled"
+        # From the key served last, and then around.
+        last, walks = f"$2::text::{dim.kind}", [self._walk("ahead", f"{phrase} is not null", 1)]
+        if begun:
+            walks = [
+                self._walk("ahead", f"{phrase} > {last}", 1),
+                self._walk("around", f"{phrase} <= {last}", 1_000_000_000),
+            ]
+        keys = "select * from ahead" + (" union all select * from around" if begun else "")
+        text = f"""with recursive {self._counted() if self._counts else ""}{", ".join(walks)}, turns as materialized (
+  -- read as the snapshot has it, and only as far as needed
+  select _g.key, _g.version, _x.free, _k.turn{tokens}
+  from ({keys}) _k
+  cross join lateral (select * from {self.table} where {self.where} and key = _k.key::text limit 1) _g{self._states()}
   where {self._open()}
 ), held as materialized (
   -- locked only if nothing has changed since the snapshot
@@ -158,7 +176,7 @@ class TurnStatements:
     for no key update skip locked
   ) _l
 ), picked as materialized (
-  select _j.*, held.spot{", held.tokens, held.filled" if tokens else ""} from held cross join lateral (
+  select _j.*, held.spot, held.key as _key, held.turn{kept} from held cross join lateral (
     select {rows} from {say.table}
     where {dim.within("held.key")} and {say.ready()}
     order by {dim.phrase}, {say.order()}
@@ -177,8 +195,10 @@ class TurnStatements:
   where {found}
   returning {columns}, {dim.phrase}::text as _key
 )
-select {columns}, _key from taken
-order by {say.order()}"""
+select {say.names(say.binding.columns, "taken.")}, _p.turn, taken._key from taken
+left join (select distinct _key, turn from picked) _p on _p._key = taken._key
+order by {say.order("taken.")}"""
+        return text if begun else text.replace("$3::text", "$2::text")
 
     def _loose(self, rows: str) -> str:
         """Rows without a key are not held back; they take the room that is left."""
@@ -248,7 +268,8 @@ where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refill
             tokens = self._tokens()
             waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {SLACK}")
         wait = f"greatest({', '.join(waits)})"
-        free = f"select 0 from {self.table} _g{self._states()} where {self.where} and {self._open()} limit 1"
+        free = f"""select 0 from {self.table} _g{self._states()}
+  cross join lateral ({self._first("_g.key")}) _y where {self.where} and {self._open()} limit 1"""
         free = free.replace("$3::text", "$1::text")
         counted = f"with {self._counted().rstrip(', ')}\n" if self._counts else ""
         return f"""{counted.replace("$3::text", "$1::text")}select coalesce(({free}), (
@@ -268,8 +289,8 @@ class Turns:
         self.store, self.dim = store, dim
         self.say = TurnStatements(store.statements, dim, table)
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
-        #: The key served last; at first anywhere, so that workers do not all begin at the same one.
-        self._last = chr(random.randint(32, 126))
+        #: The key served last.
+        self._last: str | None = None
         self._refresh_at = self._forget_at = 0.0
         #: Whether new keys were looked for since the last claim that came short.
         self._fresh = False
@@ -287,22 +308,17 @@ class Turns:
         return claims
 
     async def _take(self, count: int, began: float) -> list[Claim]:
-        text = self.store._text("turns", self.say.claim)
-        values = (count, self._last, *((self.store.worker,) if self._asks_for_worker else ()))
-        rows = await self.store.database.write(lambda run: run(text, values))
-        self._turn([row[-1] for row in rows if row[-1] is not None])
+        begun = self._last is not None
+        text = self.store._text(("turns", begun), lambda: self.say.claim(begun=begun))
+        values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
+        rows = await self.store.database.write(lambda run: run(text, tuple(values)))
+        served = [row for row in rows if row[-2] is not None]
+        if served:
+            self._last = max(served, key=lambda row: row[-2])[-1]
         claims = self.store.make_claims(rows, began)
         for claim, row in zip(claims, rows, strict=True):
             claim.gates = {self.dim.label: row[-1]} if row[-1] is not None else {}
         return claims
-
-    def _turn(self, keys: list[str]) -> None:
-        """The last key in the order in which they were walked: behind the cursor, and then around."""
-        if not keys:
-            return
-        cursor = self._last.encode()
-        around = [key for key in keys if key.encode() <= cursor]
-        self._last = max(around or keys, key=str.encode)
 
     async def _refresh(self) -> bool:
         began = time.monotonic()

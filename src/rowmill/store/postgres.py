@@ -183,7 +183,7 @@ returning held._ord"""
 from {self.sent()}
 join {self.table} t on {self._same_key("t", "s")}"""
 
-    def sweep(self, lease: timedelta) -> str:
+    def sweep(self, lease: timedelta, most: str = "$1::bigint") -> str:
         """$1 how many at most."""
         back, dead = self.sweep_set()
         poison = self.poison()
@@ -203,7 +203,7 @@ join {self.table} t on {self._same_key("t", "s")}"""
   select t.ctid as _row, {keys}, {worker} as _worker, {poison or "false"} as _poison
   from {self.table} t
   where {stale}
-  limit $1::bigint
+  limit {most}
   for no key update skip locked
 )
 update {self.table} t set

@@ -375,3 +375,23 @@ def test_a_lane_that_functions_could_not_serve_is_refused(pg: Db) -> None:
         install_now(pg, mill)
     del lane.gates
     assert install_now(pg, mill).claim() is None
+
+
+@pytest.mark.parametrize("by", ["sweep", "claim"])
+def test_a_row_that_may_not_go_back_ends_and_holds_no_other_up(pg: Db, by: str) -> None:
+    """X2: one waiting row per key; while the first ran, another was queued: the first cannot be swept back."""
+    functions = scrape(pg)
+    first, other, waiting = systems.insert_scrape(pg, 3, intake_id=1, query_params={})
+    pg.execute("update scrape_jobs set intake_id = 2 where id = ?", other)
+    pg.execute("update scrape_jobs set status = 'running', locked_by = 'gone' where id in (?, ?)", first, other)
+    pg.execute("create unique index one on scrape_jobs (intake_id) where status = 'pending'")
+    if by == "sweep":
+        told = {row["id"]: row["poison"] for row in functions.call("sweep")}
+        assert told == {first: True, other: False}
+    pg.execute("update scrape_jobs set next_retry_at = now() + interval '1 hour' where id = ?", waiting)
+    row = functions.claim()
+    assert row is not None
+    assert row["id"] == other
+    dead = pg.one("select * from scrape_jobs where id = ?", first)
+    assert dead["status"] == "failed"
+    assert dead["error_message"].startswith("the database would not take it back: duplicate key")

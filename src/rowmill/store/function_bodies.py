@@ -17,6 +17,8 @@ from .base import ERROR_LENGTH
 from .binding import Binding, fence_time
 from .postgres import PostgresStatements
 from .resolve import Resolved
+from .singly import NOT_BACK
+from .statements import POISONED
 
 _SWEPT_BY_A_CLAIM = 100
 
@@ -39,6 +41,12 @@ class FunctionStatements(PostgresStatements):
         self.table = f"{self.name(resolved.schema)}.{self.name(resolved.name)}"
         # With schemas in the path an operator there could fit a column's type better than the server's own.
         self.equals = " operator(pg_catalog.=) " if resolved.path else " = "
+
+    def name(self, column: str) -> str:
+        # Words of PL/pgSQL that mean nothing to SQL, and would end a statement here.
+        if column in ("loop", "begin", "if", "while", "foreach", "exception", "execute", "declare", "strict", "by"):
+            return f'"{column}"'
+        return super().name(column)
 
     def condition(self, values: states.Values, prefix: str = "") -> str:
         if not self.resolved.path:
@@ -114,15 +122,16 @@ class FunctionStatements(PostgresStatements):
         every = max(round(self.lane.sweep_every.total_seconds()), 1)
         second = "pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp()))::bigint"
         turn = f"pg_catalog.mod({second}, {every}::bigint) = 0::bigint"
-        swept = self.sweep(self.lane.lease, str(_SWEPT_BY_A_CLAIM)).rpartition("\nreturning held._worker")[0]
         named = _refusal("$1 is null or $1 = ''::text", "a claim needs the name of its worker") if worker else ""
-        return f"""begin
+        return f"""declare
+  _rm_row record;
+begin
 {named}  -- Rows whose holder is gone go back first: where nothing else is ready, and once in {every} s in any case,
   -- so that a lane that is never empty is swept too.
   if {turn}
     or not exists (select 1 from {self.table} where {self.ready()})
   then
-    {swept};
+{self.sweep_loop(str(_SWEPT_BY_A_CLAIM), told=False)}
   end if;
   -- Locked by somebody else means: being claimed. Such rows are passed over, nobody waits, nobody gets a row twice.
   return query
@@ -223,10 +232,48 @@ end"""
 end"""
 
     def sweep_body(self) -> str:
-        return f"""begin
-  return query
-  {self.sweep(self.lane.lease, "greatest(coalesce($1, 0), 0)::bigint")};
+        return f"""declare
+  _rm_row record;
+begin
+{self.sweep_loop("greatest(coalesce($1, 0), 0)", told=True)}
 end"""
+
+    def sweep_loop(self, most: str, *, told: bool) -> str:
+        """Stale rows back to ready, or dead where that is once too often; ``told``: each is returned."""
+        said = f"case when _rm_row._poison then sqlerrm else {as_text(NOT_BACK)}::text || sqlerrm end"
+        back, dead = self.sweep_set(f"pg_catalog.left({said}, {self._error_length()})")
+        keys = ", ".join(f"t.{self.name(c)} as _k{i}" for i, c in enumerate(self.binding.key))
+        worker = f"t.{self.name(self.roles['worker'])}" if "worker" in self.roles else "null::text"
+        parts = ", ".join(f"_rm_row._k{i}" for i in range(len(self.binding.key)))
+        tell = [
+            f"\n        return query select _rm_row._worker, {p}, {parts};" if told else "" for p in ("false", "true")
+        ]
+        mine = f"where {self._same_key('t', '_rm_row')}"
+        # The user's own constraints and triggers may refuse a row; no other row is to wait for it.
+        refused = "exception when integrity_constraint_violation or raise_exception then"
+        return f"""    for _rm_row in
+      select {keys}, {worker} as _worker, {self.poison() or "false"} as _poison from {self.table} t
+      where {self.running("t.")} and {self.stale(self.lane.lease, "t.")}
+      limit {most}
+      for no key update skip locked
+    loop
+      begin
+        if _rm_row._poison then
+          raise exception using message = {POISONED};
+        end if;
+        update {self.table} t set
+          {self.assignments(back, "          ")}
+        {mine};{tell[0]}
+      {refused}
+        begin
+        update {self.table} t set
+          {self.assignments(dead, "          ")}
+        {mine};{tell[1]}
+        {refused}
+          raise warning 'a row of % can neither go back nor end: %', {as_text(self.resolved.name)}, sqlerrm;
+        end;
+      end;
+    end loop;"""
 
     def attempt(self) -> str:
         """Which attempt a running row is in."""

@@ -19,9 +19,11 @@ from uuid import UUID
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
+from ..errors import Refused
 from .base import LaneStore, encoding
 from .binding import Binding, fence_time
 from .database import Database, Run
+from .singly import sweep_singly
 from .statements import Statements
 
 #: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
@@ -183,7 +185,7 @@ returning held._ord"""
 from {self.sent()}
 join {self.table} t on {self._same_key("t", "s")}"""
 
-    def sweep(self, lease: timedelta, most: str = "$1::bigint") -> str:
+    def sweep(self, lease: timedelta) -> str:
         """$1 how many at most."""
         back, dead = self.sweep_set()
         poison = self.poison()
@@ -203,7 +205,7 @@ join {self.table} t on {self._same_key("t", "s")}"""
   select t.ctid as _row, {keys}, {worker} as _worker, {poison or "false"} as _poison
   from {self.table} t
   where {stale}
-  limit {most}
+  limit $1::bigint
   for no key update skip locked
 )
 update {self.table} t set
@@ -340,7 +342,10 @@ class PostgresLane(LaneStore):
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
         text = self._text(("sweep", lease), lambda: self.statements.sweep(lease))
-        rows = await self.database.write(lambda run: run(text, (most,)))
+        try:
+            rows = await self.database.write(lambda run: run(text, (most,)))
+        except Refused:
+            return await sweep_singly(self, lease, most)
         return [Swept(row[2] if len(row) == 3 else tuple(row[2:]), row[0], row[1]) for row in rows]
 
     def ready_probe(self) -> str:

@@ -46,6 +46,6 @@ class Place:
         out = self.run("-W", "ignore", "-c", text)
         return json.loads(out.splitlines()[-1]) if out.strip() else None
 
-    def drain(self, reference: str, code: int = 0) -> None:
-        """Work the rows off with real workers. 3: some died."""
-        self.run("-m", "rowmill", "run", reference, "--drain", "--log", "json", code=code)
+    def drain(self, module: str) -> None:
+        """Work the rows off with a real worker."""
+        self.run("-c", f"import {module}; {module}.mill.run(drain=True)")

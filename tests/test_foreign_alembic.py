@@ -65,7 +65,7 @@ for customer, figures in (("Ada", {"sold": [1, 2]}), ("Bo", {"sold": [5]}), ("Cy
 session.commit()
 """
     )
-    place.drain("reports_lane:mill", code=3)
+    place.drain("reports_lane")
     seen = place.script(
         SESSION
         + """
@@ -76,12 +76,8 @@ print(json.dumps([[r.customer, r.state.name, r.sent_to, r.failures, (r.last_erro
     assert seen == [["Ada", "SENT", ["Ada", 3], 0, ""], ["Bo", "SENT", ["Bo", 5], 0, ""],
                     ["Cy", "BROKEN", None, 2, "TypeError"]]  # fmt: skip
 
-
-def test_alembic_finds_nothing_to_migrate_after_rowmill_has_worked(pg: Db, place: Place) -> None:
-    """Nothing was added to the table, and rowmill's own table is where Alembic does not look."""
-    place.drain("reports_lane:mill")
+    # Nothing was added to the table, and rowmill's own is where Alembic does not look; beside the models' it would.
     assert pg.value("select count(*) from rowmill.rowmill_workers") == 1
     assert "No new upgrade operations detected" in place.run("-m", "alembic", "check")
-    place.write("reports_lane.py", (place.folder / "reports_lane.py").read_text().replace(', schema="rowmill"', ""))
-    place.drain("reports_lane:mill")
-    place.run("-m", "alembic", "check", code=255)  # the trap that the page tells of
+    pg.execute("create table rowmill_workers (id text)")
+    place.run("-m", "alembic", "check", code=255)

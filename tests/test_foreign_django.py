@@ -69,7 +69,7 @@ def place(pg: Db, tmp_path: Path) -> Place:
 def test_rows_that_the_orm_created_are_worked_off_and_the_orm_sees_them_finished(pg: Db, place: Place) -> None:
     """Issue 3, foreign tables: choices, UUID keys, short text columns; auto_now is kept right."""
     place.script(ORM + "\nfor address in ('near', 'far away', ''): Letter.objects.create(address=address)")
-    place.drain("letters_lane:mill", code=3)
+    place.drain("letters_lane")
     seen = place.script(
         ORM
         + """

@@ -55,10 +55,10 @@ async def work(queries, driver):
         + TAIL
     )
     one, two, broken, late, _ = ids
-    place.drain("pgqueuer_lane:mill", code=3)
+    place.drain("pgqueuer_lane")
     assert pg.value("select status from pgqueuer where id = ?", late) == "queued", "not before its time"
     pg.execute("update pgqueuer set execute_after = now() where id = ?", late)
-    place.drain("pgqueuer_lane:mill")
+    place.drain("pgqueuer_lane")
     status, size, failed, log = place.script(HEAD + LOOK.format(ids=ids) + TAIL)
     assert status == ["successful", "successful", "failed", "successful", "queued"]
     assert sorted(size) == [["fetch", "failed", 1], ["other", "queued", 1]]
@@ -67,7 +67,7 @@ async def work(queries, driver):
     # Its own way back for a job that was held; and its own worker, for the entrypoint it serves.
     place.script(HEAD + f"\nasync def work(queries, driver): await queries.requeue_jobs([{broken}])" + TAIL)
     pg.execute("update pgqueuer set payload = 'mended' where id = ?", broken)
-    place.drain("pgqueuer_lane:mill")
+    place.drain("pgqueuer_lane")
     place.script(
         HEAD
         + """

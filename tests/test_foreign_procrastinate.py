@@ -56,22 +56,17 @@ async def work():
 """
         + TAIL
     )
-    # The lane's backoff is 15 s and more: the retry is brought forward once it waits.
-    pg.execute("""create function hasten() returns trigger language plpgsql as
-        $$ begin new.scheduled_at := least(new.scheduled_at, now()); return new; end $$;
-        create trigger hasten before update on procrastinate_jobs for each row
-        when (old.status = 'doing' and new.status = 'todo') execute function hasten()""")
-    place.drain("procrastinate_lane:mill", code=3)
+    place.drain("procrastinate_lane")
     assert pg.value("select status from procrastinate_jobs where id = ?", ids[1]) == "todo", "not before its time"
     pg.execute("update procrastinate_jobs set scheduled_at = now() where id = ?", ids[1])
-    place.drain("procrastinate_lane:mill")
+    place.drain("procrastinate_lane")
     assert place.script(HEAD + STATUS + TAIL) == [
         ["a", "succeeded", 1], ["late", "succeeded", 1], ["broken:1", "failed", 3], [None, "todo", 0]]  # fmt: skip
     assert events(pg, ids[0]) == ["deferred", "started", "succeeded"]
     assert events(pg, ids[2]) == ["deferred", *["started", "scheduled", "deferred_for_retry"] * 2, "started", "failed"]
     # Procrastinate's own worker goes on with its own queue, on the same table.
-    place.script(HEAD + "\nasync def work(): await app.run_worker_async(wait=False, listen_notify=False)" + TAIL)
-    assert place.script(HEAD + STATUS + TAIL)[3] == [None, "succeeded", 1]
+    beside = STATUS.replace("):\n", "):\n    await app.run_worker_async(wait=False, listen_notify=False)\n", 1)
+    assert place.script(HEAD + beside + TAIL)[3] == [None, "succeeded", 1]
 
 
 async def test_locks_and_priorities_hold_as_procrastinate_means_them(pg: Db, place: Place) -> None:
@@ -125,7 +120,7 @@ async def work():
 """
         + TAIL
     )
-    place.drain("procrastinate_lane:mill", code=3)
+    place.drain("procrastinate_lane")
     assert place.script(HEAD + STATUS + TAIL) == [
         ["broken:q", "failed", 1], ["r", "failed", 1], ["plain", "succeeded", 2],
         ["q again", "succeeded", 1], ["r again", "succeeded", 1]]  # fmt: skip

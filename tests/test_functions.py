@@ -162,7 +162,7 @@ def _for(store: Any, column: str) -> datetime:
     return past if "with time zone" in store.binding.sql_types[column] else past.replace(tzinfo=None)
 
 
-@pytest.mark.parametrize("shape", ["extraction", "ocr", "enrichment", "scrape", "prompt_forming", "partitioned"])
+@pytest.mark.parametrize("shape", ["ocr", "scrape", "prompt_forming", "partitioned"])
 async def test_a_swept_row_goes_back_and_a_poisoned_one_ends_as_with_python_workers(pg: Db, shape: str) -> None:
     """A12, B7, D3, E6: the previous worker is told; taken back too often, a row is dead."""
     mill = Mill(pg.url)

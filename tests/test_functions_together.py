@@ -91,12 +91,12 @@ def assert_recorded_once(farm: Farm, count: int) -> None:
 def test_functions_and_python_workers_share_a_table_and_record_each_row_once(pg: Db, farm: Callable[..., Farm]) -> None:
     """X1, D11: also with failures and releases; both kinds had a part in it."""
     here = farm(pg, TAKES="0")
-    here.fill(6_000)
+    here.fill(2_500)
     sql = [start(here, "sql-a"), start(here, "sql-b")]
     eventually(lambda: here.counts().get("done", 0) > 100)
     python = [here.start("py", drain=True, TAKES="0.05")]
     assert [worker.wait(timeout=90) for worker in python + sql] == [0, 0, 0]
-    assert_recorded_once(here, 6_000)
+    assert_recorded_once(here, 2_500)
     by = {row["who"]: row["n"] for row in pg.query("select left(worker, 3) as who, count(*) as n from runs group by 1")}
     assert by.keys() == {"sql", "py"}
     again = {id for id, starts in here.started().items() if starts > 1}
@@ -107,9 +107,9 @@ def test_functions_and_python_workers_share_a_table_and_record_each_row_once(pg:
 def test_rows_survive_workers_of_both_kinds_killed_in_mid_run(pg: Db, farm: Callable[..., Farm]) -> None:
     """X1, X2, D11: kill -9 of one of each kind once a second; every row ends done, recorded once, nothing is stuck."""
     here = farm(pg, LEASE="2", TAKES="0.01")
-    here.fill(4_000)
+    here.fill(2_500)
     steady = [start(here, "steady", idle=60), here.start("steady-py")]
-    for n in range(3):
+    for n in range(2):
         victims = [start(here, f"victim-{n}"), here.start(f"victim-py-{n}")]
         began = time.monotonic()
         eventually(lambda b=began: time.monotonic() - b > 1.0, every=0.05)
@@ -117,9 +117,9 @@ def test_rows_survive_workers_of_both_kinds_killed_in_mid_run(pg: Db, farm: Call
         for victim in victims:
             victim.send_signal(signal.SIGKILL)
             victim.wait(timeout=10)
-    assert here.counts().get("done", 0) < 4_000, "they were killed in mid-run"
-    eventually(lambda: here.counts() == {"done": 4_000}, seconds=60)
-    assert_recorded_once(here, 4_000)
+    assert here.counts().get("done", 0) < 2_500, "they were killed in mid-run"
+    eventually(lambda: here.counts() == {"done": 2_500}, seconds=60)
+    assert_recorded_once(here, 2_500)
     assert [worker.poll() for worker in steady] == [None, None]
 
 

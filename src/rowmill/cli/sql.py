@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..errors import DeclarationError
+from ..store.function_bodies import FunctionStatements
 from ..store.functions import Options, after, notes, render
 from ..store.inspect import LaneView
 from ..store.install import drop, install, installed
@@ -87,7 +88,7 @@ def sql(
                 f"environment {environment!r} is SQLite, which has no functions of its own",
                 hint="--env with a PostgreSQL environment; on SQLite, use the statements of rowmill sql",
             )
-        return await (_dropped(view, apply) if remove else _functions(view, view.statements, options, apply))
+        return await (_dropped if remove else _functions)(view, view.statements, options, apply)
 
     async def main() -> Any:
         async with Lookout(mill, [environment], [lane]) as lookout:
@@ -131,8 +132,9 @@ async def _functions(view: LaneView, say: PostgresStatements, options: Options, 
     }
 
 
-async def _dropped(view: LaneView, apply: bool) -> dict[str, Any]:
-    found = await (drop if apply else installed)(view.database, view.lane.name)
+async def _dropped(view: LaneView, say: PostgresStatements, _: Options, apply: bool) -> dict[str, Any]:
+    table = FunctionStatements(view.binding, await resolve(view.binding, view.database, say)).table
+    found = await (drop if apply else installed)(view.database, view.lane.name, table)
     return {"applied": apply, "drop": [f"drop function {signature}" for signature in found]}
 
 

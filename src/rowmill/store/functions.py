@@ -106,12 +106,12 @@ returns {returns}
 language plpgsql volatile security {"definer" if options.definer else "invoker"}
 set search_path = {", ".join(path)}
 as {dollar_quoted(body)}"""
-    return Function(verb, schema, name, signature, mark_of(say.lane.name, verb), sql)
+    return Function(verb, schema, name, signature, mark_of(say.lane.name, say.table, verb), sql)
 
 
-def mark_of(lane: str, verb: str) -> str:
+def mark_of(lane: str, table: str, verb: str) -> str:
     """The comment on a function by which it is known as rowmill's own."""
-    return f"rowmill: {verb} of lane {lane}"
+    return f"rowmill: {verb} of lane {lane} over {table}"
 
 
 def after(functions: Sequence[Function], options: Options, quote: Callable[[str], str]) -> list[str]:
@@ -160,6 +160,10 @@ def notes(binding: Binding, resolved: Resolved, options: Options) -> list[str]:
     if resolved.path:
         found.append(f"The table's triggers ({', '.join(resolved.triggers)}) look names up in the search_path, so the"
                      f" functions have {', '.join(resolved.path)} in it.")  # fmt: skip
+    if resolved.open:
+        found.append(
+            f"Everybody may create objects in {', '.join(resolved.open)}: the triggers could be made to use them."
+        )
     if options.definer:
         found.append("They run with the rights of their owner: whoever may call them needs no right on the table.")
     else:

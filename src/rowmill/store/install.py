@@ -22,16 +22,16 @@ from pg_proc p {_COMMENT} join pg_namespace n on n.oid = p.pronamespace
 where n.nspname = $1::text and p.proname = $2::text"""
 
 
-async def installed(database: Database, lane: str) -> list[str]:
+async def installed(database: Database, lane: str, table: str) -> list[str]:
     """The signatures of a lane's functions, as ``drop function`` takes them."""
-    return await _transaction(database, lambda run: _installed(run, lane))
+    return await _transaction(database, lambda run: _installed(run, lane, table))
 
 
-async def drop(database: Database, lane: str) -> list[str]:
+async def drop(database: Database, lane: str, table: str) -> list[str]:
     """Remove a lane's functions; their signatures."""
 
     def work(run: Run) -> list[str]:
-        found = _installed(run, lane)
+        found = _installed(run, lane, table)
         for signature in found:
             run(f"drop function {signature}", ())
         return found
@@ -72,8 +72,8 @@ def _create(run: Run, function: Function) -> None:
         run(function.sql, ())
 
 
-def _installed(run: Run, lane: str) -> list[str]:
-    return [row[0] for row in run(_INSTALLED, ([mark_of(lane, verb) for verb in VERBS],))]
+def _installed(run: Run, lane: str, table: str) -> list[str]:
+    return [row[0] for row in run(_INSTALLED, ([mark_of(lane, table, verb) for verb in VERBS],))]
 
 
 async def _transaction(database: Database, work: Callable[[Run], T]) -> T:

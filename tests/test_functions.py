@@ -239,15 +239,24 @@ def test_a_lane_that_is_never_empty_is_swept_too(pg: Db) -> None:
     assert claimed["id"] == stuck, "no heartbeat at all: gone; and the oldest goes first"
 
 
-def test_a_batch_is_taken_in_order_and_what_is_locked_is_passed_over(pg: Db) -> None:
-    """C6: N rows in one statement."""
-    functions = scrape(pg)
-    ids = systems.insert_scrape(pg, 5)
-    rows = functions.call("claim_batch", worker="w", batch=3)
-    assert [row["id"] for row in rows] == ids[:3]
+async def test_a_batch_is_taken_in_order_and_what_is_locked_is_passed_over(pg: Db) -> None:
+    """C6: N rows in one statement; a row that somebody has locked is left, and nobody waits for it."""
+    systems.create(pg, "prices")
+    mill = Mill(pg.url)
+    systems.scrape(mill, handle)
+    functions = await installed(pg, mill)
+    ids = systems.insert_scrape(pg, 6)
+    other = await asyncpg.connect(pg.url)
+    try:
+        async with other.transaction():
+            await other.execute("select 1 from scrape_jobs where id = $1 for update", ids[0])
+            rows = functions.call("claim_batch", worker="w", batch=3)
+    finally:
+        await other.close()
+    assert [row["id"] for row in rows] == ids[1:4]
     assert functions.call("claim_batch", worker="w", batch=0) == []
     assert functions.call("claim_batch", worker="w", batch=-1) == []
-    assert len(functions.call("claim_batch", worker="w")) == 2
+    assert [row["id"] for row in functions.call("claim_batch", worker="w")] == [ids[0], *ids[4:]]
 
 
 def test_a_result_is_written_with_the_outcome_and_typed_by_the_table(pg: Db) -> None:

@@ -10,6 +10,7 @@ import pytest
 import systems
 from command import Command
 from databases import Db
+from rowmill.store.texts import commented
 
 
 @pytest.fixture
@@ -30,6 +31,14 @@ def test_sql_says_why_above_each_step_and_the_statement_stays_the_same(db: Db, c
             kept = [line for line in said if not line.lstrip().startswith("-- ")]
             assert "\n".join(kept).rstrip(";\n") == statement["sql"]
             assert len(kept) < len(said), f"{statement['name']} is not commented"
+
+
+def test_a_text_that_goes_on_over_lines_is_not_commented() -> None:
+    """A state or a name may have any lines in it; a comment there would be part of it."""
+    text = "update t set\n    status = 'it''s\nwhere \"x'\nwhere id = 1\nreturning 1"
+    added = [line for line in commented("settle, done", text).splitlines() if line not in text.splitlines()]
+    assert len(added) == 3
+    assert "'it''s\nwhere" in commented("settle, done", text)
 
 
 def test_functions_are_printed_applied_replaced_and_dropped(pg: Db, command: Command) -> None:

@@ -54,8 +54,12 @@ async def work(queries, driver):
 """
         + TAIL
     )
-    one, two, broken, late, _ = ids
+    one, two, broken, late, other = ids
+    theirs = "update pgqueuer set status = ?::text::pgqueuer_status, heartbeat = now() - interval '1 day' where id = ?"
+    pg.execute(theirs, "picked", other)
     place.drain("pgqueuer_lane")
+    assert pg.value("select status from pgqueuer where id = ?", other) == "picked", "not ours to sweep"
+    pg.execute(theirs, "queued", other)
     assert pg.value("select status from pgqueuer where id = ?", late) == "queued", "not before its time"
     pg.execute("update pgqueuer set execute_after = now() where id = ?", late)
     place.drain("pgqueuer_lane")

@@ -56,10 +56,14 @@ async def work():
 """
         + TAIL
     )
+    theirs = "update procrastinate_jobs set status = ?::text::procrastinate_job_status where id = ?"
+    pg.execute(theirs, "doing", ids[3])  # held by a worker of Procrastinate's, which shows no time at all
     place.drain("procrastinate_lane")
     assert pg.value("select status from procrastinate_jobs where id = ?", ids[1]) == "todo", "not before its time"
     pg.execute("update procrastinate_jobs set scheduled_at = now() where id = ?", ids[1])
     place.drain("procrastinate_lane")
+    assert pg.value("select status from procrastinate_jobs where id = ?", ids[3]) == "doing", "not ours to sweep"
+    pg.execute(theirs, "todo", ids[3])
     assert place.script(HEAD + STATUS + TAIL) == [
         ["a", "succeeded", 1], ["late", "succeeded", 1], ["broken:1", "failed", 3], [None, "todo", 0]]  # fmt: skip
     assert events(pg, ids[0]) == ["deferred", "started", "succeeded"]

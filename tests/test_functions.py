@@ -19,6 +19,7 @@ from rowmill.outcome import Release
 from rowmill.testing import Kit
 from rows import LEEWAY, changed, empty
 from sqlworker import install_now, installed
+from test_golden import compare
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
 
@@ -404,3 +405,13 @@ def test_a_row_that_may_not_go_back_ends_and_holds_no_other_up(pg: Db, by: str) 
     dead = pg.one("select * from scrape_jobs where id = ?", first)
     assert dead["status"] == "failed"
     assert dead["error_message"].startswith("the database would not take it back: duplicate key")
+
+
+@pytest.mark.parametrize("shape", ["enrichment", "scrape", "prompt_forming"])
+async def test_the_functions_are_those_that_were_reviewed(pg: Db, shape: str) -> None:
+    """D2, C6, E2: kept as files to be read; UPDATE_GOLDEN=1 writes them anew."""
+    mill = Mill(pg.url)
+    SHAPES[shape](pg, mill)
+    functions = (await installed(pg, mill)).functions.values()
+    text = "\n\n".join(f"-- {function.verb}\n{function.sql};" for function in functions) + "\n"
+    compare(Path(__file__).parent / "golden_functions" / f"{shape}.sql", text)

@@ -249,9 +249,10 @@ end"""
             f"\n        return query select _rm_row._worker, {p}, {parts};" if told else "" for p in ("false", "true")
         ]
         mine = f"where {self._same_key('t', '_rm_row')}"
-        # The user's own constraints and triggers may refuse a row; no other row is to wait for it.
+        # What the user's own constraints and triggers say no with.
         refused = "exception when integrity_constraint_violation or raise_exception then"
-        return f"""    for _rm_row in
+        return f"""    -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
+    for _rm_row in
       select {keys}, {worker} as _worker, {self.poison() or "false"} as _poison from {self.table} t
       where {self.running("t.")} and {self.stale(self.lane.lease, "t.")}
       limit {most}
@@ -266,9 +267,9 @@ end"""
         {mine};{tell[0]}
       {refused}
         begin
-        update {self.table} t set
-          {self.assignments(dead, "          ")}
-        {mine};{tell[1]}
+          update {self.table} t set
+            {self.assignments(dead, "            ")}
+          {mine};{tell[1]}
         {refused}
           raise warning 'a row of % can neither go back nor end: %', {as_text(self.resolved.name)}, sqlerrm;
         end;

@@ -415,3 +415,13 @@ async def test_the_functions_are_those_that_were_reviewed(pg: Db, shape: str) ->
     functions = (await installed(pg, mill)).functions.values()
     text = "\n\n".join(f"-- {function.verb}\n{function.sql};" for function in functions) + "\n"
     compare(Path(__file__).parent / "golden_functions" / f"{shape}.sql", text)
+
+
+def test_a_key_whose_type_brings_its_own_operators_is_refused(pg: Db) -> None:
+    """Without its schema in the path it would be compared by another type's rules, and silently."""
+    pg.execute("create type coin as (kind text)")
+    pg.execute("create table jobs (id coin primary key, status text, worker text, claimed_at timestamptz)")
+    mill = Mill(pg.url)
+    mill.lane("jobs", **STATES)(handle)
+    with pytest.raises(DeclarationError, match=r"'id', whose type public\.coin has operators of its own"):
+        install_now(pg, mill)

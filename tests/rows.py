@@ -68,7 +68,8 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path, dialect: str) -> Db:
     db = Db(_shared[id(server)])
     kept = "('information_schema', 'public') and nspname not like 'pg\\_%'"
     for row in db.query(f"select nspname from pg_namespace where nspname not in {kept}"):
-        db.execute(f'drop schema "{row["nspname"]}" cascade')
+        name = row["nspname"].replace('"', '""')
+        db.execute(f'drop schema "{name}" cascade')
     db.execute("drop schema public cascade; create schema public")
     return db
 

@@ -90,8 +90,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A row whose lease ran out and that was taken back."""
+    """A row whose lease ran out and that was taken back, or, where it is poison, ended as dead.
+
+    ``refused``: the database's words where it could not go back. Such a row is dead, too; if even that was refused,
+    ``poison`` is False and the row stays as it is.
+    """
 
     id: Any
     worker: str | None
     poison: bool
+    refused: str | None = None

@@ -4,6 +4,7 @@ from . import act as act
 from . import demo as demo
 from . import look as look
 from . import run as run
+from . import sql as sql
 from .app import app, main
 
 __all__ = ["app", "main"]

@@ -1,4 +1,4 @@
-"""Commands that look: status, workers, stuck, jobs, sql. They write nothing."""
+"""Commands that look: status, workers, stuck, jobs. They write nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from ..store import Database
 from ..store.fleet import Fleet
 from ..store.inspect import Counts, Elsewhere, LaneView, Row, check_file
 from ..store.keys import parse
-from ..store.texts import texts
 from . import show
-from .app import App, AsJson, Env, app, console, load, print_json, print_out, run_async, said
+from .app import App, AsJson, Env, app, console, load, print_json, print_out, run_async
 from .lookout import Answers, Failure, Lookout, one_lane
 
 EVERY = 2.0
@@ -218,37 +217,4 @@ def _print_rows(
         print_out(render())
     elif answers.found:
         print_out(show.plain(none))
-    answers.end()
-
-
-@app.command()
-def sql(
-    words: Annotated[list[str], typer.Argument(metavar="[APP] LANE", help="the application, and the lane")],
-    env: Annotated[
-        str | None, typer.Option("--env", help="for this environment's database; default: the first", callback=said)
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """The statements as they will run: claim, settle for each outcome, renew, sweep."""
-    if len(words) > 2:
-        raise typer.BadParameter(f"one application and one lane, not {len(words)} words")
-    mill = load(words[0] if len(words) == 2 or ":" in words[0] else None)
-    name = one_lane(mill, words[-1] if len(words) == 2 or ":" not in words[0] else None)
-    (chosen,) = mill.select([name])
-    environment = env or next((e for e in mill.environments if chosen.serves(e)), next(iter(mill.environments)))
-
-    async def main() -> Answers[dict[str, str]]:
-        async def question(view: LaneView) -> dict[str, str]:
-            return texts(view)
-
-        async with Lookout(mill, [environment], [name]) as lookout:
-            return await lookout.ask(question)
-
-    answers = run_async(main())
-    for view, found in answers.found:
-        if as_json:
-            where = {"environment": environment, "lane": name, "dialect": view.binding.dialect.name}
-            print_json({**where, "statements": [{"name": n, "sql": text} for n, text in found.items()]})
-        else:
-            typer.echo("\n\n".join(f"-- {name}: {n}\n{text};" for n, text in found.items()))
     answers.end()

@@ -52,8 +52,9 @@ class Sweeper:
             swept = await held.store.sweep(lease, _MOST)
             for row in swept:
                 self._tally.swept(held, row)
-            count += len(swept)
-            if len(swept) < _MOST:
+            written = sum(row.poison or not row.refused for row in swept)
+            count += written
+            if written < _MOST:
                 break
         if count:
             self._ring()

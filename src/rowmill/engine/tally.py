@@ -115,6 +115,10 @@ class Tally:
 
     def swept(self, held: Held, row: Swept) -> None:
         """A row was taken back; its previous holder is named."""
+        if row.refused and not row.poison:
+            where = {"lane": held.store.lane.name, "environment": held.store.binding.environment}
+            self.events.emit("sweep_refused", logging.ERROR, worker=self.worker, **where, id=row.id, error=row.refused)
+            return
         self.died += row.poison
         self.told(self)
         self._lane(held)["poisoned" if row.poison else "swept"] += 1
@@ -126,6 +130,7 @@ class Tally:
             environment=held.store.binding.environment,
             id=row.id,
             previous_worker=row.worker,
+            **({"error": row.refused} if row.refused else {}),
         )
 
     def summarise(self, now: float, *, last: bool = False) -> None:

@@ -19,10 +19,12 @@ from uuid import UUID
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
+from ..errors import Refused
 from .base import LaneStore, encoding
 from .binding import Binding, fence_time
 from .database import Database, Run
 from .gating import Dimension
+from .singly import sweep_singly
 from .statements import Statements
 
 #: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
@@ -390,7 +392,10 @@ class PostgresLane(LaneStore):
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
         text = self._text(("sweep", lease), lambda: self.statements.sweep(lease))
-        rows = await self.database.write(lambda run: run(text, (most,)))
+        try:
+            rows = await self.database.write(lambda run: run(text, (most,)))
+        except Refused:
+            return await sweep_singly(self, lease, most)
         return [Swept(row[2] if len(row) == 3 else tuple(row[2:]), row[0], row[1]) for row in rows]
 
     def ready_probe(self) -> str:

@@ -19,10 +19,12 @@ import sqlalchemy as sa
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
+from ..errors import Refused
 from .base import LaneStore, encoding
 from .binding import Binding, fence_time
 from .database import Database, Run
 from .gating import Dimension
+from .singly import sweep_singly
 from .statements import Statements
 
 _NUMBERS = (sa.Integer, sa.Numeric, sa.Float)  # Float is a Numeric only before SQLAlchemy 2.1
@@ -283,7 +285,10 @@ class SqliteLane(LaneStore):
         # A look first: an idle sweep does not take the write lock from those who work.
         if not await self.database.read(lambda run: run(find, {"most": 1})):
             return []
-        return await self.database.write(verb)
+        try:
+            return await self.database.write(verb)
+        except Refused:
+            return await sweep_singly(self, lease, most)
 
     def ready_probe(self) -> str:
         return self._text("ready", self.statements.ready_probe)

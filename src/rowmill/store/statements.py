@@ -265,17 +265,15 @@ class Statements:
         shared = {self.roles.get(role) for role in ("updated_at", "run_after")}
         return {c: "null" for c in columns if c and c not in shared and self.binding.nullable(c)}
 
-    def sweep_set(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Assignments for a swept row: one that goes back, and one that is poison."""
+    def sweep_set(self, error: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
+        """Assignments for a swept row: one that goes back, and one that is poison, or ends for another ``error``."""
         back = {column: self.literal(column, value) for column, value in self.binding.ready_again.items()}
         back |= self._cleared()
         if column := self.roles.get("updated_at"):
             back[column] = self.now(column)
         reclaimed = {c: f"coalesce({self.name(c)}, 0) + 1" for c in [self.roles.get("reclaims")] if c}
         back |= reclaimed
-        if self.poison() is None:
-            return back, {}
-        dead = self.settle_set("dead", _POISONED, "null")
+        dead = self.settle_set("dead", error or POISONED, "null")
         # A sweep is not a failure; only the reclaim is counted.
         if (failures := self.roles.get("failures")) and self.lane.dead is not None:
             dead.pop(failures, None)
@@ -302,4 +300,4 @@ class Statements:
         raise NotImplementedError
 
 
-_POISONED = "'taken back too often: its worker died or stopped renewing in every run'"
+POISONED = "'taken back too often: its worker died or stopped renewing in every run'"

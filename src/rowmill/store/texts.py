@@ -33,3 +33,59 @@ def texts(view: LaneView) -> dict[str, str]:
     if say.poison() is not None:
         found["sweep, poison"] = say.sweep(poison=True)
     return found
+
+
+_HELD = "The claims that still hold: the state, the holder, the claim's own time and count are as the claim left them."
+_PASSED = "What somebody else has locked at this moment is passed over, and tried again at once: nobody waits."
+_ONE = "One statement under the file's only write lock: nothing comes between looking and taking."
+#: Why a step is as it is: the statement's name, how the step's line begins, why.
+_WHY = (
+    ("claim", "with picked", "Materialized: the walk stops at the limit, and is done once."),
+    ("claim", "    and (", "Nothing below where the last claim began: dead index entries are not walked again."),
+    ("claim", "  for no key", "A row that is locked is being claimed: it is passed over, and nobody gets it twice."
+     " No key: rows that refer to it do not hide it."),
+    ("claim", "), taken", "Taken in the statement that found them, with the mark the fence will ask for."),
+    ("claim", "select ", "Handed over in the lane's order."),
+    ("claim", "update ", _ONE),
+    ("claim", "  select ", "The ready rows, in the lane's order."),
+    ("settle", "with held", _HELD),
+    ("renew", "with held", _HELD),
+    ("progress", "with held", _HELD),
+    ("settle", "    for no key", _PASSED),
+    ("renew", "    for no key", _PASSED + " Anything else would deadlock with outcomes that are being written."),
+    ("progress", "    for no key", _PASSED),
+    ("settle", "update ", "The outcome, for a whole batch of claims; a handler's own columns are set here, too."),
+    ("renew", "update ", "The sign of life and nothing else: no index is touched."),
+    ("settle", "where ", "The fence: a lost claim writes nothing."),
+    ("renew", "where ", "The fence: a lost claim is not renewed."),
+    ("settle", "returning ", "What was written; the others are read before they are called lost."),
+    ("renew", "returning ", "What was renewed; the others are read before they are called lost."),
+    ("sweep", "with held", "Running rows without a sign of life for longer than the lease, and whether that is once"
+     " too often."),
+    ("sweep", "  for no key", "A row that is locked is being written by its holder: it lives."),
+    ("sweep", "select ", "Running rows without a sign of life for longer than the lease."),
+    ("sweep", "update ", "Back to ready without counting as a failure; dead where it was taken back too often."),
+    ("sweep", "returning ", "Who held them, for the log."),
+)  # fmt: skip
+
+
+def commented(name: str, text: str) -> str:
+    """A statement with a comment above each step that says why it is there."""
+    whys = [(start, why) for kind, start, why in _WHY if name.startswith(kind)]
+    lines: list[str] = []
+    inside = ""  # a literal or a name that goes on over several lines is left as it is
+    for line in text.split("\n"):
+        found = None if inside else next((each for each in whys if line.startswith(each[0])), None)
+        if found:
+            whys.remove(found)
+            lines.append(f"{line[: len(line) - len(line.lstrip())]}-- {found[1]}")
+        lines.append(line)
+        for sign in line:
+            if sign in "'\"" and inside in ("", sign):
+                inside = "" if inside else sign
+    return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """Text that may stand in a comment: nothing in it can end the line."""
+    return " ".join(text.split())

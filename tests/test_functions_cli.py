@@ -1,0 +1,128 @@
+"""The sql command: statements with the reason for each step, and functions printed, installed and taken away."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import systems
+from command import Command
+from databases import Db
+from rowmill.store.texts import commented
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+def test_sql_says_why_above_each_step_and_the_statement_stays_the_same(db: Db, command: Command) -> None:
+    systems.create(db, "enrichment", "prices")
+    command.app(db.url, "enrichment", "scrape")
+    for lane in ("enrichment", "scrape"):
+        shown = command("sql", lane).out
+        plain = command.json("sql", lane)["statements"]
+        for statement in plain:
+            assert "--" not in statement["sql"]
+            begin = shown.index(f"-- {lane}: {statement['name']}\n")
+            said = shown[begin:].split(";\n\n")[0].splitlines()[1:]
+            kept = [line for line in said if not line.lstrip().startswith("-- ")]
+            assert "\n".join(kept).rstrip(";\n") == statement["sql"]
+            assert len(kept) < len(said), f"{statement['name']} is not commented"
+
+
+def test_a_text_that_goes_on_over_lines_is_not_commented() -> None:
+    """A state or a name may have any lines in it; a comment there would be part of it."""
+    text = "update t set\n    status = 'it''s\nwhere \"x'\nwhere id = 1\nreturning 1"
+    added = [line for line in commented("settle, done", text).splitlines() if line not in text.splitlines()]
+    assert len(added) == 3
+    assert "'it''s\nwhere" in commented("settle, done", text)
+
+
+def test_functions_are_printed_applied_replaced_and_dropped(pg: Db, command: Command) -> None:
+    """D2; issue: names configurable; applied in one transaction; --drop takes away exactly what was installed."""
+    systems.create(pg, "prices")
+    command.app(pg.url, "scrape")
+    there = "select proname from pg_proc where pronamespace = 'public'::regnamespace order by 1"
+    words = ["sql", "scrape", "--functions", "--name", "claim=claim_next_pending_job"]
+    printed = command(*words)
+    assert "create or replace function public.claim_next_pending_job(worker text)" in printed.out
+    assert "revoke all on function public.claim_next_pending_job(text) from public" in printed.out
+    assert "returns setof public.scrape_jobs" in printed.out
+    assert pg.query(there) == [], "printed only"
+    for _ in range(2):
+        applied = command(*words, "--apply")
+        assert (applied.code, applied.out.splitlines()[0]) == (0, "installed public.claim_next_pending_job(text)")
+    assert len(pg.query(there)) == 7
+    document = command.json(*words)
+    assert [f["verb"] for f in document["functions"]] == [
+        "claim", "claim_batch", "heartbeat", "complete", "fail", "release", "sweep"]  # fmt: skip
+    assert "drop function public.claim_next_pending_job(text);" in command(*words, "--drop").out
+    pg.execute(
+        "create function claim_next_pending_job(worker text, extra integer) returns text language sql"
+        " as 'select 1::text'"
+    )
+    assert command(*words, "--drop", "--apply").code == 0
+    assert pg.query(there) == [{"proname": "claim_next_pending_job"}], "somebody else's"
+    assert "No functions" in command(*words, "--drop").out
+
+
+def test_a_lane_that_changed_leaves_no_function_of_its_old_shape(pg: Db, command: Command) -> None:
+    """PostgREST could not tell two of one name apart."""
+    systems.create(pg, "prices")
+    command.app(pg.url, "scrape")
+    assert command("sql", "scrape", "--functions", "--apply").code == 0
+    pg.execute("alter table scrape_jobs rename column locked_at to started")
+    pg.execute("alter table scrape_jobs alter id type integer")
+    command.app(pg.url, "scrape")
+    assert command("sql", "scrape", "--functions", "--apply").code == 0
+    left = pg.query("select oid::regprocedure::text as f from pg_proc where proname = 'scrape_heartbeat'")
+    assert left == [{"f": "scrape_heartbeat(integer,text)"}]
+
+
+def test_what_functions_cannot_be_is_told(pg: Db, lite: Db, command: Command) -> None:
+    """Issue: a hint on SQLite; somebody else's function is not replaced; options need --functions."""
+    systems.create(pg, "prices")
+    systems.create(lite, "prices")
+    command.app({"one": pg.url, "two": lite.url}, "scrape")
+    on_sqlite = command("sql", "scrape", "--functions", "--env", "two")
+    assert on_sqlite.code == 1
+    assert "SQLite" in on_sqlite.err
+    assert "Try: --env" in on_sqlite.err
+    pg.execute("create function scrape_claim_next(text) returns text language sql as 'select 1::text'")
+    theirs = command("sql", "scrape", "--functions", "--apply")
+    assert theirs.code == 1
+    assert "not rowmill's" in theirs.err
+    assert pg.value("select count(*) from pg_proc where proname like 'scrape%'") == 1, "nothing half done"
+    for words in (["--apply"], ["--drop"], ["--prefix", "x"], ["--security", "definer"], ["--functions", "--name", "x"],
+                  ["--functions", "--schema", ""], ["--functions", "--security", "root"]):  # fmt: skip
+        assert command("sql", "scrape", *words).code == 2, words
+    gone = command("sql", "scrape", "--functions", "--schema", "nowhere", "--apply")
+    assert gone.code == 1
+    assert 'schema "nowhere" does not exist' in gone.err
+    assert command("sql", "scrape", "--functions", "--grant", "nobody-at-all", "--apply").code == 1
+
+
+DOCS = Path(__file__).parent.parent / "docs" / "functions.md"
+
+
+def test_the_page_about_other_languages_does_what_it_says(pg: Db, command: Command) -> None:
+    """D2: its commands and its SQL are run as they stand, with the claim's own time put in."""
+    text = DOCS.read_text()
+    commands = re.findall(r"^\$ rowmill (.*?)\s*(?:#.*)?$", text, re.MULTILINE)
+    calls = [call for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) for call in block.split(";\n") if call]
+    pg.execute("do $$ begin create role scraper; exception when duplicate_object then null; end $$")
+    systems.create(pg, "prices")
+    systems.insert_scrape(pg, 1)
+    reference = command.app(pg.url, "scrape")
+    for words in commands:
+        assert command(*words.replace("prices:mill", reference).split()).code == 0
+    assert len(calls) == 4
+    answers = []
+    for call in calls:
+        at = pg.value("select coalesce(locked_at, now())::text from scrape_jobs")
+        answers.append(next(iter(pg.one(call.replace("2026-11-15 10:00:00.123456+00", at)).values())))
+    assert answers == [1, True, True, None]
+    assert pg.value("select query_params from scrape_jobs where status = 'succeeded'") == '{"pages": 3}'

@@ -2,6 +2,7 @@
 
 from . import act as act
 from . import adopt as adopt
+from . import check as check
 from . import demo as demo
 from . import look as look
 from . import migrate as migrate

@@ -23,6 +23,7 @@ __all__ = [
     "Tx",
     "bind",
     "bounded",
+    "check_conditions",
     "open_lane",
     "probe",
     "redact",

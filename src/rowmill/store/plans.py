@@ -124,7 +124,8 @@ def _lite(rows: list[str], run: Run) -> Plan:
             sql = run("select sql from sqlite_master where type = 'index' and name = :n", {"n": index})
             partial = bool(sql) and " where " in str(sql[0][0]).lower()
             direct = partial or (row.startswith("SEARCH") and "=?" in (found.group(2) or ""))
-    direct = direct and not any("TEMP B-TREE" in row for row in rows)
+    # Where only the rest of the order is sorted, the walk still stops at its limit.
+    direct = direct and not any("TEMP B-TREE FOR ORDER BY" in row for row in rows)
     return Plan(tuple(rows), index, direct)
 
 

@@ -37,6 +37,11 @@ async def survey(database: Database, table: str) -> Facts:
     return found
 
 
+def look_at(connection: sa.Connection, table: str) -> Facts:
+    """The same, on a connection that is there."""
+    return _Survey(connection, table).facts()
+
+
 async def read_only(database: Database, verb: Callable[[sa.Connection], Any], seconds: int = _SECONDS) -> Any:
     """Run something in a transaction that cannot write, waits for no lock and does not go on for ever."""
     if database.dialect.name != "postgresql":

@@ -155,7 +155,7 @@ def read_states(facts: Facts, named: str | None = None) -> Reading:
         return _question(undecided[0], f"the state may be in any of {', '.join(names)}", names)
     if strong:
         return strong[0]
-    every = tuple(c.name for c in facts.columns if c.kind in ("text", "enum", "int", "bool", "time"))
+    every = tuple(c.name for c in facts.columns if c.kind != "other" and c.name not in facts.key)
     nothing = Reading(facts, facts.columns[0], "valued")
     return _question(nothing, f"no column of {facts.fullname} looks like a state", every)
 

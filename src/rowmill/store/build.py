@@ -8,6 +8,7 @@ knows a build that failed, or one that still goes on, from one that is done.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -92,7 +93,9 @@ class Builder:
 
     async def _apply(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            if change.kind == "index" and change.concurrent:
+            if change.steps:
+                await self._build_parts(change)
+            elif change.kind == "index" and change.concurrent:
                 await self._build(change)
             else:
                 await self._step(change)
@@ -145,9 +148,9 @@ class Builder:
     async def _build(self, change: Change) -> None:
         """An index, beside the traffic: noted as begun, built, confirmed."""
         (record,) = change.records
-        await self.database.write(lambda run: self.ledger.write(run, with_state(record, BEGUN)))
+        await self._note(record, BEGUN)
         for attempt in (1, 2, 3):
-            state = await self.database.read(lambda run: index_state(run, record.relation, record.name))
+            state = await self._state(record)
             if state == "invalid":
                 self.tell(f"index {record.name}: a build that failed left it unusable; it is replaced", False)
                 await self._drop(record)
@@ -160,7 +163,33 @@ class Builder:
                 if attempt == 3:
                     raise
                 self.tell(f"index {record.name}: {error.message}; once more", False)
-        await self.database.write(lambda run: self.ledger.write(run, with_state(record, MADE)))
+        await self._note(record, MADE)
+
+    async def _build_parts(self, change: Change) -> None:
+        """An index of a partitioned table: the whole without its parts, each part beside the traffic, then together."""
+        for record in change.records:
+            await self._note(record, BEGUN)
+        parts = {record.made: record for record in change.records}
+        for step in change.steps:
+            part = parts.get(step)
+            if part is None:  # attach; a second time is no harm
+                await self._briefly(change.what, change.relation, _saying(step))
+            elif "concurrently" in step:
+                await self._build(Change("index", part.relation, step, change.why, (part,), True))
+                self.tell(f"done: index {part.name} on {part.relation}", False)
+            elif await self._state(part) is None:
+                await self._briefly(change.what, part.relation, _saying(step))
+        for record in change.records:
+            await self._note(record, MADE)
+
+    async def _note(self, record: Record, state: str) -> None:
+        await self.database.write(lambda run: self.ledger.write(run, with_state(record, state)))
+
+    async def _forget(self, record: Record) -> None:
+        await self.database.write(lambda run: self.ledger.erase(run, record))
+
+    async def _state(self, record: Record) -> str | None:
+        return await self.database.read(lambda run: index_state(run, record.relation, record.name))
 
     async def _drop(self, record: Record) -> None:
         await self._watched(record.undo, f"index {record.name}")
@@ -189,14 +218,14 @@ class Builder:
 
     async def _detach(self, records: Sequence[Record]) -> None:
         for record in sorted(records, key=lambda r: (_ORDER.index(r.kind), -r.position)):
-            changed = await self.database.read(lambda run, r=record: self._changed(run, r))  # type: ignore[misc]
+            changed = await self.database.read(functools.partial(self._changed, record=record))
             if changed is not None:
                 self.tell(f"left alone: {record.kind} {record.name} on {record.relation}: {changed}", False)
-                await self.database.write(lambda run, r=record: self.ledger.erase(run, r))  # type: ignore[misc]
+                await self._forget(record)
                 continue
             if record.kind == "index" and "concurrently" in record.undo:
                 await self._drop(record)
-                await self.database.write(lambda run, r=record: self.ledger.erase(run, r))  # type: ignore[misc]
+                await self._forget(record)
             else:
 
                 def work(run: Run, record: Record = record) -> None:
@@ -236,6 +265,13 @@ class Builder:
         if texts:
             await self._briefly("rowmill's own tables", "rowmill_schema", work)
             self.tell("removed: rowmill's own tables", False)
+
+
+def _saying(text: str) -> Callable[[Run], None]:
+    def work(run: Run) -> None:
+        run(text, ())
+
+    return work
 
 
 _ORDER = ["index", "statistics", "storage", "column"]

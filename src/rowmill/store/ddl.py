@@ -17,7 +17,7 @@ from ..lane import Lane
 from . import plans, schema
 from .binding import Binding, bind, look
 from .database import Database, Run, runner
-from .indexes import in_words, needed
+from .indexes import Needed, in_words, needed
 from .lacking import Lacking
 from .ledger import Ledger, Record
 from .postgres import PostgresStatements
@@ -44,11 +44,13 @@ class Change:
     concurrent: bool = False
     #: An index of this name is there, left by a build that failed: it is replaced.
     leftover: bool = False
+    #: Where it takes several statements: each of them, in order.
+    steps: tuple[str, ...] = ()
 
     @property
     def what(self) -> str:
         """In a few words."""
-        names = ", ".join(record.name for record in self.records)
+        names = ", ".join(record.name for record in (self.records[-1:] if self.steps else self.records))
         return {"columns": f"columns {names}", "index": f"index {names}", "own": "rowmill's own tables",
                 "statistics": f"statistics target of {names}", "storage": f"storage parameters {names}"
                 }[self.kind]  # fmt: skip
@@ -130,24 +132,62 @@ def _indexes(run: Run, each: Outline, known: set[str]) -> Iterable[Change]:
             continue  # somebody made it by hand: then it is his
         if state == "valid":
             continue
-        text = in_words(need, say, name, concurrently=not binding.partitioned)
+        text = in_words(need, say, name, concurrently=True)
         unseen = any(say.name(column) in f"{say.order()} {need.predicate}" for column in planned)
         if state is None and not unseen and plans.serves(run, say, need) is not None:
             continue
-        schema_of = _qualified(run, say)
-        how = "concurrently " if isinstance(say, PostgresStatements) and not binding.partitioned else ""
+        if isinstance(say, PostgresStatements) and (parts := _parts(run, say.table)):
+            yield _in_parts(run, say, need, name, parts)
+            continue
+        schema_of = _qualified(run, say.table) if isinstance(say, PostgresStatements) else ""
+        how = "concurrently " if isinstance(say, PostgresStatements) else ""
         record = Record("index", say.table, name, text, f"drop index {how}if exists {schema_of}{say.name(name)}")
         yield Change("index", say.table, text, need.why, (record,), bool(how), state == "invalid")
 
 
-def _qualified(run: Run, say: Any) -> str:
+def _parts(run: Run, relation: str) -> list[tuple[str, str | None, bool, int]]:
+    """A partitioned table's parts, with each one's parent, whether it is a leaf, and its number; itself first."""
+    rows = run(
+        "select quote_ident(n.nspname) || '.' || quote_ident(c.relname), t.isleaf, c.oid::bigint,"
+        " (select quote_ident(pn.nspname) || '.' || quote_ident(p.relname) from pg_class p"
+        "  join pg_namespace pn on pn.oid = p.relnamespace where p.oid = t.parentrelid and t.level > 0)"
+        " from pg_partition_tree(to_regclass($1::text)) t join pg_class c on c.oid = t.relid"
+        " join pg_namespace n on n.oid = c.relnamespace order by t.level, c.oid",
+        (relation,),
+    )
+    found = [(row[0], row[3], row[1], row[2]) for row in rows]
+    return found if len(found) > 1 or (found and not found[0][2]) else []
+
+
+def _in_parts(run: Run, say: PostgresStatements, need: Needed, name: str, parts: Sequence[Any]) -> Change:
+    """An index of a partitioned table: none can be built on it beside the traffic, but one on each part, and attached.
+
+    The list has the parts before the whole, so that the whole, which holds them, goes first when it is taken away.
+    """
+    table, names = say.table, {parts[0][0]: name}
+    steps, records = [], []
+    for relation, _, leaf, number in parts:
+        names.setdefault(relation, f"{name[:50]}_{number}")
+        own, place = say.name(names[relation]), _qualified(run, relation)
+        how, only = ("concurrently ", "") if leaf else ("", "only ")
+        steps.append(f"create index {how}{own} on {only}{relation} ({need.order}) where {need.predicate}")
+        undo = f"drop index {'concurrently ' if leaf else ''}if exists {place}{own}"
+        records.append(
+            Record("index", relation if relation != parts[0][0] else table, names[relation], steps[-1], undo)
+        )
+    for relation, parent, _, _ in reversed(parts):
+        if parent is not None:
+            whole, part = (f"{_qualified(run, r)}{say.name(names[r])}" for r in (parent, relation))
+            steps.append(f"alter index {whole} attach partition {part}")
+    return Change("index", table, ";\n".join(steps), need.why, tuple(reversed(records)), True, steps=tuple(steps))
+
+
+def _qualified(run: Run, relation: str) -> str:
     """The schema that an index goes to, with its dot: the one its table is in."""
-    if not isinstance(say, PostgresStatements):
-        return ""
     found = run(
         "select quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where c.oid = to_regclass($1::text)",
-        (say.table,),
+        (relation,),
     )
     return f"{found[0][0]}." if found else ""
 

@@ -216,7 +216,7 @@ def _ends(
             made.say("dead", value, max(meaning.sure, 0.6), meaning.why)
             return value, retry
     if word := _own_word(reading, ready, FAILED):
-        made.say("dead", word, 0.6, "no row has failed yet, and the column takes any text")
+        made.say("dead", word, 0.6, "no row is seen that failed, and the column takes any text")
         return word, retry
     others = [value for value, _ in by_class.get(CANCELED, [])]
     if others and not {"attempts", "failures"} & roles.found.keys():
@@ -244,7 +244,7 @@ def _done(made: Proposal, reading: Reading, by_class: dict[str, Any], answers: M
         return value
     strange = reading.unplaced()
     if not strange and (word := _own_word(reading, ready, DONE)):
-        made.say("done", word, 0.6, "no row is done yet, and the column takes any text")
+        made.say("done", word, 0.6, "no row is seen that is done, and the column takes any text")
         return word
     made.ask("done", f"no value of {column.name} is a word for done that I know", _known_values(reading))
     return None
@@ -266,7 +266,7 @@ def _running(
         made.say("running", f"{flag.name} is true", 0.9, f"{flag.name} says that somebody is at it")
         return {flag.name: True}, {flag.name: [False, None] if flag.nullable else False}
     if word := _own_word(reading, ready, RUNNING):
-        made.say("running", word, 0.6, "no row is running now, and the column takes any text")
+        made.say("running", word, 0.6, "no row is seen running, and the column takes any text")
         return {column.name: word}, {}
     return _marked(made, roles, f"{column.name} has no value for it")
 
@@ -381,6 +381,8 @@ def _soft_deletes(made: Proposal, reading: Reading) -> None:
 def _finish(made: Proposal, reading: Reading, roles: Roles) -> None:
     order = ("ready", "running", "done", "retry", "dead", "canceled")
     made.options = {key: made.options[key] for key in order if key in made.options}
+    said = ("state", *order)
+    made.choices.sort(key=lambda choice: said.index(choice.what))
     used = {c for state in made.options.values() for c in state}
     declared = roles.declared(used)
     for role, column in roles.found.items():

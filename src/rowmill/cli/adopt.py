@@ -74,6 +74,7 @@ def adopt(
     asked at a terminal; with --yes or in a script the command then ends with code 5 and says which option answers it.
     """
     url, table = _target(words)
+    place = url if len(words) == 2 else None  # from the environment: then the file reads it there, too
     given = {"state": state, "ready": ready, "running": running, "done": done, "retry": retry, "dead": dead}
     answers = {key: value for key, value in given.items() if value}
     if write is not None and write.exists() and not force:
@@ -90,7 +91,7 @@ def adopt(
                 made = _ask(facts, made, answers)
             if made.questions:
                 return Adoption(made)
-            return await _whole(database, made, url)
+            return await _whole(database, made, place)
         finally:
             await database.close()
 
@@ -174,7 +175,7 @@ def _ask(facts: Facts, made: Proposal, answers: dict[str, Any]) -> Proposal:
     return made
 
 
-async def _whole(database: Database, made: Proposal, url: str) -> Adoption:
+async def _whole(database: Database, made: Proposal, url: str | None) -> Adoption:
     """The proposal as a lane: bound, with its DDL and its plans."""
 
     async def handler(job: Any) -> None: ...
@@ -256,7 +257,7 @@ def _page(found: Adoption, url: str, table: str, write: Path | None) -> Group:
         parts.append(_heading("The DDL that `rowmill migrate` would run"))
         for change in found.changes:
             if change.kind != "own":
-                parts.append(_code(f"-- {change.why}\n{change.statement};", "sql"))
+                parts.append(_code(f"-- {change.reasons}\n{change.statement};", "sql"))
         parts.append(Text())
     parts += _plan("The claim's plan, as the table is today", found.now)
     parts += _plan("The claim's plan with the proposed index, tried on a temporary copy", found.later)
@@ -285,7 +286,7 @@ def _next(found: Adoption, url: str, write: Path | None) -> list[Any]:
     steps = []
     if write is None:
         steps.append("rowmill adopt ... --write FILE.py      writes the file")
-    if secret(url):
+    if secret(url) and url != os.environ.get("ROWMILL_DATABASE_URL"):
         steps.append("export ROWMILL_DATABASE_URL=...        the file has no password in it")
     if found.first is not None:
         steps.append(f"rowmill migrate {module} --apply       needed first: {found.first}")

@@ -59,7 +59,7 @@ def migrate(
         print_json({**way, "environments": done, "errors": [failure.value() for failure in failures]})
     else:
         for found in done:
-            _print(found, apply=apply, detach=detach, several=len(mill.environments) > 1)
+            _print(found, reference or "", apply=apply, detach=detach, several=len(mill.environments) > 1)
         for failure in failures:
             errors.print(failure.line(), soft_wrap=True)
     if failures:
@@ -128,7 +128,7 @@ def _teller(quiet: bool) -> Any:
     return tell
 
 
-def _print(found: dict[str, Any], *, apply: bool, detach: bool, several: bool) -> None:
+def _print(found: dict[str, Any], reference: str, *, apply: bool, detach: bool, several: bool) -> None:
     statements = found["statements"]
     if several:
         typer.echo(f"-- environment {found['environment']}")
@@ -139,6 +139,7 @@ def _print(found: dict[str, Any], *, apply: bool, detach: bool, several: bool) -
     else:
         for each in statements:
             if each.get("why"):
-                typer.echo(f"-- {each['why']}")
+                typer.echo("-- " + each["why"].replace("; ", "\n-- "))
             typer.echo(f"{each['statement']};")
-        typer.echo(f"-- run it with: rowmill migrate APP{' --detach' if detach else ''} --apply")
+        words = ["rowmill migrate", reference, "--detach" if detach else "", "--apply"]
+        typer.echo(f"-- run it with: {' '.join(word for word in words if word)}")

@@ -48,6 +48,11 @@ class Change:
     steps: tuple[str, ...] = ()
 
     @property
+    def reasons(self) -> str:
+        """Why, as lines of an SQL comment."""
+        return self.why.replace("; ", "\n-- ")
+
+    @property
     def what(self) -> str:
         """In a few words."""
         names = ", ".join(record.name for record in (self.records[-1:] if self.steps else self.records))

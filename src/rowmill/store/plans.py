@@ -138,6 +138,7 @@ async def with_index(database: Database, binding: Binding, need: Needed, lacking
     if database.dialect.name != "postgresql":
         return await database.reflect(lambda connection: _try_lite(connection, say, need, lacking))
     plan: Plan | None = None
+    name = need.name(binding.lane.name, say.table)
 
     def work(connection: sa.Connection) -> Plan:
         run = runner(connection)
@@ -145,7 +146,7 @@ async def with_index(database: Database, binding: Binding, need: Needed, lacking
         run("set local lock_timeout = '1s'", ())
         _copy(run, say, lacking)
         say.table = f"pg_temp.{_TRY}"
-        run(in_words(need, say, need.name(binding.lane.name, "")), ())
+        run(in_words(need, say, name), ())
         run(f"analyze {say.table}", ())
         return explain(run, say)
 
@@ -198,5 +199,5 @@ def _try_lite(connection: sa.Connection, say: Any, need: Needed, lacking: dict[s
             run(text)
         for column, sql_type in lacking.items():
             run(f"alter table {say.table} add column {say.name(column)} {sql_type}")
-        run(in_words(need, say, need.name(say.lane.name, "")))
+        run(in_words(need, say, need.name(say.lane.name, say.table)))
         return explain(run, say)

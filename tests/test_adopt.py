@@ -64,6 +64,17 @@ UNCLEAR = {
         "state",
         "processed, sent",
     ),
+    "a ready that is the end": (
+        "create table t (id int primary key, state text default 'uploaded' check (state in ('uploaded', 'transcoding',"
+        " 'ready', 'error')))",
+        "ready",
+        "uploaded",
+    ),
+    "things that nobody works on": (
+        "create table t (id int primary key, status text not null default 'available')",
+        "done",
+        "something else than work to do",
+    ),
     "no state at all": ("create table t (id int primary key, name text, price int)", "state", "name"),
 }
 

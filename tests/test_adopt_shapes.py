@@ -179,6 +179,19 @@ SHAPES = {
         "state = 'sent'",
         others=("state = 'draft'", 1),
     ),
+    "a domain that lists its values": Shape(
+        "runs",
+        "create domain run_state as text default 'queued' check (value in ('queued', 'working', 'finished', 'failed'));"
+        "create table runs (id serial primary key, st run_state not null, locked_by text);"
+        "insert into runs (id) values (1), (2), (3), (4), (5)",
+        "st = 'finished' and locked_by is not null",
+    ),
+    "times without a word for success, and an error": Shape(
+        "steps",
+        "create table steps (id serial primary key, started_at timestamptz, finished_at timestamptz, error text);"
+        "insert into steps (id) values (1), (2), (3), (4), (5)",
+        "finished_at is not null and error is null",
+    ),
     "NULL until something happens": Shape(
         "contacts",
         "create table contacts (id serial primary key, email text, sync_status text, synced_on date);"

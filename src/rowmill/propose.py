@@ -21,6 +21,8 @@ from .states import NOW
 from .vocabulary import CANCELED, DEAD, DONE, FAILED, HELD, READY, RETRY, RUNNING
 
 SURE, LIKELY = 0.9, 0.55
+#: Ends that do not say whether they are good ones: with an error beside it, a failed row ends so, too.
+_PLAIN_ENDS = ("finished", "ended", "completed", "processed", "done", "handled", "executed")
 _CANCEL = ("cancel", "abort", "annul", "storn", "abgebroch", "anul", "iptal", "отмен", "скасов", "取消", "キャンセル")
 _TAKEN = {"mill", "job", "Mill", "NOW", "os", "td"}
 
@@ -171,6 +173,11 @@ def _ready(made: Proposal, reading: Reading, by_class: dict[str, Any], answers: 
             why += f"; {_listed(others)} may be ready too: --ready {born} --ready {others[0]} takes both"
         made.say("ready", born, min(sure + 0.2, 1.0) if not others else 0.6, why)
         return born
+    birth_says = reading.meaning(born) if born is not None else None
+    if values and birth_says is not None and birth_says.state not in (HELD, READY):
+        every = (born, *values)
+        made.ask("ready", f"rows are born with {born!r}, and yet {_listed(values)} sounds ready", every)
+        return _ASKED
     hinted = [v for v in values if v in column.indexed_values]
     exact = [v for v, m in found if m.sure == 1.0]
     for few, why in ((values, ""), (hinted, " and an index is made for it"), (exact, "")):
@@ -243,6 +250,10 @@ def _done(made: Proposal, reading: Reading, by_class: dict[str, Any], answers: M
         made.say("done", value, max(meaning.sure, 0.56) if len(found) == 1 else meaning.sure, meaning.why)
         return value
     strange = reading.unplaced()
+    alone = vocabulary.of_things(ready) and not by_class.keys() & {RUNNING, FAILED, RETRY}
+    if alone and "ready" not in answers:
+        made.ask("done", f"{ready!r} may mean something else than work to do: no other value says so", ())
+        return None
     if not strange and (word := _own_word(reading, ready, DONE)):
         made.say("done", word, 0.6, "no row is seen that is done, and the column takes any text")
         return word
@@ -339,8 +350,12 @@ def _flagged(made: Proposal, reading: Reading, roles: Roles, answers: Mapping[st
     elif failed_at:
         ready[failed_at] = None
         dead = roles.times_of(FAILED)
+    ends = any(word in vocabulary.words(column.name).split() for word in _PLAIN_ENDS)
     if dead is not None:
         made.say("dead", f"{next(iter(dead))} is set", 0.8, "its name says so")
+    elif ends and "error" in roles.found and not {"attempts", "failures"} & roles.found.keys():
+        dead = {name: value for name, value in done.items() if name == column.name}
+        made.say("dead", f"{column.name}, too", 0.6, f"a row that failed ends as well, with {roles.found['error']}")
     else:
         made.say("dead", None, 0.7, "nothing says failed: a counter keeps rows out that failed too often")
     busy = reading.flag(RUNNING)

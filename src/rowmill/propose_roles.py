@@ -121,7 +121,7 @@ def propose_roles(facts: Facts, reading: Reading) -> Roles:
 def _against(role: str, column: Column, idle: dict[str, float]) -> str | None:
     if column.generated:
         return "the database computes it"
-    if column.allowed and role in ("worker", "error"):
+    if column.allowed and role not in ("priority", "max_attempts"):
         return f"{column.allowed_by or 'a constraint'} limits its values"
     if column.refers_to and role in ("worker", "error", "attempts", "failures", "priority"):
         return f"it refers to {column.refers_to}"

@@ -17,7 +17,7 @@ READY, RUNNING, DONE, RETRY, FAILED, DEAD, CANCELED, HELD = (
 #: Class of state -> words, the most usual first. Accents are dropped, words are joined by one space.
 _WORDS: dict[str, str] = {
     READY: """
-        pending, queued, new, ready, todo, to do, waiting, created, not started, open, initial, unprocessed, enqueued,
+        pending, queued, new, todo, to do, waiting, not started, ready, created, open, initial, unprocessed, enqueued,
         available, scheduled, submitted, received, idle, backlog, unstarted, requested, to process, needs processing,
         init, planned, inbox, unsent, not processed, not sent, outstanding, unhandled, registered, fresh, awaiting,
         en attente, a traiter, nouveau, nouvelle, prevu, a faire, cree, recu,
@@ -26,7 +26,7 @@ _WORDS: dict[str, str] = {
         in attesa, nuovo, nuova, da fare, da elaborare, creato,
         pendente, aguardando, novo, nova, na fila, a fazer,
         wachtend, nieuw, te doen, openstaand, oczekujacy, oczekuje, nowy, nowe,
-        novy, nova zadost, ceka, vantar, ny, venter, odottaa, uusi, bekliyor, yeni, beklemede,
+        novy, nova zadost, ceka, vantar, venter, odottaa, uusi, bekliyor, yeni, beklemede,
         ожидает, в ожидании, новый, новая, новое, в очереди, ожидание, новые, очікує, новий,
         待处理, 等待, 等待中, 排队中, 新建, 未处理, 待機中, 未処理, 新規, 保留中, 대기, 대기중, 신규
     """,
@@ -121,6 +121,17 @@ _KNOWN = _lists()
 #: One letter for a state, as old tables have it; worth something only beside others.
 LETTERS = {"p": READY, "n": READY, "q": READY, "w": READY, "r": RUNNING, "d": DONE, "c": DONE, "s": DONE,
            "f": FAILED, "e": FAILED, "x": CANCELED}  # fmt: skip
+
+
+#: Ready words that are also said of things that nobody works on.
+_OF_THINGS = {"ready", "created", "open", "initial", "available", "scheduled", "submitted", "received", "idle", "init",
+              "requested", "planned", "inbox", "outstanding", "registered", "fresh", "cree", "recu", "creado",
+              "recibido", "offen", "angelegt", "erstellt", "creato", "geplant", "prevu"}  # fmt: skip
+
+
+def of_things(value: object) -> bool:
+    """Whether a ready word may as well describe a thing: available, open, received."""
+    return words(str(value)) in _OF_THINGS
 
 
 def meaning(value: object) -> Meaning | None:

@@ -157,7 +157,13 @@ class _Survey:
                     if labels and not allowed:
                         allowed, by = tuple(labels), f"table {refers_to}"
                         meanings = {k: v for k, v in labels.items() if v != k} or meanings
-            default = c.get("default")
+            default: Any = c.get("default")
+            own = getattr(c["type"], "check", None)  # a domain's
+            if own is not None:
+                allowed = allowed or allowed_by_check(str(own), "VALUE", [], kind)
+                by = by or f"the domain {c['type'].name}"
+            if default is None:
+                default = getattr(c["type"], "default", None)
             found.append(
                 Column(
                     name=name,

@@ -12,7 +12,8 @@ from rowmill import NOW, vocabulary
 from rowmill.errors import DeclarationError
 from rowmill.facts import Column, Facts
 from rowmill.lane import declare
-from rowmill.propose import Proposal, lane_name, propose
+from rowmill.proposal import Proposal
+from rowmill.propose import lane_name, propose
 from rowmill.store.literals import allowed_by_check, comment_meanings, literals_of, plain_default
 
 
@@ -101,10 +102,12 @@ def test_any_table_gives_a_python_name(name: str) -> None:
 
 # -- whatever the table looks like
 
-NAMES = ["status", "state", "payment_status", "processed", "processed_at", "sent", "sent_at", "failed_at",
-         "in_progress", "locked_at", "locked_by", "worker_id", "started_at", "finished_at", "completed_at",
-         "attempts", "retry_count", "max_attempts", "run_after", "error", "last_error", "updated_at", "created_at",
-         "deleted_at", "is_deleted", "priority", "progress", "heartbeat_at", "name", "x y", "phase", "done", "failed", "status_id"]  # fmt: skip
+NAMES = [
+    "status", "state", "payment_status", "processed", "processed_at", "sent", "sent_at", "failed_at", "in_progress",
+    "locked_at", "locked_by", "worker_id", "started_at", "finished_at", "completed_at", "attempts", "retry_count",
+    "max_attempts", "run_after", "error", "last_error", "updated_at", "created_at", "deleted_at", "is_deleted",
+    "priority", "progress", "heartbeat_at", "name", "x y", "phase", "done", "failed", "status_id",
+]  # fmt: skip
 VALUES = [word for several in WORDS.values() for word in several] + ["foo", "bar", "P", "R", "D", "E", "x y"]
 
 

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: What a column holds, as far as a proposal has to know.
-KINDS = ("text", "enum", "int", "bool", "time", "other")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One column."""
 
     name: str
+    #: What it holds, as far as a proposal has to know: text, enum, int, bool, time or other.
     kind: str
     sql_type: str = ""
     nullable: bool = True
@@ -71,9 +69,6 @@ class Facts:
     #: Triggers that run when a row is updated.
     update_triggers: tuple[str, ...] = ()
     partitioned: bool = False
-    #: Columns of other tables that refer to this one.
-    referred_by: tuple[str, ...] = ()
-    comment: str | None = None
 
     def column(self, name: str) -> Column | None:
         """A column by its name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +18,15 @@ from rich.text import Text
 from .. import lane as lanes_words
 from ..errors import DeclarationError, RowmillError
 from ..facts import Facts
-from ..propose import Proposal, propose
+from ..proposal import Proposal
+from ..propose import propose
 from ..store import Database, bind, ddl, plans, redact
 from ..store.database import runner
 from ..store.indexes import needed
 from ..store.inspect import check_file
 from ..store.survey import read_only, survey
 from . import show
-from .app import AsJson, UsageError, app, console, print_json, print_out, run_async
+from .app import AsJson, UsageError, app, console, errors, print_json, print_out, run_async
 from .sketch import quoted_table, secret, sketch
 
 UNSURE = 5  # exit code: something has to be said first
@@ -44,7 +46,6 @@ class Adoption:
     first: str | None = None
 
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="the database: postgresql://... or sqlite:///file.db")]
 Values = Annotated[list[str] | None, typer.Option(help="a value that means so; may be given again", metavar="VALUE")]
 Value = Annotated[str | None, typer.Option(help="the value that means so", metavar="VALUE")]
 
@@ -206,8 +207,6 @@ async def _whole(database: Database, made: Proposal, url: str | None) -> Adoptio
 def _unsure(made: Proposal, url: str, table: str, *, quiet: bool) -> None:
     """Say what is not known, and which option answers it; end the command."""
     if not quiet:
-        from .app import errors
-
         for question in made.questions:
             line = Text("Cannot tell: ", "bold yellow").append_text(show.plain(question.text))
             errors.print(line, soft_wrap=True)
@@ -220,8 +219,6 @@ def _unsure(made: Proposal, url: str, table: str, *, quiet: bool) -> None:
 
 
 def _shell(value: Any) -> str:
-    import shlex
-
     return shlex.quote(str(value))
 
 

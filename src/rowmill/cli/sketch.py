@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..propose import Proposal
+from ..proposal import Proposal
 
 _SIMPLE = re.compile(r"[a-z_][a-z0-9_]*|\w+", re.ASCII)
 

@@ -18,6 +18,7 @@ from ..errors import Busy, DeclarationError, did_you_mean
 from ..facts import Column, Facts, Index
 from .binding import table_name
 from .database import Database, Run, runner, translated
+from .kinds import kind_of, shares_of, sql_type_of, typed, understood
 from .literals import allowed_by_check, comment_meanings, literals_of, plain_default
 
 #: A table of up to so many rows (and pages) is read whole; of a larger one about SAMPLE rows.
@@ -106,7 +107,7 @@ class _Survey:
         if not exact:
             self._statistics(columns, seen, rows)
             self._by_index(columns, seen, indexes)
-        columns = [_understood(column, seen.get(column.name, {})) for column in columns]
+        columns = [understood(column, seen.get(column.name, {})) for column in columns]
         return Facts(
             dialect=self.dialect,
             schema=self.schema,
@@ -143,7 +144,7 @@ class _Survey:
         }
         found = []
         for c in described:
-            kind, allowed, by = _kind(c["type"])
+            kind, allowed, by = kind_of(c["type"])
             name = c["name"]
             for check in checks:
                 if not allowed and (values := allowed_by_check(check, name, names, kind)):
@@ -168,7 +169,7 @@ class _Survey:
                 Column(
                     name=name,
                     kind=kind,
-                    sql_type=_sql_type(c["type"], self.connection.dialect),
+                    sql_type=sql_type_of(c["type"], self.connection.dialect),
                     nullable=bool(c["nullable"]),
                     default=plain_default(default, kind),
                     has_default=default is not None,
@@ -189,7 +190,7 @@ class _Survey:
     def _labels(self, fk: Any) -> dict[Any, str]:
         """A small table of states: its keys, and the words beside them."""
         schema, table = fk["referred_schema"] or self.schema, fk["referred_table"]
-        columns = [c["name"] for c in self.inspector.get_columns(table, schema) if _kind(c["type"])[0] == "text"]
+        columns = [c["name"] for c in self.inspector.get_columns(table, schema) if kind_of(c["type"])[0] == "text"]
         key = fk["referred_columns"][0]
         label = next((c for n in _LABELS for c in columns if c.lower() == n), (columns or [key])[0])
         relation = ".".join(self._quote(part) for part in ([schema, table] if schema else [table]))
@@ -347,7 +348,7 @@ class _Survey:
             named = vocabulary.state_name(name) or column.kind in ("enum", "bool") or column.kind == "time"
             if not named and not vocabulary.event_name(name):
                 continue
-            filled[name] = _shares(columns, raw, at)
+            filled[name] = shares_of(columns, raw, at)
         return seen, filled
 
     def _statistics(self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], rows: int) -> None:
@@ -365,7 +366,7 @@ class _Survey:
             if column is None or name not in seen or len(seen[name]) >= MOST_VALUES or len(values) >= MOST_VALUES:
                 continue
             for value, share in zip(values, shares, strict=False):
-                seen[name][_typed(value, column.kind)] = max(1, round(share * rows))
+                seen[name][typed(value, column.kind)] = max(1, round(share * rows))
 
     def _by_index(self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], indexes: Sequence[Index]) -> None:
         """An index that begins with a column gives each of its values at the price of one look."""
@@ -381,58 +382,4 @@ class _Survey:
                 f" where v.x is not null and n < {MOST_VALUES}) select x from v where x is not null"
             )
             for row in self.run(text, ()):
-                seen.setdefault(column.name, {}).setdefault(_typed(str(row[0]), column.kind), 1)
-
-
-def _shares(columns: Sequence[Column], raw: Sequence[Sequence[Any]], at: int) -> dict[Any, dict[str, float]]:
-    """By value of one column: the share of rows in which each other column is filled in."""
-    total: Counter[Any] = Counter()
-    filled: dict[Any, Counter[str]] = {}
-    timed = columns[at].kind == "time"
-    for row in raw:
-        value = (True if row[at] else None) if timed else row[at]
-        total[value] += 1
-        counts = filled.setdefault(value, Counter())
-        for i, column in enumerate(columns):
-            if i != at and (row[i] if column.kind in ("time", "other") else row[i] not in (None, "")):
-                counts[column.name] += 1
-    names = [column.name for i, column in enumerate(columns) if i != at]
-    return {value: {name: filled[value][name] / n for name in names} for value, n in total.items()}
-
-
-def _kind(kind: Any) -> tuple[str, tuple[Any, ...], str]:
-    """What a type holds, and the values it allows."""
-    base = getattr(kind, "data_type", kind)  # a domain's own
-    if isinstance(base, sa.Enum):
-        return "enum", tuple(base.enums), f"the enum {base.name}" if base.name else "an enum"
-    for of, name in ((sa.Boolean, "bool"), (sa.Integer, "int"), (sa.DateTime, "time"), (sa.String, "text")):
-        if isinstance(base, of):
-            return name, (), ""
-    return "other", (), ""
-
-
-def _sql_type(kind: Any, dialect: sa.Dialect) -> str:
-    try:
-        return str(kind.compile(dialect))
-    except sa.exc.CompileError:
-        return "?"
-
-
-def _typed(value: str, kind: str) -> Any:
-    if kind == "int":
-        return int(value)
-    if kind == "bool":
-        return value in ("t", "true", "True", "1")
-    return value
-
-
-def _understood(column: Column, seen: Mapping[Any, int]) -> Column:
-    """A column with what its rows hold; a number that is only ever 0 or 1 and is called a flag is one."""
-    kind, default = column.kind, column.default
-    if kind == "int" and seen.keys() <= {0, 1, None} and not column.refers_to and not column.meanings:
-        event = vocabulary.event_name(column.name)
-        flag = event is not None and event.state in (vocabulary.DONE, vocabulary.RUNNING)
-        if flag and not vocabulary.state_name(column.name) and (seen or default in (0, 1)):
-            kind, default = "bool", bool(default) if default is not None else None
-            seen = {None if v is None else bool(v): n for v, n in seen.items()}
-    return Column(**{**vars(column), "kind": kind, "default": default, "seen": dict(seen)})
+                seen.setdefault(column.name, {}).setdefault(typed(str(row[0]), column.kind), 1)

@@ -138,7 +138,7 @@ def _indexes(run: Run, each: Outline, known: set[str]) -> Iterable[Change]:
         if state == "valid":
             continue
         text = in_words(need, say, name, concurrently=True)
-        unseen = any(say.name(column) in f"{say.order()} {need.predicate}" for column in planned)
+        unseen = any(say.name(column) in f"{need.sort} {need.predicate}" for column in planned)
         if state is None and not unseen and plans.serves(run, say, need) is not None:
             continue
         if isinstance(say, PostgresStatements) and (parts := _parts(run, say.table)):

@@ -21,6 +21,8 @@ class Needed:
     order: str
     predicate: str
     why: str
+    #: The order in which the statement wants its rows, as ORDER BY has it; empty where any will do.
+    sort: str = ""
 
     def name(self, lane: str, table: str) -> str:
         """A name that tells what it is, and changes with what it holds: a changed lane gets a new index."""
@@ -44,7 +46,7 @@ def _ready(binding: Binding, say: Statements) -> Needed:
     if binding.lane.dead is None and (counter := binding.counter):
         # Spent rows stay ready by their state: the counter keeps them out of the index, too.
         predicate += f" and coalesce({say.name(counter)}, 0) < {say.exhausted()}"
-    return Needed("ready", order, predicate, "the claim takes its rows from it, however large the table")
+    return Needed("ready", order, predicate, "the claim takes its rows from it, however large the table", say.order())
 
 
 def _running(binding: Binding, say: Statements) -> Needed:

@@ -74,9 +74,8 @@ def explain(run: Run, say: Statements, text: str | None = None) -> Plan:
 
 def serves(run: Run, say: Statements, need: Needed) -> str | None:
     """An index that is there and carries this need, if the planner finds one: asked as if scans were dear."""
-    order = f" order by {say.order()}" if need.purpose != "running" else ""
-    predicate = need.predicate if need.purpose == "running" else say.ready_state()
-    text = f"select {say.names(say.binding.key)} from {say.table} where {predicate}{order} limit {BATCH}"
+    order = f" order by {need.sort}" if need.sort else ""
+    text = f"select {say.names(say.binding.key)} from {say.table} where {need.predicate}{order} limit {BATCH}"
     if isinstance(say, PostgresStatements):
         for setting in ("enable_seqscan", "enable_sort", "enable_bitmapscan"):
             run(f"set local {setting} = off", ())

@@ -21,9 +21,11 @@ from .lane import Lane
 from .mill import Mill
 from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
 from .retry import exponential, fixed
+from .states import NOW
 from .store import Settled
 
 __all__ = [
+    "NOW",
     "AppError",
     "Breaker",
     "BreakerColumns",

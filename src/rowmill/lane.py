@@ -93,6 +93,12 @@ class Lane:
                 hint="; ".join(["give running a value that ready does not have", *meant]),
             )
         self._validate_ends(where)
+        for column in self.running:
+            if isinstance(self.ready, Mapping) and self.ready.get(column) is states.NOW:
+                raise DeclarationError(
+                    f"{where}: running writes {column!r}, and a row that goes back could not get its old time again",
+                    hint=f"leave {column!r} out of running",
+                )
         if isinstance(self.ready, Mapping) and not self.leads_to_ready(self.retry_values):
             raise DeclarationError(
                 f"{where}: a row that waits for its retry would not be ready, so it would never be claimed again",

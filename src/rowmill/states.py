@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from .errors import DeclarationError
 
 #: column -> value; in ``ready`` a list means any of, None means NULL
 Values = Mapping[str, Any]
+
+
+class _Now:
+    """The database's time where a state is written; any time at all where rows are asked for.
+
+    For tables whose state is a time that is set or not: ``done={"processed_at": NOW}``.
+    """
+
+    def __repr__(self) -> str:
+        return "NOW"
+
+
+NOW: Final = _Now()
 
 
 def options(value: Any) -> list[Any]:
@@ -17,8 +30,8 @@ def options(value: Any) -> list[Any]:
 
 
 def first(values: Values) -> dict[str, Any]:
-    """The first of each list: where a row goes when it goes back to ready."""
-    return {column: options(value)[0] for column, value in values.items()}
+    """The first of each list: where a row goes when it goes back to ready. A time that was set stays as it is."""
+    return {column: options(value)[0] for column, value in values.items() if value is not NOW}
 
 
 def overlay(ready: Values | str, running: Values) -> dict[str, Any]:
@@ -33,9 +46,15 @@ def overlay(ready: Values | str, running: Values) -> dict[str, Any]:
 def overlaps(one: Values, other: Values) -> bool:
     """Whether some row could satisfy both conditions."""
     return all(
-        any(x == y and type(x) is type(y) for x in options(one[column]) for y in options(other[column]))
+        any(_alike(x, y) for x in options(one[column]) for y in options(other[column]))
         for column in one.keys() & other.keys()
     )
+
+
+def _alike(x: Any, y: Any) -> bool:
+    if x is NOW or y is NOW:
+        return x is not None and y is not None
+    return bool(x == y and type(x) is type(y))
 
 
 def validate(name: str, values: object, where: str, *, lists: bool = False) -> None:
@@ -52,4 +71,8 @@ def validate(name: str, values: object, where: str, *, lists: bool = False) -> N
             raise DeclarationError(
                 f"{where}: {name}[{column!r}] needs {wanted}, not {value!r}",
                 hint="a list of values is for ready only; a state that is written has one value per column",
+            )
+        if several and NOW in list(value):
+            raise DeclarationError(
+                f"{where}: {name}[{column!r}]: NOW does not go into a list", hint=f'{name}={{"{column}": NOW}}'
             )

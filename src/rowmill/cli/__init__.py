@@ -1,8 +1,11 @@
 """The command line: one file per group of commands."""
 
 from . import act as act
+from . import adopt as adopt
+from . import check as check
 from . import demo as demo
 from . import look as look
+from . import migrate as migrate
 from . import run as run
 from . import sql as sql
 from .app import app, main

@@ -29,6 +29,7 @@ __all__ = [
     "Tx",
     "bind",
     "bounded",
+    "check_conditions",
     "open_lane",
     "probe",
     "redact",

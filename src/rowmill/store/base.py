@@ -125,7 +125,8 @@ class LaneStore:
     @property
     def needs_fleet(self) -> bool:
         """Only the workers table can tell that a holder is gone."""
-        return not {"heartbeat_at", "claimed_at", "updated_at"} & self.binding.roles.keys()
+        roles = self.binding.roles.keys()
+        return "worker" in roles and not {"heartbeat_at", "claimed_at", "updated_at"} & roles
 
     async def unfinished(self) -> bool:
         """Whether some row is ready or running."""
@@ -281,8 +282,7 @@ class LaneStore:
             "retry": self.binding.retry_values,
         }
         values = target.get(settlement.kind, self.binding.ready_again) or self.binding.retry_values
-        literal = self.statements.literal  # a Python enum and its name are one value to the database
-        if any(literal(c, self.value(row, c)) != literal(c, value) for c, value in values.items()):
+        if not all(self.statements.shows(c, self.value(row, c), value) for c, value in values.items()):
             return False
         worker = self.binding.roles.get("worker")
         if settlement.kind in ("done", "dead", "canceled") and worker:
@@ -361,14 +361,14 @@ class LaneStore:
         roles, time_at = self.binding.roles, self._places[0]
         if "worker" not in roles or time_at is None:
             return
-        literal = self.statements.literal
+        shows = self.statements.shows
         rows = await self.database.read(lambda run: self.read_claims(run, claims))
         for i, claim in enumerate(claims):
             _, row = rows.get(i, (False, ()))
             if not row or row[self._at[roles["worker"]]] != claim.worker:
                 continue
             state = self.binding.running.items()
-            same = all(literal(c, self.value(row, c)) in [literal(c, o) for o in options(v)] for c, v in state)
+            same = all(any(shows(c, self.value(row, c), o) for o in options(v)) for c, v in state)
             if same and ("attempts" not in roles or row[self._at[roles["attempts"]]] == claim.attempts):
                 claim.claimed_at = row[time_at]
 

@@ -21,6 +21,7 @@ from .. import states
 from ..errors import DeclarationError, did_you_mean
 from ..lane import Lane
 from .database import Database
+from .lacking import Lacking, lacking
 
 #: Columns that say when a row was made, for the default order.
 CREATED = ("created_at", "inserted_at", "created", "created_on")
@@ -98,6 +99,8 @@ class Binding:
         lacking = {role: words for role, words in cost.items() if role not in found}
         if self.counter is None:
             lacking["attempts"] = "a failure is final"
+        if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & found:
+            lacking["claimed_at"] = "a row whose worker dies stays running until it is released by hand"
         return lacking
 
     def nullable(self, column: str) -> bool:
@@ -118,18 +121,20 @@ def fence_time(binding: Binding) -> str | None:
     return column
 
 
-async def bind(lane: Lane, environment: str, database: Database) -> Binding:
-    """Reflect the lane's table and resolve the declaration against it."""
-    where = f"lane {lane.name!r}"
-    schema, name = table_name(lane.table, database.dialect.name)
-    table, sql_types, partitioned, kinds = await database.reflect(
-        lambda connection: reflect_table(
-            connection, lane.table, schema, name, where, f" in environment {environment!r}"
-        )
-    )
+async def bind(lane: Lane, environment: str, database: Database, *, planned: bool = False) -> Binding:
+    """Reflect the lane's table and resolve the declaration against it.
+
+    ``planned``: as the table will be once it has the columns that ``rowmill migrate`` adds.
+    """
+    table, sql_types, partitioned, kinds = await _table(lane, environment, database)
     where = f"lane {lane.name!r}, table {table.fullname!r}"
+    if planned:
+        for lack in lacking_columns(lane, table, kinds, database.dialect.name):
+            table.append_column(sa.Column(lack.column, lack.kind, nullable=lack.nullable))
+            kinds[lack.column] = lack.kind
+            sql_types[lack.column] = lack.sql_type
     key = _key(table, where)
-    _check_columns(lane, table, where)
+    _check_columns(lane, table, kinds, where, database.dialect.name)
     found = roles_words.resolve(
         lane.roles, table.c.keys(), lambda column, kind: _fits(kinds[column], kind, database.dialect.name)
     )
@@ -158,6 +163,25 @@ async def bind(lane: Lane, environment: str, database: Database) -> Binding:
     )
     _check_policy(binding, where)
     return binding
+
+
+async def _table(
+    lane: Lane, environment: str, database: Database
+) -> tuple[sa.Table, dict[str, str], bool, dict[str, Any]]:
+    schema, name = table_name(lane.table, database.dialect.name)
+    where, place = f"lane {lane.name!r}", f" in environment {environment!r}"
+    return await database.reflect(lambda c: reflect_table(c, lane.table, schema, name, where, place))
+
+
+def lacking_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], dialect: str) -> list[Lacking]:
+    """The columns that the lane would use, and that its table does not have."""
+    return lacking(lane, table.c.keys(), lambda column, kind: _fits(kinds[column], kind, dialect), dialect)
+
+
+async def look(lane: Lane, environment: str, database: Database) -> tuple[sa.Table, list[Lacking]]:
+    """A lane's table as it is, and the columns that it lacks, whether or not the lane can work without them."""
+    table, _, _, kinds = await _table(lane, environment, database)
+    return table, lacking_columns(lane, table, kinds, database.dialect.name)
 
 
 def table_name(table: Any, dialect: str) -> tuple[str | None, str]:
@@ -239,17 +263,30 @@ def _key(table: sa.Table, where: str) -> tuple[str, ...]:
 
 def _column(table: sa.Table, name: str, what: str, where: str) -> sa.Column[Any]:
     if name not in table.c:
-        raise DeclarationError(f"{where}: {what}: there is no column {name!r}", hint=did_you_mean(name, table.c.keys()))
+        hint = did_you_mean(name, table.c.keys())
+        if any(roles_words.snake(name) in twins for _, twins in roles_words.ROLES.values()):
+            hint = f"rowmill migrate APP --apply adds it; or {hint}"
+        raise DeclarationError(f"{where}: {what}: there is no column {name!r}", hint=hint)
     return table.c[name]
 
 
-def _check_columns(lane: Lane, table: sa.Table, where: str) -> None:
+def _check_time(kind: Any, what: str, dialect: str) -> None:
+    if not _fits(kind, roles_words.TIME, dialect):
+        raise DeclarationError(
+            f"{what} is NOW, but the column's type {kind} holds no time", hint="a timestamptz column"
+        )
+
+
+def _check_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], where: str, dialect: str) -> None:
     for state in ("ready", "running", "done", "retry", "dead", "canceled"):
         values = getattr(lane, state)
         if not isinstance(values, Mapping):
             continue
         for name, value in values.items():
             column = _column(table, name, state, where)
+            if value is states.NOW:
+                _check_time(kinds[name], f"{where}: {state}[{name!r}]", dialect)
+                continue
             for option in states.options(value):
                 _check_value(column, option, f"{where}: {state}[{name!r}]", written=state != "ready")
 
@@ -354,7 +391,7 @@ def _check_policy(binding: Binding, where: str) -> None:
     if "worker" not in found and fence_time(binding) is None and not lane.unfenced:
         raise DeclarationError(
             f"{where} has neither a worker nor a claimed_at column, so a late outcome could overwrite another worker's",
-            hint='add one (worker text, claimed_at timestamptz), map it with roles={"worker": "..."},'
+            hint='add one (rowmill migrate does: worker text, claimed_at timestamptz), map it: roles={"worker": "..."},'
             " or accept the risk with unfenced=True",
         )
     if binding.counter is None:
@@ -368,7 +405,7 @@ def _check_policy(binding: Binding, where: str) -> None:
         if lane.dead is None:
             raise DeclarationError(
                 f"{where}: dead is left out, and no column counts attempts, so a failed row would never end",
-                hint='dead={"status": "..."}, or an integer column: roles={"failures": "..."}',
+                hint='dead={"status": "..."}, or a counter, as rowmill migrate adds one: roles={"failures": "..."}',
             )
     again = lane.leads_to_ready(lane.done) and not (lane.where or lane.untouched_for or "run_after" in found)
     if again:
@@ -380,5 +417,7 @@ def _check_policy(binding: Binding, where: str) -> None:
         raise DeclarationError(
             f"{where}: untouched_for needs a column with the role updated_at", hint='roles={"updated_at": "..."}'
         )
-    if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & found.keys():
-        raise DeclarationError(f"{where}: nothing tells how long a row has been running", hint="add claimed_at")
+    if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & found.keys() and not lane.unfenced:
+        raise DeclarationError(
+            f"{where}: nothing tells how long a row has been running", hint="add claimed_at: rowmill migrate does"
+        )

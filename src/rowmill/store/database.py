@@ -179,6 +179,20 @@ class Postgres(Database):
         async with _transaction(self, self._handlers) as connection:
             yield connection
 
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AsyncConnection]:
+        """A connection of its own, outside any transaction and without a time limit: for builds that take long."""
+        engine = self._make(1, None, isolation_level="AUTOCOMMIT")
+        try:
+            with translated(self):
+                connection = await engine.connect()
+            try:
+                yield connection
+            finally:
+                await connection.close()
+        finally:
+            await engine.dispose()
+
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
         with translated(self):
             async with self.engine.connect() as connection:

@@ -137,6 +137,11 @@ async def bind_gates(
     return tuple(found)
 
 
+def key_phrase(binding: Binding, statements: Statements, by: str) -> str:
+    """A gate's key as SQL over the lane's row: a column, or an expression."""
+    return statements.name(by) if by in binding.table.c else f"({by})"
+
+
 async def _key(
     binding: Binding, database: Database, statements: Statements, group: Group, where: str
 ) -> tuple[str | None, str, bool]:
@@ -144,10 +149,7 @@ async def _key(
         return None, "", False
     by = group.by.strip()
     postgres = database.dialect.name == "postgresql"
-    if by in binding.table.c:
-        phrase, nullable = statements.name(by), binding.nullable(by)
-    else:
-        phrase, nullable = f"({by})", True
+    phrase, nullable = key_phrase(binding, statements, by), by not in binding.table.c or binding.nullable(by)
     # The database reads the expression, and says of what type it is, without looking at a row.
     probe = f"(select {phrase} from {statements.table} limit 0)"
     collation = None

@@ -169,7 +169,7 @@ class LaneView:
         evidence = self.statements.evidence()
         if evidence is not None:
             return self._age(evidence) or "null"
-        if not self._fleet:
+        if not self._fleet or "worker" not in self.binding.roles:
             return "null"
         now, say = self.statements.plain_now(), self.statements
         age = (

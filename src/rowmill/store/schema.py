@@ -86,7 +86,27 @@ GATES = Step(
     ),
 )
 
-STEPS: tuple[Step, ...] = (WORKERS, GATES)
+DDL = Step(
+    10,
+    "rowmill_ddl: what migrate added to your tables, and what undoes it",
+    (
+        """create table if not exists own.rowmill_ddl (
+  id text primary key,
+  position integer not null,
+  kind text not null,
+  relation text not null,
+  name text not null,
+  value text not null default '',
+  made text not null,
+  undo text not null,
+  state text not null
+)""",
+    ),
+)
+
+STEPS: tuple[Step, ...] = (WORKERS, GATES, DDL)
+#: In the list of steps: the schema itself was made by rowmill.
+SCHEMA_MADE = 0
 _LEDGER = "create table if not exists own.rowmill_schema (step integer primary key, what text not null)"
 
 
@@ -130,6 +150,12 @@ def ddl(database: Database, step: Step) -> list[str]:
     return [_placed(database, text) for text in plain]
 
 
+def own_tables() -> list[str]:
+    """Every table that the steps make, the list of steps last."""
+    made = re.findall(r"create table if not exists own\.(\w+)", "\n".join(t for s in STEPS for t in s.statements))
+    return [*reversed(made), "rowmill_schema"]
+
+
 def opening(database: Database) -> list[str]:
     """What goes before the first step: the schema, where one is set, and the list of steps taken."""
     made = []
@@ -154,9 +180,16 @@ def _take(database: Database, run: Run, steps: tuple[Step, ...]) -> None:
     missing = [step for step in steps if step.number not in _taken(database, run)]
     if not missing:
         return
+    made_schema = False
     for text in opening(database):
-        if not (text.startswith("create schema") and _schema_exists(database, run)):
-            run(text, ())
+        if text.startswith("create schema"):
+            if _schema_exists(database, run):
+                continue
+            made_schema = True
+        run(text, ())
+    if made_schema:
+        text = f"insert into {database.own('rowmill_schema')} (step, what) values ({SCHEMA_MADE}, 'the schema')"
+        run(text, ())
     for step in missing:
         for text in ddl(database, step):
             run(text, ())

@@ -52,6 +52,8 @@ class Statements:
         """A value as SQL text of the column's type."""
         if value is None:
             return "null"
+        if value is states.NOW:
+            return self.now(column)
         kind = self.binding.table.c[column].type
         if isinstance(kind, sa.Integer) and isinstance(value, bool):
             value = int(value)
@@ -60,11 +62,20 @@ class Statements:
             return "'" + str(value).replace("'", "''") + "'"
         return str(processor(value))
 
+    def shows(self, column: str, found: Any, value: Any) -> bool:
+        """Whether what was read from a row is this value; a Python enum and its name are one to the database."""
+        if value is states.NOW or found is None:
+            return found is not None if value is states.NOW else value is None
+        return self.literal(column, found) == self.literal(column, value)
+
     def condition(self, values: states.Values, prefix: str = "") -> str:
         """``status in ('queued', 'failed') and flag is null``."""
         parts = []
         for column, value in values.items():
             name = prefix + self.name(column)
+            if value is states.NOW:
+                parts.append(f"{name} is not null")
+                continue
             options = states.options(value)
             known = [self.literal(column, option) for option in options if option is not None]
             tests = []
@@ -160,6 +171,8 @@ class Statements:
         evidence = self.evidence()
         if evidence is not None:
             return f"({prefix}{self.name(evidence)} is null or {self.older(evidence, lease, prefix)})"
+        if "worker" not in self.roles:  # nothing tells: an unfenced lane's rows are released by hand
+            return "false"
         worker = prefix + self.name(self.roles["worker"])
         return (
             f"not exists (select 1 from {self.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation"
@@ -202,8 +215,6 @@ class Statements:
     def fence(self, row: str, time: str, attempts: str, worker: str) -> str:
         """The row still is as this claim left it. The arguments are SQL for the claim's own values."""
         parts = [self.running(f"{row}.")]
-        if self.lane.unfenced:
-            return parts[0]
         if column := self.roles.get("worker"):
             parts.append(f"{row}.{self.name(column)} = {worker}")
         if at := fence_time(self.binding):

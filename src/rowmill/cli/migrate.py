@@ -1,0 +1,145 @@
+"""``rowmill migrate``: the DDL that serves the lanes; with --apply it runs, with --detach it is taken away again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from ..errors import RowmillError
+from ..mill import Mill
+from ..store import Database, ddl
+from ..store.build import Builder, own_drops
+from ..store.fleet import Fleet
+from ..store.inspect import check_file
+from ..store.ledger import Ledger, Record
+from . import show
+from .app import App, AsJson, Env, app, console, errors, load, print_json, run_async
+from .lookout import Failure
+
+
+@app.command()
+def migrate(
+    reference: App = None,
+    env: Env = None,
+    apply: Annotated[bool, typer.Option("--apply", help="run it; without, it is only printed")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="remove exactly what was added, and nothing else")] = False,
+    lock_timeout: Annotated[float, typer.Option(min=0.01, help="seconds to wait for a table before giving way")] = 1.0,
+    patience: Annotated[float, typer.Option(min=0, help="seconds to go on trying while a table is in use")] = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """The DDL that serves the lanes of APP: missing columns, partial indexes, statistics, rowmill's own tables.
+
+    Additive only. Indexes are built concurrently; what needs a table for a moment gives way after the lock timeout
+    and tries again. Interrupted, it goes on where it stopped when run again.
+    """
+    mill = load(reference)
+    way = {"apply": apply, "detach": detach}
+    times = (timedelta(seconds=lock_timeout), timedelta(seconds=patience))
+
+    async def main() -> tuple[list[dict[str, Any]], list[Failure]]:
+        done: list[dict[str, Any]] = []
+        failures: list[Failure] = []
+        for name, database in mill.databases(env):
+            try:
+                check_file(database)
+                found = await (_detach if detach else _migrate)(mill, name, database, apply, times, quiet=as_json)
+                done.append({"environment": name, **found})
+            except RowmillError as error:
+                failures.append(Failure(name, None, error))
+            finally:
+                await database.close()
+        return done, failures
+
+    done, failures = run_async(main())
+    if as_json:
+        print_json({**way, "environments": done, "errors": [failure.value() for failure in failures]})
+    else:
+        for found in done:
+            _print(found, reference or "", apply=apply, detach=detach, several=len(mill.environments) > 1)
+        for failure in failures:
+            errors.print(failure.line(), soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+async def _migrate(
+    mill: Mill, name: str, database: Database, apply: bool, times: tuple[timedelta, timedelta], *, quiet: bool
+) -> dict[str, Any]:
+    lanes = [lane for lane in mill.select(None) if lane.serves(name)]
+    outlines = [await ddl.outline(lane, name, database) for lane in lanes]
+    changes = await ddl.changes(database, outlines)
+    if apply and changes:
+        await Builder(database, _teller(quiet), *times).apply(changes)
+        # Plans are asked with what is there now; what one change made possible is done at once.
+        further = await ddl.changes(database, [await ddl.outline(lane, name, database) for lane in lanes])
+        if further:
+            await Builder(database, _teller(quiet), *times).apply(further)
+            changes += further
+    return {"statements": [_change(change) for change in changes]}
+
+
+def _change(change: ddl.Change) -> dict[str, Any]:
+    return {"kind": change.kind, "on": change.relation, "statement": change.statement, "why": change.why,
+            "replaces_leftover": change.leftover, "undo": [record.undo for record in change.records]}  # fmt: skip
+
+
+async def _detach(
+    mill: Mill, name: str, database: Database, apply: bool, times: tuple[timedelta, timedelta], *, quiet: bool
+) -> dict[str, Any]:
+    records = await Ledger(database).records()
+    own = await database.read(lambda run: own_drops(database, run))
+    if apply and (records or own):
+        await _nobody_works(database)
+        await Builder(database, _teller(quiet), *times).detach(records)
+    return {"statements": [*_undone(records), *({"kind": "own", "statement": text} for text in own)]}
+
+
+def _undone(records: Sequence[Record]) -> list[dict[str, Any]]:
+    kinds = ("index", "statistics", "storage", "column")
+    ordered = sorted(records, key=lambda r: (kinds.index(r.kind), -r.position))
+    return [{"kind": r.kind, "on": r.relation, "name": r.name, "statement": r.undo} for r in ordered]
+
+
+async def _nobody_works(database: Database) -> None:
+    fleet = Fleet(database)
+    if not await fleet.exists():
+        return
+    alive = [w["id"] for w in await fleet.all() if w["state"] not in ("stopped", "dead")]
+    if alive:
+        raise RowmillError(
+            f"{len(alive)} workers are at work: {', '.join(alive[:3])}",
+            hint="stop them first; rowmill workers shows them",
+        )
+
+
+def _teller(quiet: bool) -> Any:
+    """One line for each step; what only stands until the next one is dim, and goes to standard error in a pipe."""
+
+    def tell(text: str, passing: bool) -> None:
+        if quiet or not console.is_terminal:
+            errors.print(show.plain(text), soft_wrap=True)
+        else:
+            console.print(Text("  ").append_text(show.plain(text)), style="dim" if passing else "", soft_wrap=True)
+
+    return tell
+
+
+def _print(found: dict[str, Any], reference: str, *, apply: bool, detach: bool, several: bool) -> None:
+    statements = found["statements"]
+    if several:
+        typer.echo(f"-- environment {found['environment']}")
+    if not statements:
+        typer.echo("-- nothing to remove" if detach else "-- nothing to do: the tables have what the lanes need")
+    elif apply:
+        typer.echo(f"-- {len(statements)} steps, all done")
+    else:
+        for each in statements:
+            if each.get("why"):
+                typer.echo("-- " + each["why"].replace("; ", "\n-- "))
+            typer.echo(f"{each['statement']};")
+        words = ["rowmill migrate", reference, "--detach" if detach else "", "--apply"]
+        typer.echo(f"-- run it with: {' '.join(word for word in words if word)}")

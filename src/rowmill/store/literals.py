@@ -1,0 +1,82 @@
+"""Plain values out of SQL text: a column's default, a check constraint's list, an index predicate, a comment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_TEXT = re.compile(r"'((?:[^']|'')*)'")
+_NUMBER = re.compile(r"(?<![\w.'])-?\d+(?![\w.'])")
+_RANGE = re.compile(r">=\s*\(?(-?\d+)\)?.*<=\s*\(?(-?\d+)\)?", re.DOTALL)
+_OTHERWISE = re.compile(r"<>|!=|~|\blike\b|\bnot\b|[^<>]>[^=]|<[^=>]|\blength\b|\bis\b", re.IGNORECASE)
+_MEANING = re.compile(r"(?<![\w.])(-?\d+)\s*(?:=>|->|[=:)–—-])\s*([^\W\d_][\w' -]*\w)")
+
+
+def plain_default(text: Any, kind: str) -> Any:
+    """A default that is a plain value, as that value; None for what is computed, and for none."""
+    if text is None:
+        return None
+    said = str(text).strip()
+    while said.startswith("(") and said.endswith(")"):
+        said = said[1:-1].strip()
+    if found := re.fullmatch(r"'((?:[^']|'')*)'(?:\s*::.*)?", said, re.DOTALL):
+        value = found.group(1).replace("''", "'")
+        if kind == "int":
+            return int(value) if re.fullmatch(r"-?\d+", value) else None
+        if kind == "bool":
+            return value.lower() in ("t", "true", "1")
+        return value
+    if kind == "bool":
+        return {"true": True, "1": True, "false": False, "0": False}.get(said.lower())
+    if found := re.fullmatch(r"\(?(-?\d+)\)?(?:\s*::.*)?", said):
+        return int(found.group(1)) if kind == "int" else found.group(1) if kind == "text" else None
+    if kind == "text" and (found := re.fullmatch(r'"([^"]*)"', said)):  # SQLite takes it for text
+        return found.group(1)
+    return None
+
+
+def _mentions(text: str, column: str) -> bool:
+    bare = _TEXT.sub("''", text)
+    if '"' + column.replace('"', '""') + '"' in bare:
+        return True
+    return re.search(rf'(?<![\w"]){re.escape(column)}(?![\w"])', bare, re.IGNORECASE) is not None
+
+
+def allowed_by_check(text: str, column: str, columns: Sequence[str], kind: str) -> tuple[Any, ...]:
+    """The values that a check constraint on one column lists; nothing where it says anything else."""
+    if kind not in ("text", "int") or not _mentions(text, column):
+        return ()
+    if any(_mentions(text, other) for other in columns if other.lower() != column.lower()):
+        return ()
+    bare = _TEXT.sub("''", text)
+    if kind == "int":
+        if found := _RANGE.search(bare):
+            low, high = int(found.group(1)), int(found.group(2))
+            return tuple(range(low, high + 1)) if 0 < high - low <= 20 else ()
+        if _OTHERWISE.search(bare):
+            return ()
+        return tuple(dict.fromkeys(int(n) for n in _NUMBER.findall(re.sub(r"::\w+|\"[^\"]*\"", "", bare))))
+    if _OTHERWISE.search(re.sub(r"::\w+( \w+)*(\[\])?", "", bare)):
+        return ()
+    return tuple(dict.fromkeys(value.replace("''", "'") for value in _TEXT.findall(text)))
+
+
+def literals_of(predicate: str, column: str, columns: Sequence[str], kind: str) -> tuple[Any, ...]:
+    """The values that stand in a predicate over this column alone."""
+    if not _mentions(predicate, column) or "<>" in predicate or "!=" in predicate:
+        return ()
+    if any(_mentions(predicate, other) for other in columns if other != column):
+        return ()
+    if kind == "int":
+        bare = re.sub(r"::\w+|\"[^\"]*\"", "", _TEXT.sub("''", predicate))
+        return tuple(int(n) for n in _NUMBER.findall(bare))
+    return tuple(value.replace("''", "'") for value in _TEXT.findall(predicate))
+
+
+def comment_meanings(comment: str | None, kind: str) -> dict[Any, str]:
+    """``0 = pending, 1 = running`` in a column's comment."""
+    if not comment or kind != "int":
+        return {}
+    found = {int(number): word.strip() for number, word in _MEANING.findall(comment)}
+    return found if len(found) > 1 else {}

@@ -1,0 +1,173 @@
+"""check: errors, warnings and what each costs; it reads, and has exit codes for CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import systems
+from command import NOWHERE, Command
+from databases import Db
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+def codes(document: Any, lane: str | None = None) -> set[str]:
+    return {
+        finding["code"]
+        for checked in document["checked"]
+        if lane is None or checked["lane"] == lane
+        for finding in checked["findings"]
+    }
+
+
+def lane(table: str, **options: Any) -> str:
+    said = {"ready": {"status": "new"}, "running": {"status": "run"}, "done": {"status": "ok"},
+            "dead": {"status": "bad"}, "name": table} | options  # fmt: skip
+    return f"mill.lane({table!r}, **{said!r})(handler)"
+
+
+def create(db: Db, table: str = "jobs", more: str = "worker text, claimed_at timestamptz") -> None:
+    more = more if db.dialect == "postgresql" else more.replace("timestamptz", "datetime")
+    db.execute(f"create table {table} (id integer primary key, status text not null default 'new', {more})")
+
+
+def test_a_lane_that_lacks_nothing_is_well(pg: Db, command: Command) -> None:
+    create(
+        pg, more="worker text, claimed_at timestamptz, heartbeat_at timestamptz, attempts int default 0,"
+        " run_after timestamptz, error text"
+    )  # fmt: skip
+    pg.execute("create index on jobs (id) where status = 'new'; alter table jobs set (fillfactor = 80)")
+    command.app(pg.url, lane("jobs"))
+    ended = command("check", "--strict")
+    assert ended.code == 0, ended
+    assert "All is well." in ended.out
+    assert "up to 9 connections" in ended.out
+
+
+def test_warnings_are_for_people_and_with_strict_for_ci(db: Db, command: Command) -> None:
+    create(db)
+    command.app(db.url, lane("jobs"))
+    document = command.json("check")
+    assert document["ok"]
+    assert codes(document) >= {"no_heartbeat_at", "no_attempts", "no_run_after", "no_error", "no_ready_index"}
+    (checked,) = document["checked"]
+    assert checked["roles"] == {"worker": "worker", "claimed_at": "claimed_at"}
+    assert checked["key"] == ["id"]
+    assert checked["plan"]["lines"]
+    assert command("check", "--strict").code == 1
+    ended = command("check")
+    assert "warning: no column has the role heartbeat_at: no renewal" in ended.out
+    assert "Try: rowmill migrate" in ended.out
+
+
+ERRORS = {
+    "no table": (lane("nothing"), "declaration", "no table"),
+    "no column": (lane("jobs", done={"status": "ok", "stat": "ok"}), "declaration", "there is no column 'stat'"),
+    "no fence": (lane("bare"), "declaration", "rowmill migrate APP --apply adds what is missing"),
+    "a condition that is none": (lane("jobs", where="nonsense >"), "declaration", "where cannot be used"),
+    "a worker that refers to a table": (lane("referring"), "role_refers", "refers to jobs"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_would_not_work_is_an_error(name: str, db: Db, command: Command) -> None:
+    create(db)
+    create(db, "bare", "note text")
+    db.execute("create unique index one on jobs (status)")
+    create(db, "referring", "worker text references jobs (status), claimed_at timestamptz")
+    line, code, said = ERRORS[name]
+    command.app(db.url, line)
+    document = command.json("check", code=1)
+    assert code in codes(document)
+    assert document["errors"] == 1
+    assert said in str(document["checked"])
+
+
+def test_an_environment_that_is_down_is_an_error_and_the_others_are_checked(db: Db, command: Command) -> None:
+    create(db)
+    command.app({"here": db.url, "there": NOWHERE}, lane("jobs"))
+    document = command.json("check", code=1)
+    assert [c["environment"] for c in document["checked"]] == ["here", "there"]
+    assert codes({"checked": document["checked"][1:]}) == {"unreachable"}
+
+
+def test_lanes_are_seen_together(db: Db, command: Command) -> None:
+    """Issue: overlapping claims, a done that is ready again, states that no lane leads out of."""
+    create(db, more="worker text, claimed_at timestamptz, run_after timestamptz")
+    db.execute("insert into jobs (id, status) values (1, 'new'), (2, 'stranded'), (3, 'ok')")
+    round_again = lane("jobs", name="round", done={"status": "new"}, running={"status": "r2"})
+    command.app(db.url, lane("jobs", name="one"), round_again)
+    document = command.json("check")
+    assert {"overlap", "left_alone"} <= codes(document, "one")
+    assert "done_is_ready" in codes(document, "round")
+    (alone,) = [f for c in document["checked"] for f in c["findings"] if f["code"] == "left_alone"]
+    assert "'stranded' (1)" in alone["text"]
+    assert "'ok'" not in alone["text"]
+
+
+def test_lanes_that_would_sweep_each_others_rows_are_an_error(db: Db, command: Command) -> None:
+    create(db)
+    command.app(db.url, lane("jobs", name="a"), lane("jobs", name="b", ready={"status": "other"}))
+    assert "sweeps" in codes(command.json("check", code=1))
+
+
+def test_a_pipeline_is_not_an_overlap(db: Db, command: Command) -> None:
+    """A11, B2"""
+    systems.create(db, "registre")
+    command.app(db.url, "ocr", "extraction", "req")
+    document = command.json("check")
+    assert not {"overlap", "done_is_ready", "sweeps"} & codes(document)
+
+
+def test_upkeep_of_a_hot_table_is_looked_after(pg: Db, command: Command) -> None:
+    create(pg, more="worker text, heartbeat_at timestamptz, updated_at timestamptz")
+    pg.execute(
+        "insert into jobs (id, status) select n, 'ok' from generate_series(1, 120000) n; insert into jobs (id) select"
+        " n from generate_series(200000, 200010) n; create index beats on jobs (heartbeat_at); create index u on jobs"
+        " (updated_at); create function t() returns trigger language plpgsql as $$ begin return new; end $$;"
+        "create trigger t before update on jobs for each row execute function t(); analyze jobs"
+    )
+    command.app(pg.url, lane("jobs"))
+    found = codes(command.json("check"))
+    wanted = {"heartbeat_indexed", "fillfactor", "autovacuum", "no_statistics", "no_ready_index", "no_running_index",
+              "touching_trigger"}  # fmt: skip
+    assert wanted <= found
+    assert command("migrate", "--apply").code == 0
+    after = codes(command.json("check"))
+    assert after == {"heartbeat_indexed", "touching_trigger"}, "what migrate can do, it did"
+
+
+def test_a_role_that_may_not_write_and_row_security_are_told(pg: Db, command: Command) -> None:
+    create(pg)
+    pg.execute(
+        "create role lowly_check login; grant select on jobs to lowly_check; alter table jobs enable row level security"
+    )
+    try:
+        command.app(pg.url.replace("postgres:", "lowly_check:", 1), lane("jobs"))
+        assert {"rights", "row_security"} <= codes(command.json("check", code=1))
+    finally:
+        pg.execute("drop owned by lowly_check; drop role lowly_check")
+
+
+def test_check_says_how_many_connections_processes_need(pg: Db, command: Command) -> None:
+    create(pg)
+    command.app(pg.url, lane("jobs"))
+    document = command.json("check", "--processes", "50")
+    assert document["connections"]["default"]["at_most"] == 450
+    assert "connections" in codes(document)
+    assert "50 processes need up to 450 connections" in command("check", "--processes", "50").out
+
+
+def test_check_writes_nothing(db: Db, command: Command) -> None:
+    """Issue: read-only. On PostgreSQL the transaction could not write; here nothing of rowmill's own is made."""
+    create(db)
+    command.app(db.url, lane("jobs"))
+    assert command("check").code == 0
+    table = "pg_tables where tablename" if db.dialect == "postgresql" else "sqlite_master where name"
+    assert db.value(f"select count(*) from {table} like 'rowmill%'") == 0

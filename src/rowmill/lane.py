@@ -54,6 +54,7 @@ class Lane:
     classify: Callable[[BaseException], Verdict | None] | None = None
     gates: Sequence[Gate] = ()
     pace: tuple[int, timedelta] | None = None
+    fills: Mapping[str, tuple[str, Callable[[Any], Any]]] = field(default_factory=dict)
     environments: Sequence[str] | None = None
     unfenced: bool = False
     slot_name: str = "{lane}-{n}"
@@ -107,6 +108,12 @@ class Lane:
         roles.validate(self.roles, where)
         self._validate_numbers(where)
         self.groups = grouped(self.gates, self.pace, where)
+        for column, given in self.fills.items():
+            if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and callable(given[1])):
+                raise DeclarationError(
+                    f"{where}: fills[{column!r}] is not a column and a function of it",
+                    hint='fills={"domain": ("url", rowmill.domain)}',
+                )
         if isinstance(self.environments, str):
             self.environments = [self.environments]
         if isinstance(self.order_by, str):

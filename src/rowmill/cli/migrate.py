@@ -13,6 +13,7 @@ from ..errors import RowmillError
 from ..mill import Mill
 from ..store import Database, ddl
 from ..store.build import Builder, own_drops
+from ..store.fill import fill
 from ..store.fleet import Fleet
 from ..store.inspect import check_file
 from ..store.ledger import Ledger, Record
@@ -79,6 +80,9 @@ async def _migrate(
         if further:
             await Builder(database, _teller(quiet), *times).apply(further)
             changes += further
+    if apply:
+        for each in outlines:
+            await fill(database, each.binding, _teller(quiet))
     return {"statements": [_change(change) for change in changes]}
 
 

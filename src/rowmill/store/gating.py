@@ -163,6 +163,10 @@ async def _key(
         order = f"select 1 from {statements.table} where {phrase} > {phrase} limit 0"
         await database.read(lambda run: run(order, ()))
     except Refused as error:
+        if by in binding.lane.fills:
+            raise DeclarationError(
+                f"{where}: there is no column {by!r} yet", hint="rowmill migrate APP --apply adds it and fills it"
+            ) from error
         raise DeclarationError(
             f"{where}: by={by!r} cannot be a gate's key: {error.message}",
             hint=f"one of the columns {', '.join(binding.columns)}, or SQL over them that gives text or a number",

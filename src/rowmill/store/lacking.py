@@ -58,7 +58,12 @@ def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool]
     found: Mapping[str, str] = {**roles_words.resolve(there, columns, fits), **wanted}
     made = [_column(role, column, dialect) for role, column in wanted.items() if role in roles_words.ROLES]
     made += [_timed(column, dialect) for role, column in wanted.items() if role not in roles_words.ROLES]
-    names = [*columns, *wanted.values()]
+    made += [
+        Lacking("", column, sa.Text(), "text", None, f"gates go by it; filled from {source}")
+        for column, (source, _) in lane.fills.items()
+        if column not in columns
+    ]
+    names = [*columns, *wanted.values(), *lane.fills]
     for role in WORTH:
         if role not in found and role not in lane.roles and _useful(role, lane, found):
             column = own_name(role, names)

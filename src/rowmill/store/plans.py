@@ -19,7 +19,7 @@ from ..clock import Clock
 from ..errors import Refused
 from .binding import Binding
 from .database import Database, Run, runner, translated
-from .indexes import Needed, in_words
+from .indexes import Needed, in_words, needed
 from .postgres import PostgresStatements
 from .sqlite import SqliteStatements
 from .statements import Statements
@@ -52,11 +52,12 @@ def statements(binding: Binding, clock: Clock | None = None) -> PostgresStatemen
 
 
 def walk(say: Statements, *, state_only: bool = False) -> str:
-    """The rows a claim would take, in its order."""
+    """The rows a claim would take, in its order; with gates by key, in the order of the keys."""
     condition = say.ready_state() if state_only else say.ready()
+    order = needed(say.binding, say)[0].sort
     return (
         f"select {say.names(say.binding.key)} from {say.table}\n"
-        f"where {condition}\norder by {say.order()}\nlimit {say.lane.batch or BATCH}"
+        f"where {condition}\norder by {order}\nlimit {say.lane.batch or BATCH}"
     )
 
 

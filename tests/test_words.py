@@ -276,9 +276,11 @@ def test_the_public_names_are_these() -> None:
     """STYLE 9: the public surface is listed and tested."""
     assert rowmill.__all__ == sorted(rowmill.__all__)
     assert rowmill.__all__ == [
-        "AppError", "Busy", "Cancel", "Claim", "DatabaseError", "Dead", "DeclarationError", "Done", "Event", "Job",
-        "Lane", "LostClaim", "Mill", "Outcome", "Refused", "Retry", "RowmillError", "Settled", "Snooze", "SyncJob",
-        "Unreachable", "WorkerIdTaken", "configure_logs", "exponential", "fixed",
+        "AppError", "Busy", "Call", "Cancel", "Claim", "DatabaseError", "Dead", "DeclarationError", "Done", "Event",
+        "Handle", "Job", "Joined", "Keep", "Key", "KeyTaken", "Lane", "LostClaim", "Mill", "Outcome", "Queue",
+        "Refused", "Retry", "RowmillError", "Settled", "Snooze", "Status", "SyncJob", "Task", "TaskCanceled",
+        "TaskFailed", "Unreachable", "WorkerIdTaken", "WrongArguments", "configure_logs", "exponential", "fixed",
+        "injected",
     ]  # fmt: skip
     assert all(hasattr(rowmill, name) for name in rowmill.__all__)
     assert all((getattr(rowmill, name).__doc__ or "").strip() for name in rowmill.__all__)

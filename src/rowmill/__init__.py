@@ -1,17 +1,22 @@
 """Any table you already have is the queue."""
 
 from .claim import Claim
+from .engine.flow import Joined
 from .engine.job import Job, SyncJob
 from .errors import (
     AppError,
     Busy,
     DatabaseError,
     DeclarationError,
+    KeyTaken,
     LostClaim,
     Refused,
     RowmillError,
+    TaskCanceled,
+    TaskFailed,
     Unreachable,
     WorkerIdTaken,
+    WrongArguments,
 )
 from .events import Event, configure_logs
 from .lane import Lane
@@ -19,10 +24,12 @@ from .mill import Mill
 from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
 from .retry import exponential, fixed
 from .store import Settled
+from .task import Call, Handle, Keep, Key, Queue, Status, Task, injected
 
 __all__ = [
     "AppError",
     "Busy",
+    "Call",
     "Cancel",
     "Claim",
     "DatabaseError",
@@ -30,20 +37,32 @@ __all__ = [
     "DeclarationError",
     "Done",
     "Event",
+    "Handle",
     "Job",
+    "Joined",
+    "Keep",
+    "Key",
+    "KeyTaken",
     "Lane",
     "LostClaim",
     "Mill",
     "Outcome",
+    "Queue",
     "Refused",
     "Retry",
     "RowmillError",
     "Settled",
     "Snooze",
+    "Status",
     "SyncJob",
+    "Task",
+    "TaskCanceled",
+    "TaskFailed",
     "Unreachable",
     "WorkerIdTaken",
+    "WrongArguments",
     "configure_logs",
     "exponential",
     "fixed",
+    "injected",
 ]

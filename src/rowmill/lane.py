@@ -55,6 +55,9 @@ class Lane:
     slot_name: str = "{lane}-{n}"
     settled_hooks: list[Callable[..., Any]] = field(default_factory=list)
 
+    #: A lane over rowmill's own table: see ``task.Queue``.
+    own = False
+
     def __post_init__(self) -> None:
         where = f"lane {self.name!r}"
         if not callable(self.handler) or inspect.isclass(self.handler):
@@ -186,6 +189,15 @@ class Lane:
     def serves(self, environment: str) -> bool:
         """Whether this lane works in the named environment."""
         return self.environments is None or environment in self.environments
+
+    def policy(self, read: Callable[[str], Any]) -> Any:
+        """What says ``backoff`` and ``classify`` for a row, of which ``read`` gives the columns: the lane itself."""
+        return self
+
+    @property
+    def handlers(self) -> list[Callable[..., Any]]:
+        """The functions that its runs call."""
+        return [self.handler]
 
     def resources(self) -> list[str]:
         """Names of the resources the handler asks for: its parameters behind the job."""

@@ -8,7 +8,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..claim import Claim, Settlement
 from ..errors import Busy, DatabaseError, LostClaim, RowmillError, Unreachable, did_you_mean
 from ..store import LaneStore, Tx, uncut
+from ..task import Call
+from .flow import Flow, Joined
 from .held import Held
 
 _PROGRESS_EVERY = 1.0
@@ -36,6 +38,7 @@ class Job(Mapping[str, Any]):
         self._told = 0.0
         self.latest: tuple[float, str | None] | None = None
         self.finished: Settlement | None = None
+        self._flowing: Flow | None = None
 
     # -- the row
 
@@ -109,6 +112,32 @@ class Job(Mapping[str, Any]):
         with contextlib.suppress(DatabaseError):  # a note on the way is no reason to fail a run
             await self._store.progress(self._claim, value)
 
+    # -- flows: for tasks
+
+    @property
+    def _flow(self) -> Flow:
+        if self._flowing is None:
+            self._flowing = Flow(self._store, self._claim, self)
+        return self._flowing
+
+    async def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``function(*args)`` once for this job: what it returned is kept, and a later run goes on behind it."""
+        return await self._flow.step(name, function, args, kwargs)
+
+    async def spawn(self, *calls: Call, name: str | None = None) -> Joined:
+        """Add children and wait for them. The run ends here; when all children have ended, the handler is run again
+        from its beginning, and this returns how they ended. Name it where a handler spawns in more than one place.
+        """
+        return await self._flow.spawn(calls, name)
+
+    async def joined(self, name: str | None = None) -> Joined:
+        """How the jobs that this one waited for ended."""
+        return await self._flow.joined(name)
+
+    async def results(self, name: str | None = None) -> list[Any]:
+        """What the jobs that this one waited for returned, in order; None for one that did not end well."""
+        return await self._flow.results(name)
+
     def finish(self) -> Finish:
         """``async with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
         return Finish(self._held, self._claim, self)
@@ -130,6 +159,25 @@ class SyncJob(Job):
     def progress(self, fraction: float, note: str | None = None) -> None:  # type: ignore[override]
         """Say how far the run is."""
         _wait(self._loop, super().progress(fraction, note))
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``function(*args)`` once for this job, here in this thread."""
+        return self._flow.step_in_thread(self._loop, name, function, args, kwargs)
+
+    def spawn(self, *calls: Call, name: str | None = None) -> Joined:  # type: ignore[override]
+        """Add children and wait for them: see ``Job.spawn``."""
+        joined: Joined = _wait(self._loop, super().spawn(*calls, name=name))
+        return joined
+
+    def joined(self, name: str | None = None) -> Joined:  # type: ignore[override]
+        """How the jobs that this one waited for ended."""
+        joined: Joined = _wait(self._loop, super().joined(name))
+        return joined
+
+    def results(self, name: str | None = None) -> list[Any]:  # type: ignore[override]
+        """What the jobs that this one waited for returned."""
+        found: list[Any] = _wait(self._loop, super().results(name))
+        return found
 
     def finish(self) -> SyncFinish:  # type: ignore[override]
         """``with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""

@@ -22,8 +22,11 @@ from ..events import Events
 from ..lane import Lane
 from ..store import Database, LaneStore, open_lane
 from ..store.fleet import Fleet, WorkerState
+from ..task import Queue
+from .follow import Follow
 from .held import Held
 from .renew import Renewer
+from .scheduler import Scheduler
 from .sweep import Sweeper
 from .tally import Tally
 from .wake import jittered, listen
@@ -64,6 +67,7 @@ class Place:
         self._fleet: Fleet | None = None
         self._renewer: Renewer | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self.follow: Follow | None = None
         self._returning: asyncio.Task[None] | None = None
 
     @property
@@ -164,12 +168,24 @@ class Place:
         sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew))
         await sweeper.at_start()
         self.held = held
+        queues = [lane for lane in self.lanes if isinstance(lane, Queue)]
+        if queues:
+            self.follow = Follow(self.database, crew.clock, crew.events, lambda: self._wake(crew))
+            for one in held:
+                one.follow = self.follow if one.store.lane.own else None
+            tasks = [task for queue in queues for task in queue.tasks.values()]
+            scheduler = Scheduler(self.database, crew.clock, crew.events, tasks)
+            self._tasks = [asyncio.create_task(self.follow.run(queues))]
+            if scheduler:
+                await scheduler.start()
+                self._tasks.append(asyncio.create_task(scheduler.run()))
         fleets = [self.database] if self._fleet else []
         self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.hung, crew.events)
         self._renewer.start()
-        self._tasks = [
+        awaited = self.follow.awaited if self.follow is not None else None
+        self._tasks += [
             asyncio.create_task(sweeper.run()),
-            asyncio.create_task(listen(self.database, lambda: self._wake(crew))),
+            asyncio.create_task(listen(self.database, lambda: self._wake(crew), awaited=awaited)),
         ]
         self.opened = True
         for store in stores:
@@ -208,6 +224,8 @@ class Place:
 
     async def close(self, last: WorkerState) -> None:
         """Stop what runs beside the work, sign off, and close the connections."""
+        if self.follow is not None:
+            await self.follow.close()
         tasks = [*self._tasks, *([self._returning] if self._returning else [])]
         for task in tasks:
             task.cancel()

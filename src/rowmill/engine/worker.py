@@ -29,6 +29,7 @@ from .place import Crew, Place
 from .resources import Resource, Resources
 from .slots import AUTO_BATCH, Capacity, Slots
 from .tally import Tally
+from .tasks import TaskExecution
 from .wake import Bell
 
 _BATCH, _BACKLOG = 1000, 2000  # outcomes per statement, and unwritten ones before claiming stops
@@ -196,7 +197,8 @@ class Worker:
     async def _open(self, place: Place) -> None:
         await place.open(self._crew)
         for held in place.held:
-            execution = Execution(held, self.resources, self._thread_pool)
+            kind = TaskExecution if held.store.lane.own else Execution
+            execution = kind(held, self.resources, self._thread_pool)
             self.slots[held.store.lane.name].executions[id(held)] = execution
             self._where[id(held)] = place
 
@@ -314,6 +316,7 @@ class Worker:
         elif job.finished is not None:
             held.drop([claim])
             self.tally.settled(held, [job.finished])
+            self._follow(held, [job.finished])
         self.bell.ring()
 
     def crashed(self, error: BaseException) -> None:
@@ -383,6 +386,7 @@ class Worker:
         ended = [*report.written, *report.refused]
         held.drop([settlement.claim for settlement in (*ended, *report.lost)])
         self.tally.settled(held, ended)
+        self._follow(held, ended)
         for settlement in ended:
             place.will_be_due(settlement)
         for settlement in report.lost:
@@ -402,6 +406,12 @@ class Worker:
         for settlement, error in report.unhooked:
             held.outcomes.append(unhooked(held.store, settlement, error))
             self.bell.ring()
+
+    @staticmethod
+    def _follow(held: Held, ended: list[Settlement]) -> None:
+        """Jobs of rowmill's own table have ended: others may have waited for them."""
+        if held.follow is not None and ended:
+            held.follow.settled(held.store.binding.columns, ended)
 
     def retry_later(self, now: float) -> None:
         """Outcomes that could not be written, because somebody had the row locked, are tried again."""

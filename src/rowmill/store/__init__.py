@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from ..clock import Clock
 from ..errors import DeclarationError, Refused
 from ..lane import Lane
+from . import schema
 from .base import LaneStore, Settled, bounded
 from .binding import Binding, bind, fence_time
 from .database import Database, Tx, redact, uncut
@@ -41,6 +42,8 @@ async def open_lane(
     lane: Lane, environment: str, database: Database, clock: Clock, worker: str, incarnation: str = ""
 ) -> LaneStore:
     """Bind a lane to its table in one environment; raises DeclarationError for what cannot work."""
+    if lane.own:
+        await schema.need(database, schema.JOBS, schema.FLOWS, schema.CRONS)
     store = store_for(await bind(lane, environment, database), database, clock, worker, incarnation)
     await check_conditions(store)
     if column := fence_time(store.binding):

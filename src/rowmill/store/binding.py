@@ -25,6 +25,9 @@ from .database import Database
 #: Columns that say when a row was made, for the default order.
 CREATED = ("created_at", "inserted_at", "created", "created_on")
 _SHARE_OF_LEASE = 0.9
+#: Columns of rowmill's own table that hold JSON; and those that no run needs.
+_DOCUMENTS = ("args", "result", "progress", "history")
+_NOT_CLAIMED = ("only_one", "heartbeat_at", "finished_at", "created_at", "result", "progress", "error")
 _ORDER = re.compile(r'\s*(-?)("(?:[^"]|"")+"|\S*)\s*(.*?)\s*$', re.DOTALL)
 
 
@@ -51,7 +54,8 @@ class Binding:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(self.table.c.keys())
+        """What a claim returns."""
+        return tuple(c.name for c in self.table.c if not self.lane.own or c.name not in _NOT_CLAIMED)
 
     @property
     def claimed(self) -> set[str]:
@@ -122,6 +126,8 @@ async def bind(lane: Lane, environment: str, database: Database) -> Binding:
     """Reflect the lane's table and resolve the declaration against it."""
     where = f"lane {lane.name!r}"
     schema, name = table_name(lane.table, database.dialect.name)
+    if lane.own:
+        schema = database.schema if database.dialect.name == "postgresql" else None
     table, sql_types, partitioned, kinds = await database.reflect(
         lambda connection: _reflect(connection, lane, schema, name, environment)
     )
@@ -192,6 +198,11 @@ def _reflect(
                 f"lane {lane.name!r}: there is no table {full!r} in environment {environment!r}",
                 hint=did_you_mean(name, known) if known else "create the table first: there is none in this database",
             ) from None
+    if lane.own:
+        # SQLite would take a document that is a number for one, and lose digits, if its column were called anything
+        # but text.
+        for column_name in _DOCUMENTS:
+            table.c[column_name].type = sa.JSON()
     kinds = {column.name: column.type for column in table.c}
     given = getattr(lane.table, "__table__", lane.table)
     if isinstance(given, sa.Table):

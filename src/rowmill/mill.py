@@ -96,7 +96,10 @@ class Mill:
             raise DeclarationError("@mill.lane needs the table", hint='@mill.lane("jobs", ready={...}, ...)')
 
         def declare(handler: Handler) -> Lane:
-            return self._add(lanes_words.declare(table, handler, options))
+            lane = self._add(lanes_words.declare(table, handler, options))
+            if lane.version is not None:
+                self._add(lanes_words.backfill(lane))
+            return lane
 
         return declare
 

@@ -244,7 +244,7 @@ def _refuse_overlaps(stores: list[LaneStore]) -> None:
 
     def sweep(store: LaneStore) -> tuple[object, ...]:
         lane = store.lane
-        return store.binding.ready_again, lane.lease, lane.startup_lease, lane.max_reclaims
+        return store.binding.swept_back, lane.lease, lane.startup_lease, lane.max_reclaims
 
     for one, other in itertools.combinations(stores, 2):
         same_table = one.binding.table.fullname == other.binding.table.fullname

@@ -249,6 +249,9 @@ class Worker:
         slots = self.slots[held.store.lane.name]
         wanted = self._ask(held)
         most = slots.lane.batch or AUTO_BATCH
+        if wanted > 0 and slots.lane.backfills is not None and slots.lane.backfill_pace is not None:
+            rows, time_ = slots.lane.backfill_pace
+            wanted, held.rests_until = min(wanted, rows), time.monotonic() + time_.total_seconds()
         while wanted > 0:
             ask = min(wanted, most)
             claims = await held.store.claim(ask)

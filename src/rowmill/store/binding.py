@@ -74,6 +74,16 @@ class Binding:
         return {c: v for c, v in self.lane.ready_again.items() if c not in self.claimed}
 
     @property
+    def swept_back(self) -> dict[str, Any]:
+        """What a row looks like that is taken back. A backfill's running rows look like the live ones', so they go
+        where those go.
+        """
+        live = self.lane.backfills
+        return (
+            self.ready_again if live is None else {c: v for c, v in live.ready_again.items() if c not in self.claimed}
+        )
+
+    @property
     def retry_values(self) -> dict[str, Any]:
         """What a row looks like that failed and waits for another try."""
         return dict(self.lane.retry) if self.lane.retry is not None else self.ready_again
@@ -375,7 +385,11 @@ def _check_policy(binding: Binding, where: str) -> None:
                 f"{where}: dead is left out, and no column counts attempts, so a failed row would never end",
                 hint='dead={"status": "..."}, or an integer column: roles={"failures": "..."}',
             )
-    again = lane.leads_to_ready(lane.done) and not (lane.where or lane.untouched_for or "run_after" in found)
+    again = (
+        lane.backfills is None
+        and lane.leads_to_ready(lane.done)
+        and not (lane.where or lane.untouched_for or "run_after" in found)
+    )
     if again:
         raise DeclarationError(
             f"{where}: a row that is done is ready again, and nothing says when: it would be worked on without a pause",

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,8 +88,11 @@ class Execution:
         settlement.duration = time.monotonic() - began
         return settlement
 
-    async def _call(self, job: Job, claim: Claim, child: Child | None) -> Any:
-        plan = self.plan(claim)
+    def _call(self, job: Job, claim: Claim, child: Child | None) -> Awaitable[Any]:
+        return self._within(self.plan(claim), job, claim, child)
+
+    async def _within(self, plan: Plan, job: Job, claim: Claim, child: Child | None) -> Any:
+        """The handler, with its resources, in its time, in the place where it runs."""
         if child is not None:
             lease_began = claim.taken if self.store.binding.renew == "none" else None
             return await child.run(job, plan.timeout, lease_began, self.threads())

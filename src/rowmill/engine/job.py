@@ -43,9 +43,10 @@ class Job(Mapping[str, Any]):
     # -- the row
 
     def __getitem__(self, column: str) -> Any:
-        if column not in self._store.binding.table.c:
-            raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.columns)}")
-        return self._store.value(self._claim.row, column)
+        try:
+            return self._store.value(self._claim.row, column)
+        except KeyError:
+            raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.columns)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._store.binding.columns)

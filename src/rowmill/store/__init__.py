@@ -13,6 +13,7 @@ from . import schema
 from .base import LaneStore, Settled, bounded
 from .binding import Binding, bind, fence_time
 from .database import Database, Tx, redact, uncut
+from .fast import QueueLane
 from .postgres import PostgresLane
 from .sqlite import SqliteLane
 
@@ -34,8 +35,10 @@ __all__ = [
 
 def store_for(binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> LaneStore:
     """The verbs over a lane that is bound already, on a connection of its own choosing."""
-    kind = PostgresLane if database.dialect.name == "postgresql" else SqliteLane
-    return kind(binding, database, clock, worker, incarnation)
+    if database.dialect.name == "postgresql":
+        kind = QueueLane if binding.lane.own else PostgresLane
+        return kind(binding, database, clock, worker, incarnation)
+    return SqliteLane(binding, database, clock, worker, incarnation)
 
 
 async def open_lane(

@@ -124,7 +124,7 @@ JOBS = Step(
         *_JOBS_INDEXES,
         # Every row is written three times and then rests: room on its page for the first of these, and a vacuum that
         # comes by the thousand, not by the share of a table that is mostly ended rows.
-        "alter table own.rowmill_jobs set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.01,"
+        "alter table own.rowmill_jobs set (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.01,"
         " autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_limit = 2000,"
         " autovacuum_analyze_scale_factor = 0.02, autovacuum_analyze_threshold = 5000)",
         "alter table own.rowmill_jobs alter column state set statistics 1000",

@@ -45,14 +45,14 @@ class Job(Mapping[str, Any]):
     def __getitem__(self, column: str) -> Any:
         try:
             return self._store.value(self._claim.row, column)
-        except KeyError:
-            raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.columns)}") from None
+        except (KeyError, IndexError):
+            raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.taken)}") from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._store.binding.columns)
+        return iter(self._store.binding.taken)
 
     def __len__(self) -> int:
-        return len(self._store.binding.columns)
+        return len(self._store.binding.taken)
 
     def __repr__(self) -> str:
         return f"<Job {self.lane} {self.id!r} attempt {self.attempt} in {self.environment}>"

@@ -55,7 +55,13 @@ class Binding:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What a claim returns."""
+        """All columns; first those that a claim returns."""
+        rest = [c.name for c in self.table.c if self.lane.own and c.name in _NOT_CLAIMED]
+        return (*self.taken, *rest)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """What a claim returns: a user's whole row; of rowmill's own what a run may need."""
         return tuple(c.name for c in self.table.c if not self.lane.own or c.name not in _NOT_CLAIMED)
 
     @property
@@ -116,6 +122,8 @@ class Binding:
         return lacking
 
     def nullable(self, column: str) -> bool:
+        if self.lane.own and column in self.key:
+            return False  # SQLite says otherwise, and would sort what its index has in order
         return bool(self.table.c[column].nullable)
 
     def state_columns(self) -> set[str]:

@@ -217,6 +217,33 @@ async def test_a_child_that_ends_any_way_ends_the_waiting(mill: Mill, db: Db, ho
     assert await handle.result(5) == (1 if how == "deleted" else 2)
 
 
+async def test_children_are_kept_until_their_parent_has_looked_at_them(mill: Mill, db: Db) -> None:
+    from rowmill.store.jobs import Jobs
+
+    @mill.task(keep=td(0))
+    async def part(n: int) -> int:
+        return n
+
+    @mill.task(queue="parents")
+    async def whole(job: Job) -> int:
+        return (await job.spawn(part.call(1), part.call(2))).done
+
+    handle = await whole.enqueue()
+    counter = await mill._desk.counter()
+    jobs = Jobs(counter.database, mill.clock)
+    async with Kit(mill) as kit:
+        await kit.step("parents")
+        await kit.step("default")
+        mill.clock.advance(td(seconds=1))
+        assert await jobs.prune("part", mill.tasks["part"].keep) == 0
+        await kit.step("default")
+        assert await jobs.prune("part", mill.tasks["part"].keep) == 0
+        await kit.step("parents")
+        assert await jobs.prune("part", mill.tasks["part"].keep) == 2
+    assert await handle.result(5) == 2
+    assert db.value("select count(*) from rowmill_jobs") == 1
+
+
 # -- batches and chains
 
 

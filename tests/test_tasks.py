@@ -29,6 +29,7 @@ from rowmill import (
     WrongArguments,
     fixed,
 )
+from rowmill.claim import Settlement
 from rowmill.testing import Kit
 
 td = timedelta
@@ -410,6 +411,30 @@ async def test_a_task_has_its_own_timeout(mill: Mill) -> None:
     await mill.worker(drain=True).run()
     with pytest.raises(TaskFailed, match="timed out after"):
         await handle.result(5)
+
+
+@pytest.mark.parametrize("changed", ["worker = 'other'", "state = 'canceled'", "attempts = 2", "claimed_at = null"])
+async def test_an_outcome_is_written_only_where_the_claim_still_holds(mill: Mill, db: Db, changed: str) -> None:
+    """X1, for the short statement that plain ends have, and for the one that ends with a result."""
+
+    @mill.task
+    async def note(n: int) -> None: ...
+
+    handles = await note.enqueue_many([(n,) for n in range(4)])
+    async with Kit(mill) as kit:
+        claims = await kit.claim(count=4)
+        for claim in claims[:2]:
+            db.execute(f"update rowmill_jobs set {changed} where id = ?", claim.id)
+        store = await kit.store()
+        settled = [Settlement(claims[0], "done"), Settlement(claims[1], "done", columns={"result": 1})]
+        settled += [Settlement(claims[2], "done"), Settlement(claims[3], "done", columns={"result": 1})]
+        report = await store.settle(settled)
+        assert [s.claim for s in report.lost] == claims[:2]
+        assert [s.claim for s in report.written] == claims[2:]
+    states = [row["state"] for row in db.query("select state from rowmill_jobs order by id")]
+    assert states[:2] == (["canceled"] * 2 if "canceled" in changed else ["running"] * 2)
+    assert states[2:] == ["done"] * 2
+    assert len(handles) == 4
 
 
 # -- results, progress, cancel

@@ -235,11 +235,11 @@ async def test_children_are_kept_until_their_parent_has_looked_at_them(mill: Mil
         await kit.step("parents")
         await kit.step("default")
         mill.clock.advance(td(seconds=1))
-        assert await jobs.prune("part", mill.tasks["part"].keep) == 0
+        assert await jobs.prune(["part"], mill.tasks["part"].keep) == 0
         await kit.step("default")
-        assert await jobs.prune("part", mill.tasks["part"].keep) == 0
+        assert await jobs.prune(["part"], mill.tasks["part"].keep) == 0
         await kit.step("parents")
-        assert await jobs.prune("part", mill.tasks["part"].keep) == 2
+        assert await jobs.prune(["part"], mill.tasks["part"].keep) == 2
     assert await handle.result(5) == 2
     assert db.value("select count(*) from rowmill_jobs") == 1
 

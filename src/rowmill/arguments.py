@@ -255,6 +255,11 @@ class Signature:
             for p in self._whole.parameters.values()
         )
 
+        parameters = self._whole.parameters.values()
+        self._wanted = {p.name: self.hints.get(p.name, Any) for p in parameters}
+        self._by_place = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self._required = {p.name for p in parameters if p.default is p.empty}
+
     def _hints(self) -> dict[str, Any]:
         function = inspect.unwrap(self._handler)
         while hasattr(function, "func"):
@@ -271,6 +276,8 @@ class Signature:
 
     def pack(self, where: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """A call's arguments by name, as JSON takes them; raises WrongArguments."""
+        if self._trivial and (plain := self._packed_plainly(args, kwargs)) is not None:
+            return plain
         try:
             bound = self._whole.bind(*args, **kwargs)
         except TypeError as error:
@@ -291,6 +298,19 @@ class Signature:
                     f"{where}: {name}={_shown(value)} does not fit: it wants {unfit}", hint=f"its handler takes {self}"
                 ) from None
         return packed
+
+    def _packed_plainly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A call of which every argument already is what its hint says, and JSON has: most of them. Else None."""
+        if len(args) > len(self._by_place):
+            return None
+        packed = dict(zip(self._by_place, args, strict=False))
+        for name, value in kwargs.items():
+            if name in packed or name not in self._wanted:
+                return None
+            packed[name] = value
+        if not self._required <= packed.keys():
+            return None
+        return packed if all(type(value) is self._wanted[name] for name, value in packed.items()) else None
 
     def needs(self) -> list[str]:
         """Names of the arguments that a call must give."""

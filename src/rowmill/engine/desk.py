@@ -20,7 +20,7 @@ from ..errors import DeclarationError, RowmillError, TaskCanceled, TaskFailed, W
 from ..store import Database, flows, schema
 from ..store.callers import Verb, caller, drive, drive_async, on
 from ..store.database import Postgres, runner, translated, uncut
-from ..store.enqueue import CHANNEL, Place, Say, add, copies, copy
+from ..store.enqueue import CHANNEL, Place, Say, add, copies, copy, one_statement
 from ..store.jobs import Jobs
 from ..task import Call, Handle, Status
 from .wake import AWAIT, DONE, Bell, listen
@@ -55,9 +55,8 @@ class Counter:
         if copies(self.database, calls):
             assert isinstance(self.database, Postgres)
             return await copy(self.database, self.clock, calls)
-        unlocked = all(call.options.unique is None for call in calls)
         verb = add(self.say, calls, wake=wake)
-        if unlocked and (len(calls) == 1 or not self.say.postgres):
+        if not self.say.postgres or one_statement(calls):
             return await self.database.write(lambda run: drive(verb, on(run, self.say.dialect)))
         return await self.transact(verb)
 
@@ -203,10 +202,13 @@ class Desk:
 
     def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], list[int]]:
         groups: dict[tuple[int | None, str], list[int]] = {}
+        known: dict[int, list[int]] = {}  # many calls have their options in common
         for place, call in enumerate(calls):
-            tx = call.options.tx
-            key = (None if tx is None else id(tx), self.environment(call.options.env))
-            groups.setdefault(key, []).append(place)
+            options = call.options
+            if id(options) not in known:
+                key = (None if options.tx is None else id(options.tx), self.environment(options.env))
+                known[id(options)] = groups.setdefault(key, [])
+            known[id(options)].append(place)
         return groups
 
     def _say(self, dialect: str) -> Say:

@@ -15,7 +15,7 @@ from ..events import Events
 from ..store import Database, flows
 from ..store.enqueue import Say
 from ..store.jobs import Jobs
-from ..task import Queue, Task
+from ..task import Keep, Queue, Task
 from .wake import DONE, jittered
 
 _AWAITED = 20.0  # seconds for which one who awaits a result is remembered
@@ -97,9 +97,12 @@ class Follow:
     async def prune(self, tasks: Sequence[Task[Any, Any]]) -> int:
         """Delete jobs that have been over for as long as their tasks keep them, in bounded steps."""
         deleted = 0
+        alike: dict[Keep, list[str]] = {}
         for task in tasks:
+            alike.setdefault(task.keep, []).append(task.name)
+        for keep, names in alike.items():
             for _ in range(_MOST_STEPS):
-                count = await self._jobs.prune(task.name, task.keep)
+                count = await self._jobs.prune(names, keep)
                 deleted += count
                 if not count:
                     break

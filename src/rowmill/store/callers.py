@@ -72,6 +72,8 @@ async def drive_async(verb: Verb[T], run: Callable[[str, Values], Awaitable[Rows
 
 def numbered(sql: str, values: Values) -> tuple[str, tuple[Any, ...]]:
     """``:names`` as ``$1, $2``, for asyncpg."""
+    if not values:  # a colon in a literal is no name
+        return sql, ()
     order: dict[str, int] = {}
     text = _NAMES.sub(lambda found: f"${order.setdefault(found.group(1), len(order) + 1)}", sql)
     return text, tuple(values[name] for name in order)

@@ -276,6 +276,14 @@ def _document(say: Say, calls: Sequence[Call], place: Place | None) -> str:
     return _json(rows)
 
 
+def one_statement(calls: Sequence[Call]) -> bool:
+    """Whether these are added by one statement, or by such as need no transaction around them."""
+    keys = [unique for call in calls if (unique := call.options.unique) is not None]
+    if len(calls) == 1:
+        return not keys or not keys[0].looks_back
+    return not keys and len(calls) <= _CHUNK
+
+
 def copies(database: Database, calls: Sequence[Call]) -> bool:
     """Whether these go by COPY: many, and none with a key to look up."""
     keyed = any(call.options.key is not None for call in calls)

@@ -84,37 +84,33 @@ class Jobs:
 
     # -- retention
 
-    async def prune(self, task: str, keep: Keep) -> int:
-        """Delete jobs of a task that have been over for long enough, one bounded step; how many."""
-        tests = []
+    async def prune(self, tasks: Sequence[str], keep: Keep) -> int:
+        """Delete jobs of these tasks that have been over for long enough, one bounded step each way; how many."""
+        deletes = []
         if keep.age is not None:
-            tests.append(f"state <> 'dead' and {self._older('finished_at', keep.age)}")
+            deletes.append(self._delete(tasks, f"state <> 'dead' and {self._older('finished_at', keep.age)}"))
         if keep.dead is not None:
-            tests.append(f"state = 'dead' and {self._older('finished_at', keep.dead)}")
-        if keep.count is not None:
+            deletes.append(self._delete(tasks, f"state = 'dead' and {self._older('finished_at', keep.dead)}"))
+        for task in tasks if keep.count is not None else ():
             oldest = (
-                f"(select finished_at, id from {self.table} where task = :task and finished_at is not null"
-                f" and state <> 'dead' order by finished_at desc, id desc limit 1 offset {int(keep.count)})"
+                f"(select finished_at, id from {self.table} where task = {listed([task])} and finished_at is not null"
+                f" and state <> 'dead' order by finished_at desc, id desc limit 1 offset {keep.count})"
             )
-            tests.append(f"state <> 'dead' and (finished_at, id) <= {oldest}")
-        deleted = 0
-        for test in tests:
-            deleted += len(await self._run(self._delete(test), {"task": task}, write=True))
-        return deleted
+            deletes.append(self._delete([task], f"state <> 'dead' and (finished_at, id) <= {oldest}"))
+        return sum([len(await self._run(text, {}, write=True)) for text in deletes])
 
     def _older(self, column: str, than: timedelta) -> str:
         since = self.say.now(f"-{than.total_seconds()}")
         return f"{column} <= {since}" if self.say.postgres else f"julianday({column}) <= julianday({since})"
 
-    def _delete(self, test: str) -> str:
+    def _delete(self, tasks: Sequence[str], test: str) -> str:
         """Not the children of a job that is still to look at them."""
         lock = "\n  for update skip locked" if self.say.postgres else ""
         return f"""delete from {self.table} where id in (
   select id from {self.table} j
-  where task = :task and finished_at is not null and {test}
+  where task in ({listed(tasks)}) and finished_at is not null and {test}
     and (parent_id is null or not exists (
       select 1 from {self.table} p where p.id = j.parent_id and p.state in ({listed(UNFINISHED)})))
-  order by finished_at
   limit {PRUNE}{lock}
 ) returning id"""
 

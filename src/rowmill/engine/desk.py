@@ -20,7 +20,8 @@ from ..errors import DeclarationError, RowmillError, TaskCanceled, TaskFailed, W
 from ..store import Database, flows, schema
 from ..store.callers import Verb, caller, drive, drive_async, on
 from ..store.database import Postgres, runner, translated, uncut
-from ..store.enqueue import CHANNEL, Place, Say, add, copies, copy, one_statement
+from ..store.direct import Direct
+from ..store.enqueue import CHANNEL, Place, Say, add, add_one, copies, copy, one_statement, simple
 from ..store.jobs import Jobs
 from ..task import Call, Handle, Status
 from .wake import AWAIT, DONE, Bell, listen
@@ -36,6 +37,7 @@ class Counter:
     def __init__(self, name: str, database: Database, clock: Clock) -> None:
         self.name, self.database, self.clock = name, database, clock
         self.say, self.jobs = Say.to(database, clock), Jobs(database, clock)
+        self._direct = Direct(database) if isinstance(database, Postgres) else None
         self._ready = False
         self._lock = asyncio.Lock()
         self._awaited: dict[int, list[asyncio.Future[None]]] = {}
@@ -52,9 +54,11 @@ class Counter:
 
     async def add(self, calls: Sequence[Call], wake: bool) -> list[int]:
         """Jobs in a transaction of their own: by COPY where they are many, else in as few statements as may be."""
-        if copies(self.database, calls):
-            assert isinstance(self.database, Postgres)
-            return await copy(self.database, self.clock, calls)
+        if isinstance(self.database, Postgres) and self._direct is not None:
+            if copies(calls):
+                return await copy(self._direct, self.database, self.clock, calls)
+            if len(calls) == 1 and simple(calls[0]):
+                return [await add_one(self._direct, self.say, calls[0], wake)]
         verb = add(self.say, calls, wake=wake)
         if not self.say.postgres or one_statement(calls):
             return await self.database.write(lambda run: drive(verb, on(run, self.say.dialect)))
@@ -117,6 +121,8 @@ class Counter:
         if self._waiting is not None:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
+        if self._direct is not None:
+            await self._direct.close()
         await self.database.close()
 
 

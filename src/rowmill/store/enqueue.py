@@ -15,8 +15,9 @@ from typing import Any
 from ..clock import Clock
 from ..errors import KeyTaken, RowmillError
 from ..task import UNFINISHED, Call, Key
-from .callers import Verb
-from .database import Database, Postgres, translated
+from .callers import Verb, numbered
+from .database import Database, Postgres
+from .direct import Direct
 from .postgres import _clean
 
 CHANNEL = "rowmill"
@@ -239,6 +240,7 @@ def _moment(say: Say, moment: datetime) -> str:
 
 
 def _plain_values(call: Call) -> dict[str, Any]:
+    """What every job has, in the order in which COPY sends it."""
     task = call.task
     return {
         "task": task.name,
@@ -284,34 +286,33 @@ def one_statement(calls: Sequence[Call]) -> bool:
     return not keys and len(calls) <= _CHUNK
 
 
-def copies(database: Database, calls: Sequence[Call]) -> bool:
+def copies(calls: Sequence[Call]) -> bool:
     """Whether these go by COPY: many, and none with a key to look up."""
-    keyed = any(call.options.key is not None for call in calls)
-    return isinstance(database, Postgres) and not database.pooled and len(calls) >= _COPY_FROM and not keyed
+    return len(calls) >= _COPY_FROM and not any(call.options.key is not None for call in calls)
 
 
-async def copy(database: Postgres, clock: Clock, calls: Sequence[Call]) -> list[int]:
+async def add_one(direct: Direct, say: Say, call: Call, wake: bool) -> int:
+    """The plainest and most frequent call."""
+    text, given = numbered(say.one(wake), _plain_values(call))
+    async with direct.connection() as connection:
+        return int(await connection.fetchval(text, *given))
+
+
+async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence[Call]) -> list[int]:
     """Add jobs by COPY: the fastest way in. Their ids are taken from the sequence first."""
-    table = database.own("rowmill_jobs")
-    with translated(database):
-        async with database.engine.connect() as connection:
-            raw = (await connection.get_raw_connection()).driver_connection
-            assert raw is not None
-            reserved = await raw.fetch(
-                "select nextval(pg_get_serial_sequence($1, 'id')), now() from generate_series(1, $2)",
-                table, len(calls),
-            )  # fmt: skip
-            now = reserved[0][1] + clock.shift
-            ids = [row[0] for row in reserved]
-            columns = ["id", "task", "queue", "args", "priority", "max_attempts", "run_after"]
-            records = []
-            for id, call in zip(ids, calls, strict=True):
-                after = call.options.run_after
-                due = now if after is None else now + after if isinstance(after, timedelta) else after
-                given = _plain_values(call)
-                records.append((id, *(given[name] for name in columns[1:6]), due))
-            await raw.copy_records_to_table(
-                "rowmill_jobs", records=records, columns=columns, schema_name=database.schema
-            )
-            await raw.execute(f"select pg_notify('{CHANNEL}', '')")
+    reserve = "select nextval(pg_get_serial_sequence($1, 'id')), now() from generate_series(1, $2)"
+    async with direct.connection() as connection:
+        reserved = await connection.fetch(reserve, database.own("rowmill_jobs"), len(calls))
+        now = reserved[0][1] + clock.shift
+        ids = [row[0] for row in reserved]
+        columns = ["id", "task", "queue", "args", "priority", "max_attempts", "run_after"]
+        records = []
+        for id, call in zip(ids, calls, strict=True):
+            after = call.options.run_after
+            due = now if after is None else now + after if isinstance(after, timedelta) else after
+            records.append((id, *_plain_values(call).values(), due))
+        await connection.copy_records_to_table(
+            "rowmill_jobs", records=records, columns=columns, schema_name=database.schema
+        )
+        await connection.execute(f"select pg_notify('{CHANNEL}', '')")
     return ids

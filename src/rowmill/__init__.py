@@ -21,10 +21,11 @@ from .errors import (
 from .events import Event, configure_logs
 from .lane import Lane
 from .mill import Mill
+from .options import Keep, Key
 from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
 from .retry import exponential, fixed
 from .store import Settled
-from .task import Call, Handle, Keep, Key, Queue, Status, Task, injected
+from .task import Call, Handle, Queue, Status, Task, injected
 
 __all__ = [
     "AppError",

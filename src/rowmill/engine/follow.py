@@ -12,10 +12,11 @@ from ..claim import FINAL, Settlement
 from ..clock import Clock
 from ..errors import DatabaseError
 from ..events import Events
+from ..options import Keep
 from ..store import Database, flows
 from ..store.enqueue import Say
 from ..store.jobs import Jobs
-from ..task import Keep, Queue, Task
+from ..task import Queue, Task
 from .wake import DONE, jittered
 
 _AWAITED = 20.0  # seconds for which one who awaits a result is remembered

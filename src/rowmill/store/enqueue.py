@@ -14,7 +14,8 @@ from typing import Any
 
 from ..clock import Clock
 from ..errors import KeyTaken, RowmillError
-from ..task import UNFINISHED, Call, Key
+from ..options import UNFINISHED, Key
+from ..task import Call
 from .callers import Verb, numbered
 from .database import Database, Postgres
 from .direct import Direct

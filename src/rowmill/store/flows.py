@@ -16,7 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Claim, Settlement
 from ..errors import LostClaim
-from ..task import UNFINISHED, Call
+from ..options import UNFINISHED
+from ..task import Call
 from .base import LaneStore
 from .callers import drive, on
 from .database import Database, runner, translated, uncut

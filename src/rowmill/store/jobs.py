@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..clock import Clock
-from ..task import UNFINISHED, Keep, Status
+from ..options import UNFINISHED, Keep
+from ..task import Status
 from .callers import on
 from .database import Database
 from .enqueue import Say

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..clock import Clock
+from ..options import Options
 from ..schedule import Cron
-from ..task import Call, Options, Task
+from ..task import Call, Task
 from .callers import drive, on
 from .database import Database, runner, translated, uncut
 from .enqueue import Say, add

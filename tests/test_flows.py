@@ -217,6 +217,25 @@ async def test_a_child_that_ends_any_way_ends_the_waiting(mill: Mill, db: Db, ho
     assert await handle.result(5) == (1 if how == "deleted" else 2)
 
 
+async def test_a_job_made_ready_before_its_time_waits_on_for_the_children_it_has(mill: Mill, db: Db) -> None:
+    @mill.task
+    async def part() -> None: ...
+
+    @mill.task(queue="parents")
+    async def whole(job: Job) -> int:
+        return (await job.spawn(part.call(), part.call())).done
+
+    handle = await whole.enqueue()
+    async with Kit(mill) as kit:
+        await kit.step("parents")
+        db.execute("update rowmill_jobs set state = 'ready' where task = 'whole'")
+        await kit.step("parents")
+        assert db.value("select state from rowmill_jobs where task = 'whole'") == "joining"
+    await mill.worker(drain=True).run()
+    assert await handle.result(5) == 2
+    assert db.value("select count(*) from rowmill_jobs") == 3
+
+
 async def test_children_are_kept_until_their_parent_has_looked_at_them(mill: Mill, db: Db) -> None:
     from rowmill.store.jobs import Jobs
 

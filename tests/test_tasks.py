@@ -248,6 +248,27 @@ async def test_a_lane_parameter_gives_a_task_a_queue_of_its_own(mill: Mill, db: 
         mill.task(queue="mail", concurrency=1)(lambda: None)
 
 
+async def test_a_job_goes_to_the_environment_named_or_the_first_that_serves_it(fresh: Any) -> None:
+    one, two = fresh("sqlite"), fresh("sqlite")
+    mill = Mill({"one": one.url, "two": two.url})
+
+    @mill.task(environments=["two"])
+    async def there() -> str:
+        return "there"
+
+    @mill.task
+    async def anywhere(job: Job) -> str:
+        return job.environment
+
+    handles = [await there.enqueue(), await anywhere.enqueue(), await anywhere.enqueue(env="two")]
+    assert [handle.environment for handle in handles] == ["two", "one", "two"]
+    await mill.worker(drain=True).run()
+    assert [await handle.result(5) for handle in handles] == ["there", "one", "two"]
+    with pytest.raises(WrongArguments, match="did you mean 'two'"):
+        await anywhere.enqueue(env="twoo")
+    await mill.close()
+
+
 # -- due time, priority, keys
 
 

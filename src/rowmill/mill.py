@@ -183,6 +183,7 @@ class Mill:
                 f"task {name!r}: {in_queue!r} is a lane over a table of your own, and cannot be a queue, too",
                 hint='give the lane another name, or the task another queue: queue="..."',
             )
+        task.environments = queue.environments
         self.tasks[name] = queue.tasks[name] = task
         return task
 

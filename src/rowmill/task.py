@@ -156,6 +156,8 @@ class Task(Generic[P, R]):
     priority: int = 0
     keep: Keep = field(default_factory=Keep)
     cron: Cron | None = None
+    #: Where its queue is served; None: everywhere.
+    environments: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         where = f"task {self.name!r}"

@@ -208,14 +208,20 @@ class Desk:
 
     def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], list[int]]:
         groups: dict[tuple[int | None, str], list[int]] = {}
-        known: dict[int, list[int]] = {}  # many calls have their options in common
+        known: dict[tuple[int, int], list[int]] = {}  # many calls have their task and options in common
         for place, call in enumerate(calls):
-            options = call.options
-            if id(options) not in known:
-                key = (None if options.tx is None else id(options.tx), self.environment(options.env))
-                known[id(options)] = groups.setdefault(key, [])
-            known[id(options)].append(place)
+            alike = (id(call.options), id(call.task))
+            if alike not in known:
+                tx = call.options.tx
+                key = (None if tx is None else id(tx), self._environment_of(call))
+                known[alike] = groups.setdefault(key, [])
+            known[alike].append(place)
         return groups
+
+    def _environment_of(self, call: Call) -> str:
+        """As the call says; else the first that its task's queue is served in."""
+        served = call.task.environments
+        return self.environment(call.options.env or (served[0] if served else None))
 
     def _say(self, dialect: str) -> Say:
         table = "rowmill_jobs"
@@ -255,7 +261,7 @@ class Desk:
                 raise WrongArguments(f"{call!r} is no call", hint="task.call(...)")
         if any(call.options.tx is not None or call.options.env is not None for call in others):
             raise WrongArguments("tx and env are for a flow as a whole", hint="give them to its last call")
-        environment, tx = self.environment(last.options.env), last.options.tx
+        environment, tx = self._environment_of(last), last.options.tx
         if tx is not None:
             theirs = caller(tx)
             made = verb(self._say(theirs.dialect))

@@ -131,10 +131,11 @@ class Flow:
                 raise RowmillError(f"job.spawn takes calls, not {call!r}", hint="job.spawn(task.call(...), ...)")
             if call.options.tx is not None or call.options.env not in (None, self._job.environment):
                 raise RowmillError("a child is added where its parent is: without tx and env of its own")
-        states = (await self._jobs.children([self._claim.id], branch)).get(self._claim.id, {})
-        if states or not wanted:
-            return Joined.of(states)
-        await self._held_apart(wanted, branch)
+        joined = await self.joined(branch)
+        if not joined.unfinished and (joined.total or not wanted):
+            return joined
+        # Where some are under way already, somebody made the job ready before its time: it only waits on.
+        await self._held_apart([] if joined.total else wanted, branch)
         raise Suspended
 
     async def _held_apart(self, wanted: Sequence[Call], branch: str) -> None:

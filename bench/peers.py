@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .tables import table
+from .tables import Jobs, table
 
 Options = Mapping[str, Any]
 
@@ -66,6 +66,21 @@ def _rowmill(
     )
 
 
+def _tasks(name: str, *, jobs: tuple[int, int] = (200_000, 40_000), sqlite: bool = False) -> Peer:
+    """Tasks on rowmill's own table, enqueued by their own calls."""
+    return Peer(
+        name,
+        "rowmill_tasks",
+        {"batch": 500, "concurrency": 100},
+        left=Jobs.left,
+        open=Jobs.open,
+        wrong=Jobs.wrong,
+        jobs=jobs,
+        sqlite=sqlite,
+        in_flight=lambda n: {"concurrency": n},
+    )
+
+
 # The high-throughput options of Graphile Worker's own documentation, and larger than it advises.
 _GRAPHILE = {
     "concurrentJobs": 24,
@@ -92,6 +107,7 @@ def _graphile(name: str, worker: Options) -> Peer:
 
 _ALL = [
     _rowmill("rowmill"),
+    _tasks("rowmill-tasks"),
     _rowmill("rowmill-woken", peer={"woken": True}),
     *(_rowmill(f"rowmill-{keys}-keys", jobs=(100_000, 30_000), keys=keys) for keys in (200, 20_000)),
     _graphile("graphile", _GRAPHILE),
@@ -148,6 +164,7 @@ _ALL = [
         sqlite=True,
         finished="deleted when taken",
     ),
+    _tasks("rowmill-tasks-sqlite", jobs=(60_000, 15_000), sqlite=True),
     _rowmill("rowmill-sqlite", jobs=(60_000, 15_000), peer={"sqlite": True}),
     Peer(
         "bare-sqlite",

@@ -155,6 +155,17 @@ class Enrichment:
         return int(job["url"].rpartition("/")[2])
 
 
+class Jobs:
+    """rowmill_jobs, rowmill's own table for tasks: made by rowmill, filled through its own calls."""
+
+    left = "select count(*) from rowmill_jobs where state <> 'done'"
+    open = (
+        "select exists (select 1 from rowmill_jobs where state = 'ready')"
+        " or exists (select 1 from rowmill_jobs where state = 'running')"
+    )
+    wrong = "select count(*) from rowmill_jobs where attempts <> 1"
+
+
 TABLES = {"enrichment": Enrichment}
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from .parts.part import PEERS_ON_POSTGRES, Results
 
-_OTHERS = (*PEERS_ON_POSTGRES[1:], "huey-sqlite")
+_THEIRS = tuple(name for name in PEERS_ON_POSTGRES if not name.startswith("rowmill"))
+_OTHERS = (*_THEIRS, "huey-sqlite")
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,18 @@ def targets(results: Results) -> list[Target]:
         limit = medians.of("limit", "rowmill", f"apart_{key}", f"merged_{key}")
         add(f"drain, {words}: to Graphile Worker at its best", ours, graphile and graphile[0], 1.1)
         add(f"drain, {words}: to PgQueuer", ours, medians.of("drain", "pgqueuer", key), 3)
+        tasks = medians.of("drain", "rowmill-tasks", key)
+        add(f"drain of tasks, {words}: to Graphile Worker at its best", tasks, graphile and graphile[0], 1.1)
         add(f"drain, {words}: to pgbench's best with the same statements", ours, limit, 0.8)
     for key, words in (("p50", "median"), ("p99", "99th percentile")):
         if least := medians.best("pickup", _OTHERS, key, lowest=True):
             add(f"pickup, {words}: to the best peer ({least[1]})", medians.of("pickup", "rowmill", key), least[0], None)
     for key, words, least_ratio in (("bulk", "in bulk", 2), ("single", "one by one", 1)):
-        if most := medians.best("enqueue", PEERS_ON_POSTGRES[1:], key):
+        if most := medians.best("enqueue", _THEIRS, key):
             ours = medians.of("enqueue", "rowmill", key)
             add(f"enqueue {words}: to the best peer on PostgreSQL ({most[1]})", ours, most[0], least_ratio)
+            tasks = medians.of("enqueue", "rowmill-tasks", key)
+            add(f"enqueue of tasks {words}: to the best peer on PostgreSQL ({most[1]})", tasks, most[0], least_ratio)
     one, two = (medians.of("sqlite", "rowmill-sqlite", key) for key in ("one", "two"))
     add("SQLite, 1 process: to Huey", one, medians.of("sqlite", "huey-sqlite", "one"), 5)
     add("SQLite: 2 processes to 1", two, one, 1)

@@ -275,10 +275,12 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str | None) -> Non
 def test_the_public_names_are_these() -> None:
     """STYLE 9: the public surface is listed and tested."""
     assert rowmill.__all__ == [
-        "NOW", "AppError", "Breaker", "BreakerColumns", "Budget", "Busy", "Cancel", "Claim", "Concurrency",
-        "DatabaseError", "Dead", "DeclarationError", "Done", "Event", "Job", "Lane", "LostClaim", "Mill",
-        "Outcome", "Rate", "Refused", "Retry", "RowmillError", "Settled", "Snooze", "SyncJob",
-        "Unreachable", "WorkerIdTaken", "configure_logs", "domain", "exponential", "fixed",
+        "NOW", "AppError", "Breaker", "BreakerColumns", "Budget", "Busy", "Call", "Cancel", "Claim",
+        "Concurrency", "DatabaseError", "Dead", "DeclarationError", "Done", "Event", "Handle", "Job",
+        "Joined", "Keep", "Key", "KeyTaken", "Lane", "LostClaim", "Mill", "Outcome", "Queue", "Rate",
+        "Refused", "Retry", "RowmillError", "Settled", "Snooze", "Status", "SyncJob", "Task",
+        "TaskCanceled", "TaskFailed", "Unreachable", "WorkerIdTaken", "WrongArguments", "configure_logs",
+        "domain", "exponential", "fixed", "injected",
     ]  # fmt: skip
     assert all(hasattr(rowmill, name) for name in rowmill.__all__)
     assert all((getattr(rowmill, name).__doc__ or "").strip() for name in rowmill.__all__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..peers import Peer
 from ..session import session
-from .part import PEERS_ON_POSTGRES, Column, Context, Figures, Part
+from .part import ONCE_EACH, Column, Context, Figures, Part
 
 
 def measure(context: Context, peer: Peer) -> Figures:
@@ -24,7 +24,7 @@ PART = Part(
     "plain INSERT with `pg_notify` in the same statement, in bulk it is COPY of 5,000 rows and one NOTIFY per "
     "transaction, both over asyncpg. The peers' figures are their own calls for one and for many.",
     measure,
-    (*PEERS_ON_POSTGRES[:2], *PEERS_ON_POSTGRES[3:], "huey-sqlite", "rowmill-sqlite"),
+    (*ONCE_EACH, "huey-sqlite", "rowmill-sqlite", "rowmill-tasks-sqlite"),
     (
         Column("single", "one by one, jobs/s", plot="one by one"),
         Column("bulk", "in bulk, jobs/s", plot="in bulk"),

@@ -16,6 +16,7 @@ Results = dict[str, dict[str, list[Figures]]]
 
 PEERS_ON_POSTGRES = (
     "rowmill",
+    "rowmill-tasks",
     "graphile",
     "graphile-max",
     "pg-boss",
@@ -23,6 +24,8 @@ PEERS_ON_POSTGRES = (
     "chancy",
     "procrastinate",
 )
+#: Where Graphile Worker's two sets of options make no difference.
+ONCE_EACH = tuple(name for name in PEERS_ON_POSTGRES if name != "graphile-max")
 
 
 @dataclass

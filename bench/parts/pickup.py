@@ -6,7 +6,7 @@ import math
 
 from ..peers import Peer
 from ..session import session
-from .part import PEERS_ON_POSTGRES, Column, Context, Figures, Part
+from .part import ONCE_EACH, Column, Context, Figures, Part
 
 _EVERY = 0.02
 
@@ -29,7 +29,7 @@ PART = Part(
     "One worker, one job every 20 ms; from before the enqueue call to the start of the handler, so the call and its "
     "commit are in it. For rowmill that is an INSERT with `pg_notify` in one statement.",
     measure,
-    (*PEERS_ON_POSTGRES[:2], *PEERS_ON_POSTGRES[3:], "huey-sqlite", "rowmill-sqlite"),
+    (*ONCE_EACH, "huey-sqlite", "rowmill-sqlite", "rowmill-tasks-sqlite"),
     (
         Column("p50", "median, ms", 2, plot="median"),
         Column("p99", "99th percentile, ms", 2, plot="99th percentile"),

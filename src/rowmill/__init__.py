@@ -3,26 +3,33 @@
 from .budget import Budget
 from .claim import Claim
 from .domain import domain
+from .engine.flow import Joined
 from .engine.job import Job, SyncJob
 from .errors import (
     AppError,
     Busy,
     DatabaseError,
     DeclarationError,
+    KeyTaken,
     LostClaim,
     Refused,
     RowmillError,
+    TaskCanceled,
+    TaskFailed,
     Unreachable,
     WorkerIdTaken,
+    WrongArguments,
 )
 from .events import Event, configure_logs
 from .gates import Breaker, BreakerColumns, Concurrency, Rate
 from .lane import Lane
 from .mill import Mill
+from .options import Keep, Key
 from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
 from .retry import exponential, fixed
 from .states import NOW
 from .store import Settled
+from .task import Call, Handle, Queue, Status, Task, injected
 
 __all__ = [
     "NOW",
@@ -31,6 +38,7 @@ __all__ = [
     "BreakerColumns",
     "Budget",
     "Busy",
+    "Call",
     "Cancel",
     "Claim",
     "Concurrency",
@@ -39,22 +47,34 @@ __all__ = [
     "DeclarationError",
     "Done",
     "Event",
+    "Handle",
     "Job",
+    "Joined",
+    "Keep",
+    "Key",
+    "KeyTaken",
     "Lane",
     "LostClaim",
     "Mill",
     "Outcome",
+    "Queue",
     "Rate",
     "Refused",
     "Retry",
     "RowmillError",
     "Settled",
     "Snooze",
+    "Status",
     "SyncJob",
+    "Task",
+    "TaskCanceled",
+    "TaskFailed",
     "Unreachable",
     "WorkerIdTaken",
+    "WrongArguments",
     "configure_logs",
     "domain",
     "exponential",
     "fixed",
+    "injected",
 ]

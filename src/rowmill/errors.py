@@ -5,6 +5,10 @@
     ├── AppError              the application named on the command line cannot be loaded
     ├── WorkerIdTaken         another live worker has the configured id
     ├── LostClaim             the row is no longer this run's: its lease ran out and was taken back
+    ├── WrongArguments        a task was called with arguments that its handler does not take
+    ├── KeyTaken              a job with this key is there already
+    ├── TaskFailed            the job whose result was asked for is dead
+    │   └── TaskCanceled      ... or was canceled
     └── DatabaseError
         ├── Unreachable       no connection, or it broke; what was under way may have been committed
         ├── Busy              the database is there, but could not serve in time; nothing was written
@@ -45,6 +49,33 @@ class WorkerIdTaken(RowmillError):
 
 class LostClaim(RowmillError):
     """The claim behind this run no longer holds; its writes were rolled back."""
+
+
+class WrongArguments(RowmillError):
+    """A task's arguments do not fit its handler; nothing was enqueued."""
+
+
+class KeyTaken(RowmillError):
+    """A job of this task with this key is there already; nothing was enqueued."""
+
+    def __init__(self, message: str, *, id: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.id = id
+
+
+class TaskFailed(RowmillError):
+    """The job is dead. ``error`` is its last error, ``traceback`` where that was raised, in the worker."""
+
+    def __init__(self, message: str, *, error: str | None = None, traceback: str | None = None) -> None:
+        super().__init__(message)
+        self.error, self.traceback = error, traceback
+
+    def __str__(self) -> str:
+        return f"{self.message}\n\nIn the worker:\n{self.traceback}" if self.traceback else self.message
+
+
+class TaskCanceled(TaskFailed):
+    """The job was canceled before it was done."""
 
 
 class DatabaseError(RowmillError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,8 @@ from .retry import Backoff, Verdict, exponential
 from .states import Values
 
 RENEWALS = ("heartbeat_at", "claimed_at", "none")
+#: By how much a backfill stands behind the lane that it is of.
+BEHIND = 1_000_000
 _WRITTEN = ("running", "done", "retry", "dead", "canceled")
 _DURATIONS = ("untouched_for", "lease", "startup_lease", "heartbeat", "sweep_every", "poll", "timeout")
 
@@ -58,11 +60,21 @@ class Lane:
     environments: Sequence[str] | None = None
     unfenced: bool = False
     slot_name: str = "{lane}-{n}"
+    #: What a row that is done has reached; rows below it are worked on again, behind the live ones: see ``backfill``.
+    version: int | None = None
+    version_column: str | None = None
+    #: At most so many rows of the backfill are begun in such a time, in one worker process.
+    backfill_pace: tuple[int, timedelta] | None = None
     settled_hooks: list[Callable[..., Any]] = field(default_factory=list)
     #: The Mill's budgets, by name.
     budgets: dict[str, Budget] = field(init=False, default_factory=dict)
     #: The gates by what they look at; made from ``gates`` and ``pace``.
     groups: tuple[Group, ...] = field(init=False)
+    #: The lane whose done rows this one works on again.
+    backfills: Lane | None = None
+
+    #: A lane over rowmill's own table: see ``task.Queue``.
+    own = False
 
     def __post_init__(self) -> None:
         where = f"lane {self.name!r}"
@@ -100,7 +112,7 @@ class Lane:
                     f"{where}: running writes {column!r}, and a row that goes back could not get its old time again",
                     hint=f"leave {column!r} out of running",
                 )
-        if isinstance(self.ready, Mapping) and not self.leads_to_ready(self.retry_values):
+        if isinstance(self.ready, Mapping) and self.backfills is None and not self.leads_to_ready(self.retry_values):
             raise DeclarationError(
                 f"{where}: a row that waits for its retry would not be ready, so it would never be claimed again",
                 hint='name the retry values in ready too: ready={"status": ["queued", "failed"]}',
@@ -114,6 +126,7 @@ class Lane:
                     f"{where}: fills[{column!r}] is not a column and a function of it",
                     hint='fills={"domain": ("url", rowmill.domain)}',
                 )
+        self._validate_version(where)
         if isinstance(self.environments, str):
             self.environments = [self.environments]
         if isinstance(self.order_by, str):
@@ -143,6 +156,23 @@ class Lane:
                     f"{where}: a row that is {state} would be ready again, and worked on for ever",
                     hint=f"give {state} a value that ready does not have",
                 )
+
+    def _validate_version(self, where: str) -> None:
+        if (self.version is None) != (self.version_column is None):
+            raise DeclarationError(
+                f"{where}: version and version_column go together",
+                hint='version=2, version_column="enriched_version"',
+            )
+        if self.version is not None and (not isinstance(self.version, int) or isinstance(self.version, bool)):
+            raise DeclarationError(f"{where}: version must be a whole number, not {self.version!r}")
+        if self.backfill_pace is None:
+            return
+        most, time = self.backfill_pace if isinstance(self.backfill_pace, tuple) else (None, None)
+        if self.version is None or not isinstance(most, int) or most < 1 or not isinstance(time, timedelta):
+            raise DeclarationError(
+                f"{where}: backfill_pace={self.backfill_pace!r}",
+                hint="with a version: backfill_pace=(10, timedelta(seconds=1)), ten rows a second",
+            )
 
     def leads_to_ready(self, values: Values) -> bool:
         """Whether a running row that gets these values is ready again."""
@@ -209,6 +239,15 @@ class Lane:
         """Whether this lane works in the named environment."""
         return self.environments is None or environment in self.environments
 
+    def policy(self, read: Callable[[str], Any]) -> Any:
+        """What says ``backoff`` and ``classify`` for a row, of which ``read`` gives the columns: the lane itself."""
+        return self
+
+    @property
+    def handlers(self) -> list[Callable[..., Any]]:
+        """The functions that its runs call."""
+        return [self.handler]
+
     def resources(self) -> list[str]:
         """Names of the resources the handler asks for: its parameters behind the job."""
         return list(inspect.signature(self.handler).parameters)[1:]
@@ -221,7 +260,8 @@ def _names(values: Values) -> str:
     return ", ".join(repr(column) for column in values)
 
 
-PARAMETERS = tuple(f.name for f in fields(Lane) if f.init and f.name not in ("table", "handler", "settled_hooks"))
+_INTERNAL = ("table", "handler", "settled_hooks", "backfills")
+PARAMETERS = tuple(f.name for f in fields(Lane) if f.init and f.name not in _INTERNAL)
 
 
 def declare(table: Any, handler: Callable[..., Any], options: Mapping[str, Any]) -> Lane:
@@ -238,4 +278,23 @@ def declare(table: Any, handler: Callable[..., Any], options: Mapping[str, Any])
                 f"lane {name!r}: {needed} is missing",
                 hint=f'{needed}={{"status": "..."}}: the column values that mean {needed}',
             )
-    return Lane(table=table, handler=handler, **{**options, "name": name})
+    given = {**options, "name": name}
+    column = given.get("version_column")
+    if column is not None and isinstance(given["done"], Mapping):
+        given["done"] = {**given["done"], column: given.get("version")}
+    return Lane(table=table, handler=handler, **given)
+
+
+def backfill(lane: Lane) -> Lane:
+    """The lane that works again on rows that are done, but below the version: behind all live rows, at its own pace.
+
+    A row goes from done to running and back to done, with the version. One that fails is a row of the live lane from
+    then on, with its retries and its end; so is one whose worker died.
+    """
+    assert lane.version_column is not None
+    ready = {column: value for column, value in lane.done.items() if column != lane.version_column}
+    most = lane.backfill_pace[0] if lane.backfill_pace else lane.batch
+    return replace(
+        lane, name=f"{lane.name}-backfill", ready=ready, retry=lane.retry_values, backfills=lane, batch=most,
+        priority=lane.priority + BEHIND,
+    )  # fmt: skip

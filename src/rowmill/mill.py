@@ -1,4 +1,4 @@
-"""The Mill: the application object. Environments, lanes, resources; and the way to a running worker."""
+"""The Mill: the application object. Environments, lanes, tasks, resources; and the way to a running worker."""
 
 from __future__ import annotations
 
@@ -6,22 +6,43 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, overload
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from . import lane as lanes_words
+from . import task as task_words
 from .budget import Budget
 from .clock import Clock
+from .engine.desk import Desk
+from .engine.job import Job, SyncJob
 from .engine.resources import Resource
 from .engine.tally import Tally
-from .engine.wake import CHANNEL
 from .engine.worker import Worker
 from .errors import DeclarationError, did_you_mean
 from .events import Events, Subscriber
 from .lane import Lane
+from .schedule import Cron
 from .store import Database
+from .store.enqueue import CHANNEL
+from .task import Call, Handle, Queue, Task
 
 Handler = Callable[..., Any]
+AnyLane = TypeVar("AnyLane", bound=Lane)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Declare(Protocol):
+    """A decorator that makes a task of a handler, with the handler's own parameters but for the job."""
+
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[SyncJob, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]: ...
 
 
 class Mill:
@@ -32,7 +53,12 @@ class Mill:
     """
 
     def __init__(
-        self, environments: str | Mapping[str, str] | None = None, *, schema: str | None = None, connections: int = 3
+        self,
+        environments: str | Mapping[str, str] | None = None,
+        *,
+        schema: str | None = None,
+        connections: int = 3,
+        notify: bool = True,
     ) -> None:
         self._given = environments
         self.schema = schema
@@ -40,8 +66,10 @@ class Mill:
         self.lanes: dict[str, Lane] = {}
         self.resources: dict[str, Resource] = {}
         self.budgets: dict[str, Budget] = {}
+        self.tasks: dict[str, Task[..., Any]] = {}
         self.events = Events()
         self.clock = Clock()
+        self._desk = Desk(lambda: self.environments, schema, self.clock, notify)
 
     @property
     def environments(self) -> dict[str, str]:
@@ -70,16 +98,97 @@ class Mill:
             raise DeclarationError("@mill.lane needs the table", hint='@mill.lane("jobs", ready={...}, ...)')
 
         def declare(handler: Handler) -> Lane:
-            lane = lanes_words.declare(table, handler, options)
-            if lane.name in self.lanes:
-                raise DeclarationError(
-                    f"there are two lanes named {lane.name!r}", hint='give one another name: name="..."'
-                )
-            lane.budgets = self.budgets
-            self.lanes[lane.name] = lane
+            lane = self._add(lanes_words.declare(table, handler, options))
+            if lane.version is not None:
+                self._add(lanes_words.backfill(lane))
             return lane
 
         return declare
+
+    def _add(self, lane: AnyLane) -> AnyLane:
+        if lane.name in self.lanes:
+            raise DeclarationError(f"there are two lanes named {lane.name!r}", hint='give one another name: name="..."')
+        lane.budgets = self.budgets
+        self.lanes[lane.name] = lane
+        return lane
+
+    def queue(self, name: str, **options: Any) -> Queue:
+        """Set up a queue of tasks before they are declared: ``mill.queue("mail", concurrency=2, priority=10)``.
+
+        Parameters are a lane's: batch, concurrency, priority (between lanes and queues), lease, isolation, ...
+        """
+        return self._add(task_words.queue(name, options))
+
+    @overload
+    def task(self, handler: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, handler: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, handler: Callable[Concatenate[SyncJob, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, handler: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, handler: None = None, /, **options: Any) -> Declare: ...
+    def task(self, handler: Any = None, /, **options: Any) -> Any:
+        """Declare a task: a handler on rowmill's own table. ``@mill.task`` or ``@mill.task(max_attempts=5, ...)``.
+
+        Parameters: name, queue, max_attempts, backoff, timeout, classify, priority, keep. A parameter of a lane
+        (concurrency, isolation, ...) gives the task a queue of its own, of its name.
+        """
+        return self._task(handler, options) if handler is not None else lambda function: self._task(function, options)
+
+    def cron(self, expression: str, *, tz: str = "UTC", missed: str = "skip", **options: Any) -> Declare:
+        """Declare a task that is enqueued by the clock: ``@mill.cron("0 3 * * *", tz="America/Montreal")``.
+
+        ``missed`` ticks, at which no worker was there, are left out (``skip``), made up for ``once``, or ``all``.
+        """
+        cron = Cron(expression, tz, missed)
+
+        def declare(function: Handler) -> Any:
+            task = self._task(function, options, cron)
+            needed = [name for name in task.signature.needs() if name not in self.resources]
+            if needed:
+                raise DeclarationError(
+                    f"cron {task.name!r}: the clock gives no arguments, and its handler needs {', '.join(needed)}",
+                    hint="give them defaults, or enqueue the task with its arguments from another one",
+                )
+            return task
+
+        return cast(Declare, declare)
+
+    def _task(self, handler: Handler, given: Mapping[str, Any], cron: Cron | None = None) -> Task[..., Any]:
+        name = str(given.get("name") or getattr(handler, "__name__", "task"))
+        known = (*task_words.TASK_PARAMETERS, *task_words.QUEUE_PARAMETERS)
+        for option in given:
+            if option not in known:
+                raise DeclarationError(
+                    f"task {name!r}: there is no parameter {option!r}", hint=did_you_mean(option, known)
+                )
+        if name in self.tasks:
+            raise DeclarationError(f"there are two tasks named {name!r}", hint='give one another name: name="..."')
+        of_queue = {k: v for k, v in given.items() if k not in task_words.TASK_PARAMETERS}
+        if of_queue and "queue" in given:
+            raise DeclarationError(
+                f"task {name!r}: {', '.join(of_queue)} is for a queue as a whole, and this one may have others",
+                hint=f"mill.queue({given['queue']!r}, ...) before the task",
+            )
+        own = {k: v for k, v in given.items() if k in task_words.TASK_PARAMETERS and k != "name"}
+        in_queue: str = given.get("queue") or (name if of_queue else task_words.DEFAULT_QUEUE)
+        task: Task[..., Any] = Task(
+            handler=handler, name=name, desk=self._desk, known_resources=self.resources, cron=cron,
+            **{**own, "queue": in_queue},
+        )  # fmt: skip
+        queue = self.lanes.get(in_queue)
+        if queue is None or of_queue:
+            queue = self.queue(in_queue, **of_queue)
+        if not isinstance(queue, Queue):
+            raise DeclarationError(
+                f"task {name!r}: {in_queue!r} is a lane over a table of your own, and cannot be a queue, too",
+                hint='give the lane another name, or the task another queue: queue="..."',
+            )
+        task.environments = queue.environments
+        self.tasks[name] = queue.tasks[name] = task
+        return task
 
     @overload
     def resource(self, opener: Handler) -> Handler: ...
@@ -132,7 +241,9 @@ class Mill:
                     raise DeclarationError(f"there is no lane {name!r}", hint=did_you_mean(name, self.lanes))
             chosen = [self.lanes[name] for name in names]
         if not chosen:
-            raise DeclarationError("this Mill has no lanes", hint="declare one with @mill.lane(...)")
+            raise DeclarationError(
+                "this Mill has no lanes", hint="declare one with @mill.lane(...), or a task with @mill.task"
+            )
         for lane in chosen:
             for environment in lane.environments or ():
                 if environment not in self.environments:
@@ -176,9 +287,60 @@ class Mill:
             for name in (signal.SIGTERM, signal.SIGINT):
                 with contextlib.suppress(NotImplementedError, ValueError):  # not in the main thread
                     loop.add_signal_handler(name, worker.stop)
-            return await worker.run()
+            try:
+                return await worker.run()
+            finally:
+                await self.close()
 
         return asyncio.run(main())
+
+    # -- tasks: enqueue from anywhere
+
+    async def prepare(self) -> None:
+        """Make rowmill's own tables in every environment, where they are not there yet. Workers and ``enqueue`` do so
+        by themselves; a transaction of your own (``tx=``) needs them to be there.
+        """
+        for name in self.environments:
+            await self._desk.counter(name)
+
+    def prepare_sync(self) -> None:
+        """``prepare`` for code that does not await."""
+        self._desk.wait(self.prepare())
+
+    async def close(self) -> None:
+        """Close the connections that enqueue and results have opened in this event loop."""
+        await self._desk.close()
+
+    async def enqueue_many(self, calls: Iterable[Call]) -> list[Handle[Any]]:
+        """Enqueue calls of several tasks in one transaction: ``[a.call(...), b.call(...)]``."""
+        return await self._desk.enqueue(list(calls))
+
+    def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Handle[Any]]:
+        """``enqueue_many`` for code that does not await."""
+        return self._desk.enqueue_sync(list(calls))
+
+    async def batch(self, calls: Iterable[Call], then: Call) -> Handle[Any]:
+        """Enqueue calls, and one that runs when they have all ended, well or not: it asks ``job.joined()`` for the
+        counts and ``job.results()`` for what they returned. The handle is its.
+        """
+        return await self._desk.batch(list(calls), then)
+
+    def batch_sync(self, calls: Iterable[Call], then: Call) -> Handle[Any]:
+        """``batch`` for code that does not await."""
+        handle: Handle[Any] = self._desk.wait(self.batch(calls, then))
+        return handle
+
+    async def chain(self, *calls: Call) -> Handle[Any]:
+        """Enqueue calls that run one after the other, each when the one before it is done. Where one is not, those
+        behind it are canceled. Each finds in ``job.results()`` what the one before it returned. The handle is the last
+        one's.
+        """
+        return await self._desk.chain(calls)
+
+    def chain_sync(self, *calls: Call) -> Handle[Any]:
+        """``chain`` for code that does not await."""
+        handle: Handle[Any] = self._desk.wait(self.chain(*calls))
+        return handle
 
     async def wake(self, environment: str | None = None) -> None:
         """A hint to idle workers that rows are ready. Never needed: they poll; it saves them the wait."""

@@ -22,9 +22,12 @@ from .engine.execute import Execution, decide, unhooked
 from .engine.held import Held
 from .engine.isolate import Child
 from .engine.resources import Resources
+from .engine.scheduler import Scheduler
 from .engine.tally import Tally
+from .engine.tasks import TaskExecution
 from .mill import Mill
-from .store import Database, LaneStore, open_lane
+from .store import Database, LaneStore, flows, open_lane
+from .store.enqueue import Say
 from .store.fleet import Fleet
 
 
@@ -111,7 +114,8 @@ class Kit:
     async def run(self, claim: Claim) -> Stepped:
         """Run the handler for a claim and settle it."""
         store = await self.store(claim.lane, claim.environment)
-        execution = Execution(Held(store), self._resources, lambda: self._threads)
+        kind = TaskExecution if store.lane.own else Execution
+        execution = kind(Held(store), self._resources, lambda: self._threads)
         job = execution.job(claim, self.worker_id, f"{claim.lane}-1")
         child = Child(store.lane) if store.lane.isolation == "process" else None
         try:
@@ -119,13 +123,13 @@ class Kit:
         except asyncio.CancelledError as cancelled:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            settlement = decide(store, claim, cancelled)  # the handler's own doing
+            settlement = execution.settlement(claim, cancelled)  # the handler's own doing
         finally:
             if child is not None:
                 await asyncio.to_thread(child.kill)
         if settlement is None:
             settlement = job.finished
-            outcome = "done" if settlement is not None else "lost"
+            outcome = settlement.kind if settlement is not None else "lost"
             if settlement is not None and store.notes is not None:
                 await store.notes.note([settlement])
         else:
@@ -135,6 +139,8 @@ class Kit:
                 report = await self._settle(store, settlement)
             settlement = (report.written + report.refused + report.lost + [settlement])[0]
             outcome = "lost" if report.lost else "stuck" if report.stuck else settlement.kind
+        if store.lane.own:
+            await flows.join(store.database, Say.to(store.database, self.mill.clock))
         error, columns = (settlement.error, dict(settlement.columns)) if settlement is not None else (None, {})
         return Stepped(job.id, outcome, error, columns, claim.attempt)
 
@@ -142,6 +148,12 @@ class Kit:
         """Take back rows whose lease has run out."""
         store = await self.store(lane, environment)
         return await store.sweep(store.lane.lease)
+
+    async def tick(self, environment: str | None = None) -> None:
+        """Enqueue the crons that are due."""
+        database = self._databases[environment or next(iter(self._databases))]
+        scheduler = Scheduler(database, self.mill.clock, self.mill.events, list(self.mill.tasks.values()))
+        await scheduler.tick()
 
     async def drain(self, *lanes: str) -> Tally:
         """Work in this process until nothing is ready or running."""

@@ -6,8 +6,9 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -24,22 +25,45 @@ from .resources import Resources
 _FALLBACK = timedelta(minutes=1)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a claim is run: by which function, with which resources, and how long at most."""
+
+    handler: Callable[..., Any]
+    names: list[str]
+    is_async: bool
+    timeout: float | None
+
+
 class Execution:
     """How the handler of one lane is run in this process."""
 
     def __init__(self, held: Held, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
         self.held, self.store, self.lane = held, held.store, held.store.lane
         self.resources, self.threads = resources, threads
-        self.names = self.lane.resources()
-        self.is_async = runs_in_loop(self.lane.handler)
         timeout = self.store.binding.timeout
-        self.timeout = timeout.total_seconds() if timeout else None
+        handler, seconds = self.lane.handler, timeout.total_seconds() if timeout else None
+        self._plan = Plan(handler, self.lane.resources(), runs_in_loop(handler), seconds)
+
+    def plan(self, claim: Claim) -> Plan:
+        """How this claim is run."""
+        return self._plan
+
+    def in_thread(self, claim: Claim) -> bool:
+        """Its run cannot be stopped from outside."""
+        return self.lane.isolation == "auto" and not self.plan(claim).is_async
 
     def job(self, claim: Claim, worker: str, slot: str) -> Job:
         """The claim as its handler will see it."""
-        if self.is_async or self.lane.isolation == "process":
+        if not self.in_thread(claim):
             return Job(self.held, claim, worker, slot)
         return SyncJob(self.held, claim, worker, slot, asyncio.get_running_loop())
+
+    def settlement(self, claim: Claim, ended: Any) -> Settlement:
+        """What a run's end means for its row."""
+        settlement = decide(self.store, claim, ended)
+        settlement.cause = ended if isinstance(ended, BaseException) else None
+        return settlement
 
     async def run(self, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
         """Run the handler to its end. None: there is nothing left to write (lost, or finished by itself)."""
@@ -60,41 +84,44 @@ class Execution:
         if job.finished is not None:
             job.finished.duration = time.monotonic() - began
             return None
-        settlement = decide(self.store, claim, ended)
-        settlement.cause = ended if isinstance(ended, BaseException) else None
+        settlement = self.settlement(claim, ended)
         settlement.duration = time.monotonic() - began
         return settlement
 
-    async def _call(self, job: Job, claim: Claim, child: Child | None) -> Any:
+    def _call(self, job: Job, claim: Claim, child: Child | None) -> Awaitable[Any]:
+        return self._within(self.plan(claim), job, claim, child)
+
+    async def _within(self, plan: Plan, job: Job, claim: Claim, child: Child | None) -> Any:
+        """The handler, with its resources, in its time, in the place where it runs."""
         if child is not None:
             lease_began = claim.taken if self.store.binding.renew == "none" else None
-            return await child.run(job, self.timeout, lease_began, self.threads())
-        resources = await self.resources.get(self.names) if self.names else {}
-        if self.timeout is None:
-            return await self._handler(job, resources)
+            return await child.run(job, plan.timeout, lease_began, self.threads())
+        resources = await self.resources.get(plan.names) if plan.names else {}
+        if plan.timeout is None:
+            return await self._handler(plan, job, resources)
         # A run that is not renewed must end before its lease does, and the lease began with the claim.
-        left = self.timeout
+        left = plan.timeout
         if self.store.binding.renew == "none":
             left -= time.monotonic() - claim.taken
-        if self.is_async:
+        if plan.is_async:
             try:
                 async with asyncio.timeout(left) as scope:
-                    return await self._handler(job, resources)
+                    return await self._handler(plan, job, resources)
             except TimeoutError:
                 if scope.expired():
-                    raise TimedOut(self.timeout) from None
+                    raise TimedOut(plan.timeout) from None
                 raise
         deadline = time.monotonic() + left
-        result = await self._handler(job, resources)
+        result = await self._handler(plan, job, resources)
         if time.monotonic() > deadline:
-            raise TimedOut(self.timeout)
+            raise TimedOut(plan.timeout)
         return result
 
-    async def _handler(self, job: Job, resources: dict[str, Any]) -> Any:
-        if self.is_async:
-            return await self.lane.handler(job, **resources)
+    async def _handler(self, plan: Plan, job: Job, resources: dict[str, Any]) -> Any:
+        if plan.is_async:
+            return await plan.handler(job, **resources)
         loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self.threads(), _in_thread, self.lane.handler, job, resources)
+        result = await loop.run_in_executor(self.threads(), _in_thread, plan.handler, job, resources)
         return await result if inspect.isawaitable(result) else result
 
 
@@ -174,9 +201,10 @@ def unhooked(store: LaneStore, settlement: Settlement, error: BaseException) -> 
 def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
     text = _words(error) or type(error).__name__
     verdict: Any = None
-    if store.lane.classify is not None:
+    policy = store.policy(claim)
+    if policy.classify is not None:
         try:
-            verdict = store.lane.classify(error)
+            verdict = policy.classify(error)
         except Exception as broken:  # the classifier's own bug must not cost the row its record
             text = f"{text} (classify failed: {_words(broken)})"
     verdict = verdict if verdict is not None else retry.classify(error)
@@ -200,7 +228,7 @@ def _failed(store: LaneStore, claim: Claim, text: str, after: Any, word: str = r
         return Settlement(claim, "dead", error=store.error_text(text), word=word, closes=closes)
     if delay is None:
         try:
-            delay = retry.bounded_delay(store.lane.backoff(claim.attempt))
+            delay = retry.bounded_delay(store.policy(claim).backoff(claim.attempt))
             if delay is None:
                 raise TypeError("backoff must answer with a timedelta")
         except Exception as broken:

@@ -94,6 +94,8 @@ class Foreman:
                     )
                 if unfinished:
                     return False
+            if place.follow is not None and (place.follow.busy or await place.follow.look()):
+                return False
         return True
 
     async def wind_down(self) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..claim import Claim, Settlement
 from ..store import LaneStore
 from .gatekeeper import Gatekeeper
+
+if TYPE_CHECKING:
+    from .follow import Follow
 
 
 class Held:
@@ -35,6 +38,8 @@ class Held:
         #: The database refused the lane's claim, or nothing keeps its retries back: left alone until then (monotonic).
         self.rests_until = 0.0
         self.refused: str | None = None
+        #: What follows when jobs of rowmill's own table have ended.
+        self.follow: Follow | None = None
         self._claims: dict[tuple[Any, ...], Claim] = {}
         self._renewing: set[int] = set()
         self._settling: set[int] = set()

@@ -92,8 +92,8 @@ class Child:
             return
         self._forget()
         pipe, theirs = _SPAWN.Pipe()
-        where = (self.lane.handler.__module__, self.lane.name)
-        process = _SPAWN.Process(target=_serve, args=(theirs, *where, list(sys.path)), daemon=True)
+        modules = list(dict.fromkeys(handler.__module__ for handler in self.lane.handlers))
+        process = _SPAWN.Process(target=_serve, args=(theirs, modules, self.lane.name, list(sys.path)), daemon=True)
         process.start()
         theirs.close()
         self._process, self._pipe = process, pipe
@@ -195,6 +195,15 @@ class IsolatedJob(dict[str, Any]):
             hint="return the columns to set, or write with a connection of the handler's own",
         )
 
+    def step(self, *_: Any, **__: Any) -> Any:
+        """Not here: the process has no connection of the engine's."""
+        raise RowmillError(
+            'job.step and job.spawn need the engine\'s connection, which a handler with isolation="process" lacks',
+            hint="spawn isolated tasks from one that is not isolated",
+        )
+
+    spawn = joined = results = step
+
 
 class _Told:
     def __await__(self) -> Any:
@@ -204,35 +213,35 @@ class _Told:
 
 def importable(lane: Lane) -> None:
     """Refuse a handler that another process could not find."""
-    if "<locals>" in getattr(lane.handler, "__qualname__", "<locals>"):
+    if any("<locals>" in getattr(handler, "__qualname__", "<locals>") for handler in lane.handlers):
         raise DeclarationError(
             f'lane {lane.name!r}: isolation="process" needs a handler that another process can import',
             hint="declare the lane at the top of a module, not inside a function",
         )
 
 
-def find(module: str, name: str) -> tuple[Lane, Any]:
-    """The lane of that name among a module's globals, and the mill whose resources it uses."""
-    if module == "__main__":
-        module = "__mp_main__"
-    found = importlib.import_module(module)
-    for value in vars(found).values():
+def find(modules: list[str], name: str) -> tuple[Lane, Any]:
+    """The lane of that name among the modules' globals, and the mill whose resources it uses."""
+    found = [importlib.import_module("__mp_main__" if module == "__main__" else module) for module in modules]
+    values = [value for module in found for value in vars(module).values()]
+    for value in values:
         lanes = getattr(value, "lanes", None)
         if isinstance(lanes, dict) and isinstance(lanes.get(name), Lane):
             return lanes[name], value
-    for value in vars(found).values():
+    for value in values:
         if isinstance(value, Lane) and value.name == name:
             return value, None
-    raise AppError(f"cannot find the lane {name!r} in module {module!r}", hint="declare it at the top of the module")
+    where = ", ".join(map(repr, modules))
+    raise AppError(f"cannot find the lane {name!r} in module {where}", hint="declare it at the top of the module")
 
 
-def _serve(pipe: Connection, module: str, name: str, path: list[str]) -> None:
+def _serve(pipe: Connection, modules: list[str], name: str, path: list[str]) -> None:
     """The child's main: jobs in, answers out, until the pipe closes."""
     sys.path[:] = path
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
-        asyncio.run(_serve_jobs(pipe, module, name))
+        asyncio.run(_serve_jobs(pipe, modules, name))
     os._exit(0)
 
 
@@ -243,8 +252,8 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-async def _serve_jobs(pipe: Connection, module: str, name: str) -> None:
-    lane, mill = find(module, name)
+async def _serve_jobs(pipe: Connection, modules: list[str], name: str) -> None:
+    lane, mill = find(modules, name)
     resources = Resources(getattr(mill, "resources", {}))
     loop = asyncio.get_running_loop()
     pipe.send(("ready", None))
@@ -252,7 +261,7 @@ async def _serve_jobs(pipe: Connection, module: str, name: str) -> None:
         facts = await loop.run_in_executor(None, pipe.recv)
         job = IsolatedJob(facts, pipe)
         try:
-            given = await resources.get(lane.resources())
+            given = await resources.get(lane.policy(job.__getitem__).resources())
             result = lane.handler(job, **given)
             answer: tuple[str, Any] = ("returned", await result if inspect.isawaitable(result) else result)
         except Exception as error:

@@ -9,7 +9,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,8 @@ from ..errors import Busy, DatabaseError, DeclarationError, LostClaim, RowmillEr
 from ..outcome import Snooze
 from ..store import LaneStore, Tx, uncut
 from ..store.budgets import take as take_budget
+from ..task import Call
+from .flow import Flow, Joined
 from .held import Held
 
 _PROGRESS_EVERY = 1.0
@@ -41,19 +43,21 @@ class Job(Mapping[str, Any]):
         self._told = 0.0
         self.latest: tuple[float, str | None] | None = None
         self.finished: Settlement | None = None
+        self._flowing: Flow | None = None
 
     # -- the row
 
     def __getitem__(self, column: str) -> Any:
-        if column not in self._store.binding.table.c:
-            raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.columns)}")
-        return self._store.value(self._claim.row, column)
+        try:
+            return self._store.value(self._claim.row, column)
+        except (KeyError, IndexError):
+            raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.taken)}") from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._store.binding.columns)
+        return iter(self._store.binding.taken)
 
     def __len__(self) -> int:
-        return len(self._store.binding.columns)
+        return len(self._store.binding.taken)
 
     def __repr__(self) -> str:
         return f"<Job {self.lane} {self.id!r} attempt {self.attempt} in {self.environment}>"
@@ -130,6 +134,32 @@ class Job(Mapping[str, Any]):
                 raise Snooze(timedelta(seconds=left), f"the budget {budget!r} is used up")
             await asyncio.sleep(left + random.uniform(0, 0.02))
 
+    # -- flows: for tasks
+
+    @property
+    def _flow(self) -> Flow:
+        if self._flowing is None:
+            self._flowing = Flow(self._store, self._claim, self)
+        return self._flowing
+
+    async def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``function(*args)`` once for this job: what it returned is kept, and a later run goes on behind it."""
+        return await self._flow.step(name, function, args, kwargs)
+
+    async def spawn(self, *calls: Call, name: str | None = None) -> Joined:
+        """Add children and wait for them. The run ends here; when all children have ended, the handler is run again
+        from its beginning, and this returns how they ended. Name it where a handler spawns in more than one place.
+        """
+        return await self._flow.spawn(calls, name)
+
+    async def joined(self, name: str | None = None) -> Joined:
+        """How the jobs that this one waited for ended."""
+        return await self._flow.joined(name)
+
+    async def results(self, name: str | None = None) -> list[Any]:
+        """What the jobs that this one waited for returned, in order; None for one that did not end well."""
+        return await self._flow.results(name)
+
     def finish(self) -> Finish:
         """``async with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
         return Finish(self._held, self._claim, self)
@@ -155,6 +185,25 @@ class SyncJob(Job):
     def spend(self, budget: str, *, wait: timedelta = _PATIENT, **amounts: float) -> None:  # type: ignore[override]
         """Take from a budget of the Mill; all of it or nothing."""
         _wait(self._loop, super().spend(budget, wait=wait, **amounts))
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``function(*args)`` once for this job, here in this thread."""
+        return self._flow.step_in_thread(self._loop, name, function, args, kwargs)
+
+    def spawn(self, *calls: Call, name: str | None = None) -> Joined:  # type: ignore[override]
+        """Add children and wait for them: see ``Job.spawn``."""
+        joined: Joined = _wait(self._loop, super().spawn(*calls, name=name))
+        return joined
+
+    def joined(self, name: str | None = None) -> Joined:  # type: ignore[override]
+        """How the jobs that this one waited for ended."""
+        joined: Joined = _wait(self._loop, super().joined(name))
+        return joined
+
+    def results(self, name: str | None = None) -> list[Any]:  # type: ignore[override]
+        """What the jobs that this one waited for returned."""
+        found: list[Any] = _wait(self._loop, super().results(name))
+        return found
 
     def finish(self) -> SyncFinish:  # type: ignore[override]
         """``with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""

@@ -23,8 +23,11 @@ from ..lane import Lane
 from ..store import Database, LaneStore, open_lane
 from ..store.fleet import Fleet, WorkerState
 from ..store.schema import ensure as ensure_own
+from ..task import Queue
+from .follow import Follow
 from .held import Held
 from .renew import Renewer
+from .scheduler import Scheduler
 from .sweep import Sweeper
 from .tally import Tally
 from .wake import jittered, listen
@@ -65,6 +68,7 @@ class Place:
         self._fleet: Fleet | None = None
         self._renewer: Renewer | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self.follow: Follow | None = None
         self._returning: asyncio.Task[None] | None = None
 
     @property
@@ -167,12 +171,24 @@ class Place:
         sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew))
         await sweeper.at_start()
         self.held = held
+        queues = [lane for lane in self.lanes if isinstance(lane, Queue)]
+        if queues:
+            self.follow = Follow(self.database, crew.clock, crew.events, lambda: self._wake(crew))
+            for one in held:
+                one.follow = self.follow if one.store.lane.own else None
+            tasks = [task for queue in queues for task in queue.tasks.values()]
+            scheduler = Scheduler(self.database, crew.clock, crew.events, tasks)
+            self._tasks = [asyncio.create_task(self.follow.run(queues))]
+            if scheduler:
+                await scheduler.start()
+                self._tasks.append(asyncio.create_task(scheduler.run()))
         fleets = [self.database] if self._fleet else []
         self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.hung, crew.events)
         self._renewer.start()
-        self._tasks = [
+        awaited = self.follow.awaited if self.follow is not None else None
+        self._tasks += [
             asyncio.create_task(sweeper.run()),
-            asyncio.create_task(listen(self.database, lambda: self._wake(crew))),
+            asyncio.create_task(listen(self.database, lambda: self._wake(crew), awaited=awaited)),
         ]
         self.opened = True
         for store in stores:
@@ -211,6 +227,8 @@ class Place:
 
     async def close(self, last: WorkerState) -> None:
         """Stop what runs beside the work, sign off, and close the connections."""
+        if self.follow is not None:
+            await self.follow.close()
         tasks = [*self._tasks, *([self._returning] if self._returning else [])]
         for task in tasks:
             task.cancel()
@@ -229,7 +247,7 @@ def _refuse_overlaps(stores: list[LaneStore]) -> None:
 
     def sweep(store: LaneStore) -> tuple[object, ...]:
         lane = store.lane
-        return store.binding.ready_again, lane.lease, lane.startup_lease, lane.max_reclaims
+        return store.binding.swept_back, lane.lease, lane.startup_lease, lane.max_reclaims
 
     for one, other in itertools.combinations(stores, 2):
         same_table = one.binding.table.fullname == other.binding.table.fullname

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..claim import Claim, Settlement
 from ..lane import Lane
-from .execute import Execution, decide, runs_in_loop
+from .execute import Execution
 from .held import Held
 from .isolate import Child
 from .job import Job
@@ -153,7 +153,7 @@ class Slots:
             if self._closing and not claim.lost:
                 raise
             if not claim.lost:
-                settlement = decide(held.store, claim, error)  # the handler's own doing: its run failed
+                settlement = execution.settlement(claim, error)  # the handler's own doing: its run failed
         finally:
             self.busy -= 1
             self.capacity.busy -= 1
@@ -167,13 +167,12 @@ class Slots:
     def lose(self, claim: Claim) -> None:
         """A claim was lost: tell its run, at once."""
         for slot in self.all:
-            if slot.claim is claim and slot.task is not None and not self.in_threads:
+            if slot.claim is claim and slot.task is not None and not self._in_thread(slot.held, claim):
                 slot.task.cancel()
 
-    @property
-    def in_threads(self) -> bool:
-        """Runs of this lane cannot be stopped from outside."""
-        return self.lane.isolation == "auto" and not runs_in_loop(self.lane.handler)
+    def _in_thread(self, held: Held | None, claim: Claim) -> bool:
+        """A run that cannot be stopped from outside."""
+        return held is not None and self.executions[id(held)].in_thread(claim)
 
     def take_back(self) -> list[tuple[Held, Claim]]:
         """Empty the buffer: rows that nobody started."""
@@ -185,7 +184,7 @@ class Slots:
         """Slots with a run under way, and what it may take."""
         for slot in list(self.all):
             if slot.claim is not None and slot.held is not None:
-                yield slot, self.executions[id(slot.held)].timeout
+                yield slot, self.executions[id(slot.held)].plan(slot.claim).timeout
 
     def overdue(self, now: float, grace: float) -> Slot | None:
         """A slot whose run has outlived timeout and grace: it cannot be stopped."""
@@ -224,13 +223,12 @@ class Slots:
             if slot.child is not None and (slot.task is None or slot.task.done()):
                 await asyncio.to_thread(slot.child.kill)
         self.unstoppable = [slot.name for slot in self.all if slot.task is not None and not slot.task.done()]
-        if self.in_threads:
-            return []
         return [
             (held, claim)
             for slot, held, claim in under_way
             if held is not None and claim is not None and slot.task is not None and slot.task.done()
-        ]
+            and not self._in_thread(held, claim)
+        ]  # fmt: skip
 
     def hoards(self, now: float) -> bool:
         """Rows wait in the buffer behind runs that have turned slow: others could have them."""

@@ -13,10 +13,13 @@ import asyncpg
 
 from ..store import Database
 from ..store.database import Postgres, Sqlite
+from ..store.enqueue import CHANNEL
 
-CHANNEL = "rowmill"
 _WATCH_EVERY = 0.03
 _RECONNECT = (0.5, 30.0)
+
+#: The channel on which it is said that jobs are done, where somebody awaits that; and the word by which he says so.
+DONE, AWAIT = "rowmill_done", "await"
 
 Ring = Callable[[], None]
 
@@ -39,16 +42,21 @@ class Bell:
         self._event.clear()
 
 
-async def listen(database: Database, ring: Ring) -> None:
-    """Ring whenever this database says that rows may be ready. Runs until cancelled."""
+async def listen(database: Database, ring: Ring, channel: str = CHANNEL, awaited: Ring | None = None) -> None:
+    """Ring whenever this database says that rows may be ready; ``awaited`` is called when somebody awaits results.
+    Runs until cancelled.
+    """
     if isinstance(database, Postgres):
         if not database.pooled:  # a transaction pooler loses LISTEN with the transaction
-            await _listen_postgres(database, ring)
+            await _listen_postgres(database, ring, channel, awaited or (lambda: None))
     elif isinstance(database, Sqlite):
         await _watch_sqlite(database, ring)
 
 
-async def _listen_postgres(database: Postgres, ring: Ring) -> None:
+async def _listen_postgres(database: Postgres, ring: Ring, channel: str, awaited: Ring) -> None:
+    def heard(_connection: Any, _pid: int, _channel: str, word: str) -> None:
+        (awaited if word == AWAIT else ring)()
+
     pause = _RECONNECT[0]
     while True:
         connection: Any = None
@@ -56,7 +64,7 @@ async def _listen_postgres(database: Postgres, ring: Ring) -> None:
             connection = await asyncpg.connect(database.dsn, timeout=10)
             gone = asyncio.Event()
             connection.add_termination_listener(lambda _, gone=gone: gone.set())
-            await connection.add_listener(CHANNEL, lambda *_: ring())
+            await connection.add_listener(channel, heard)
             pause = _RECONNECT[0]
             ring()  # what was said while nobody listened
             await gone.wait()

@@ -29,6 +29,7 @@ from .place import Crew, Place
 from .resources import Resource, Resources
 from .slots import AUTO_BATCH, Capacity, Slots
 from .tally import Tally
+from .tasks import TaskExecution
 from .wake import Bell
 
 _BATCH, _BACKLOG = 1000, 2000  # outcomes per statement, and unwritten ones before claiming stops
@@ -196,7 +197,8 @@ class Worker:
     async def _open(self, place: Place) -> None:
         await place.open(self._crew)
         for held in place.held:
-            execution = Execution(held, self.resources, self._thread_pool)
+            kind = TaskExecution if held.store.lane.own else Execution
+            execution = kind(held, self.resources, self._thread_pool)
             self.slots[held.store.lane.name].executions[id(held)] = execution
             self._where[id(held)] = place
 
@@ -251,6 +253,9 @@ class Worker:
         slots = self.slots[held.store.lane.name]
         wanted = self._ask(held)
         most = slots.lane.batch or AUTO_BATCH
+        if wanted > 0 and slots.lane.backfills is not None and slots.lane.backfill_pace is not None:
+            rows, time_ = slots.lane.backfill_pace
+            wanted, held.rests_until = min(wanted, rows), time.monotonic() + time_.total_seconds()
         while wanted > 0:
             ask = min(wanted, most)
             claims = await held.store.claim(ask)
@@ -323,6 +328,7 @@ class Worker:
             if held.gates is not None:
                 held.gates.ended([job.finished])
                 self._settle_soon(held)
+            self._follow(held, [job.finished])
         self.bell.ring()
 
     def crashed(self, error: BaseException) -> None:
@@ -410,6 +416,7 @@ class Worker:
         self.tally.settled(held, ended)
         if held.gates is not None:
             held.gates.ended(ended)
+        self._follow(held, ended)
         for settlement in ended:
             place.will_be_due(settlement)
         for settlement in report.lost:
@@ -429,6 +436,12 @@ class Worker:
         for settlement, error in report.unhooked:
             held.outcomes.append(unhooked(held.store, settlement, error))
             self.bell.ring()
+
+    @staticmethod
+    def _follow(held: Held, ended: list[Settlement]) -> None:
+        """Jobs of rowmill's own table have ended: others may have waited for them."""
+        if held.follow is not None and ended:
+            held.follow.settled(held.store.binding.columns, ended)
 
     def retry_later(self, now: float) -> None:
         """Outcomes that could not be written, because somebody had the row locked, are tried again."""

@@ -13,6 +13,7 @@ from . import schema
 from .base import LaneStore, Settled, bounded
 from .binding import Binding, bind, fence_time
 from .database import Database, Tx, redact, uncut
+from .fast import QueueLane
 from .gate_rows import GateRows
 from .gating import bind_gates
 from .notes import Notes
@@ -42,14 +43,18 @@ def store_for(
     binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
 ) -> LaneStore:
     """The verbs over a lane that is bound already, on a connection of its own choosing."""
-    kind = PostgresLane if database.dialect.name == "postgresql" else SqliteLane
-    return kind(binding, database, clock, worker, incarnation, gates)
+    if database.dialect.name == "postgresql":
+        kind = QueueLane if binding.lane.own else PostgresLane
+        return kind(binding, database, clock, worker, incarnation, gates)
+    return SqliteLane(binding, database, clock, worker, incarnation, gates)
 
 
 async def open_lane(
     lane: Lane, environment: str, database: Database, clock: Clock, worker: str, incarnation: str = ""
 ) -> LaneStore:
     """Bind a lane to its table in one environment; raises DeclarationError for what cannot work."""
+    if lane.own:
+        await schema.need(database, schema.JOBS, schema.FLOWS, schema.CRONS)
     binding = await bind(lane, environment, database)
     own = await (schema.ensure(database) if lane.groups or lane.budgets else schema.taken(database))
     store = store_for(binding, database, clock, worker, incarnation, own.has(schema.GATES))

@@ -179,6 +179,10 @@ class LaneStore:
         except (TypeError, ValueError, LookupError):  # SQLite keeps whatever was put in, whatever the column says
             return raw
 
+    def policy(self, claim: Claim) -> Any:
+        """What says ``backoff`` and ``classify`` for a claimed row."""
+        return self.lane.policy(lambda column: claim.row[self._at[column]])
+
     def error_text(self, text: str) -> str:
         """Error text as the lane's error column can hold it."""
         column = self.binding.roles.get("error")

@@ -26,6 +26,10 @@ from .lacking import Lacking, lacking
 #: Columns that say when a row was made, for the default order.
 CREATED = ("created_at", "inserted_at", "created", "created_on")
 _SHARE_OF_LEASE = 0.9
+#: Columns of rowmill's own table that hold JSON; and those that no run needs.
+_DOCUMENTS = ("args", "result", "progress", "history")
+_NOT_CLAIMED = ("only_one", "heartbeat_at", "finished_at", "created_at", "result", "progress", "error", "branch",
+                "needs")  # fmt: skip
 _ORDER = re.compile(r'\s*(-?)("(?:[^"]|"")+"|\S*)\s*(.*?)\s*$', re.DOTALL)
 
 
@@ -52,7 +56,14 @@ class Binding:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(self.table.c.keys())
+        """All columns; first those that a claim returns."""
+        rest = [c.name for c in self.table.c if self.lane.own and c.name in _NOT_CLAIMED]
+        return (*self.taken, *rest)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """What a claim returns: a user's whole row; of rowmill's own what a run may need."""
+        return tuple(c.name for c in self.table.c if not self.lane.own or c.name not in _NOT_CLAIMED)
 
     @property
     def claimed(self) -> set[str]:
@@ -69,6 +80,16 @@ class Binding:
     def ready_again(self) -> dict[str, Any]:
         """What a row looks like that goes back without a failure; its counters and its holder are not states."""
         return {c: v for c, v in self.lane.ready_again.items() if c not in self.claimed}
+
+    @property
+    def swept_back(self) -> dict[str, Any]:
+        """What a row looks like that is taken back. A backfill's running rows look like the live ones', so they go
+        where those go.
+        """
+        live = self.lane.backfills
+        return (
+            self.ready_again if live is None else {c: v for c, v in live.ready_again.items() if c not in self.claimed}
+        )
 
     @property
     def retry_values(self) -> dict[str, Any]:
@@ -104,6 +125,8 @@ class Binding:
         return lacking
 
     def nullable(self, column: str) -> bool:
+        if self.lane.own and column in self.key:
+            return False  # SQLite says otherwise, and would sort what its index has in order
         return bool(self.table.c[column].nullable)
 
     def state_columns(self) -> set[str]:
@@ -169,8 +192,16 @@ async def _table(
     lane: Lane, environment: str, database: Database
 ) -> tuple[sa.Table, dict[str, str], bool, dict[str, Any]]:
     schema, name = table_name(lane.table, database.dialect.name)
+    if lane.own:
+        schema = database.schema if database.dialect.name == "postgresql" else None
     where, place = f"lane {lane.name!r}", f" in environment {environment!r}"
-    return await database.reflect(lambda c: reflect_table(c, lane.table, schema, name, where, place))
+    found = await database.reflect(lambda c: reflect_table(c, lane.table, schema, name, where, place))
+    if lane.own:
+        # SQLite would take a document that is a number for one, and lose digits, if its column were called anything
+        # but text.
+        for column in _DOCUMENTS:
+            found[0].c[column].type = found[3][column] = sa.JSON()
+    return found
 
 
 def lacking_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], dialect: str) -> list[Lacking]:
@@ -407,7 +438,11 @@ def _check_policy(binding: Binding, where: str) -> None:
                 f"{where}: dead is left out, and no column counts attempts, so a failed row would never end",
                 hint='dead={"status": "..."}, or a counter, as rowmill migrate adds one: roles={"failures": "..."}',
             )
-    again = lane.leads_to_ready(lane.done) and not (lane.where or lane.untouched_for or "run_after" in found)
+    again = (
+        lane.backfills is None
+        and lane.leads_to_ready(lane.done)
+        and not (lane.where or lane.untouched_for or "run_after" in found)
+    )
     if again:
         raise DeclarationError(
             f"{where}: a row that is done is ready again, and nothing says when: it would be worked on without a pause",

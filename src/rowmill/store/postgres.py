@@ -108,9 +108,9 @@ class PostgresStatements(Statements):
   update {self.table} set
     {self.assignments(self.claim_set("$2::text"))}
   where {found}
-  returning {self.names(self.binding.columns)}
+  returning {self.names(self.binding.taken)}
 )
-select {self.names(self.binding.columns)} from taken
+select {self.names(self.binding.taken)} from taken
 order by {self.order()}"""
 
     def _unpaused(self) -> str:

@@ -67,6 +67,8 @@ class SqliteStatements(Statements):
         return self._in(column, self._moment(f"{seconds} || ' seconds'"))
 
     def due(self, column: str) -> str:
+        if self.lane.own:  # one form of times is sure there: the index itself can be compared, parked rows and all
+            return f"{self.name(column)} <= {self.now(column)}"
         return f"{self._read(column)} <= {self._compared(column, self._moment())}"
 
     def older(self, column: str, than: timedelta, prefix: str = "") -> str:
@@ -108,7 +110,7 @@ where ({keys}) in (
   order by {self.order()}
   limit :count
 )
-returning {self.names(self.binding.columns)}"""
+returning {self.names(self.binding.taken)}"""
 
     def _this(self) -> str:
         """The one row of a claim, if the claim still holds."""

@@ -131,7 +131,11 @@ class Statements:
             parts.append(f"({self.name(due)} is null or {test})" if self.binding.nullable(due) else test)
         if self.lane.untouched_for and (touched := self.roles.get("updated_at")):
             parts.append(f"({self.name(touched)} is null or {self.older(touched, self.lane.untouched_for)})")
-        if self.lane.dead is None and (counter := self.binding.counter):
+        if self.lane.backfills is not None:
+            column = str(self.lane.version_column)
+            below = f"{self.name(column)} < {self.literal(column, self.lane.version)}"
+            parts.append(f"({self.name(column)} is null or {below})" if self.binding.nullable(column) else below)
+        elif self.lane.dead is None and (counter := self.binding.counter):
             parts.append(f"coalesce({self.name(counter)}, 0) < {self.exhausted()}")
         if self.lane.where is not None:
             parts.append(f"({self.further()})")
@@ -234,6 +238,9 @@ class Statements:
             written[column] = worker
         if column := self.roles.get("attempts"):
             written[column] = f"coalesce({self.name(column)}, 0) + 1"
+        if self.lane.backfills is not None:  # a new beginning: what the row's first life took does not count
+            counts = {"attempts": "1", "failures": "0", "reclaims": "0"}
+            written |= {self.roles[role]: count for role, count in counts.items() if role in self.roles}
         return written
 
     def settle_set(self, kind: str, error: str, delay: str) -> dict[str, str]:
@@ -278,7 +285,7 @@ class Statements:
 
     def sweep_set(self, error: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """Assignments for a swept row: one that goes back, and one that is poison, or ends for another ``error``."""
-        back = {column: self.literal(column, value) for column, value in self.binding.ready_again.items()}
+        back = {column: self.literal(column, value) for column, value in self.binding.swept_back.items()}
         back |= self._cleared()
         if column := self.roles.get("updated_at"):
             back[column] = self.now(column)

@@ -1,0 +1,373 @@
+"""The desk: where an application hands in calls and asks for results, whether it awaits or not.
+
+Connections belong to an event loop, so there is one set per loop. Code that does not await is served by a loop in a
+thread of its own, made on first use, and again in a process that was forked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..clock import Clock
+from ..errors import DeclarationError, RowmillError, TaskCanceled, TaskFailed, WrongArguments, did_you_mean
+from ..store import Database, flows, schema
+from ..store.callers import Verb, caller, drive, drive_async, on
+from ..store.database import Postgres, runner, translated, uncut
+from ..store.direct import Direct
+from ..store.enqueue import CHANNEL, Place, Say, add, add_one, copies, copy, one_statement, simple
+from ..store.jobs import Jobs
+from ..task import Call, Handle, Status
+from .wake import AWAIT, DONE, Bell, listen
+
+T = TypeVar("T")
+_POLL = (0.2, 2.0)  # how soon, and how late at most, a result is looked for without a word that it is there
+_ANNOUNCE_EVERY = 10.0
+
+
+class Counter:
+    """One environment as one event loop uses it."""
+
+    def __init__(self, name: str, database: Database, clock: Clock) -> None:
+        self.name, self.database, self.clock = name, database, clock
+        self.say, self.jobs = Say.to(database, clock), Jobs(database, clock)
+        self._direct = Direct(database) if isinstance(database, Postgres) else None
+        self._ready = False
+        self._lock = asyncio.Lock()
+        self._awaited: dict[int, list[asyncio.Future[None]]] = {}
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def open(self) -> Counter:
+        """With the tables there."""
+        if not self._ready:
+            async with self._lock:
+                if not self._ready:
+                    await schema.need(self.database, schema.JOBS, schema.FLOWS, schema.CRONS)
+                    self._ready = True
+        return self
+
+    async def add(self, calls: Sequence[Call], wake: bool) -> list[int]:
+        """Jobs in a transaction of their own: by COPY where they are many, else in as few statements as may be."""
+        if isinstance(self.database, Postgres) and self._direct is not None:
+            if copies(calls):
+                return await copy(self._direct, self.database, self.clock, calls)
+            if len(calls) == 1 and simple(calls[0]):
+                return [await add_one(self._direct, self.say, calls[0], wake)]
+        verb = add(self.say, calls, wake=wake)
+        if not self.say.postgres or one_statement(calls):
+            return await self.database.write(lambda run: drive(verb, on(run, self.say.dialect)))
+        return await self.transact(verb)
+
+    async def transact(self, verb: Verb[T]) -> T:
+        """A verb in one transaction."""
+        async with self.database.begin() as connection:
+            with translated(self.database):
+                return await uncut(connection.run_sync(lambda c: drive(verb, on(runner(c), self.say.dialect))))
+
+    # -- results
+
+    async def ended(self, id: int) -> None:
+        """Until a job is over, or no longer there."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited.setdefault(id, []).append(waiter)
+        if self._waiting is None or self._waiting.done():
+            self._waiting = asyncio.create_task(self._watch())
+        try:
+            await waiter
+        finally:
+            waiters = self._awaited.get(id, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._awaited.pop(id, None)
+
+    async def _watch(self) -> None:
+        """One look for all that is awaited here: when a word comes that something is done, and now and then."""
+        bell = Bell()
+        listening = asyncio.create_task(listen(self.database, bell.ring, DONE))
+        announced, pause = 0.0, _POLL[0]
+        try:
+            while self._awaited:
+                if self.say.postgres and time.monotonic() - announced > _ANNOUNCE_EVERY:
+                    announced = time.monotonic()
+                    await self.database.write(lambda run: run("select pg_notify($1, $2)", (CHANNEL, AWAIT)))
+                known = len(self._awaited)
+                for id in await self.jobs.over(self._awaited):
+                    for waiter in self._awaited.pop(id, []):
+                        if not waiter.done():
+                            waiter.set_result(None)
+                    pause = _POLL[0]
+                pause = _POLL[0] if len(self._awaited) > known else min(pause * 1.5, _POLL[1])
+                if self._awaited:
+                    await bell.wait(pause)
+        except Exception as error:
+            for waiters in self._awaited.values():
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_exception(error)
+            self._awaited.clear()
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.gather(self._waiting, return_exceptions=True)
+        if self._direct is not None:
+            await self._direct.close()
+        await self.database.close()
+
+
+class Desk:
+    """Takes calls for all environments of a Mill."""
+
+    def __init__(
+        self, environments: Callable[[], Mapping[str, str]], schema: str | None, clock: Clock, notify: bool
+    ) -> None:
+        self._environments, self._schema, self._clock, self._notify = environments, schema, clock, notify
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Counter]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._own: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._guard = threading.Lock()
+
+    def environment(self, name: str | None) -> str:
+        """The named environment, or the first."""
+        known = self._environments()
+        if name is None:
+            return next(iter(known))
+        if name not in known:
+            raise WrongArguments(f"there is no environment {name!r}", hint=did_you_mean(name, known))
+        return name
+
+    def _unopened(self, name: str) -> Counter:
+        counters = self._loops.setdefault(asyncio.get_running_loop(), {})
+        if name not in counters:
+            database = Database.open(self._environments()[name], schema=self._schema, pool=3)
+            counters[name] = Counter(name, database, self._clock)
+        return counters[name]
+
+    async def counter(self, environment: str | None = None) -> Counter:
+        """An environment, opened in the running loop."""
+        return await self._unopened(self.environment(environment)).open()
+
+    async def close(self) -> None:
+        """Close what the running loop has opened, and the thread for code that does not await."""
+        for counter in self._loops.pop(asyncio.get_running_loop(), {}).values():
+            await counter.close()
+        with self._guard:
+            own, self._own = self._own, None
+        if own is not None and own[0] == os.getpid():
+            await asyncio.to_thread(_stop, own[1], self)
+
+    async def close_here(self) -> None:
+        """Close what the running loop has opened."""
+        for counter in self._loops.pop(asyncio.get_running_loop(), {}).values():
+            await counter.close()
+
+    # -- enqueue
+
+    async def enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
+        """Hand in calls; in one transaction where they are for one environment."""
+        handles: list[Handle[Any] | None] = [None] * len(calls)
+        for (tx, environment), places in self._groups(calls).items():
+            group = [calls[place] for place in places]
+            if tx is not None:
+                ids = await self._in_tx(group[0].options.tx, group)
+            else:
+                ids = await (await self.counter(environment)).add(group, self._notify)
+            for place, id in zip(places, ids, strict=True):
+                handles[place] = Handle(self, calls[place].task, environment, id)
+        return [handle for handle in handles if handle is not None]
+
+    def enqueue_sync(self, calls: Sequence[Call]) -> list[Handle[Any]]:
+        """The same for code that does not await."""
+        groups = self._groups(calls)
+        if not any(tx is not None for tx, _ in groups):
+            found: list[Handle[Any]] = self.wait(self.enqueue(calls))
+            return found
+        handles: list[Handle[Any] | None] = [None] * len(calls)
+        for (tx, environment), places in groups.items():
+            group = [calls[place] for place in places]
+            if tx is None:
+                handed: list[Handle[Any]] = self.wait(self.enqueue(group))
+                ids = [handle.id for handle in handed]
+            else:
+                ids = self._in_tx_sync(group[0].options.tx, group)
+            for place, id in zip(places, ids, strict=True):
+                handles[place] = Handle(self, calls[place].task, environment, id)
+        return [handle for handle in handles if handle is not None]
+
+    def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], list[int]]:
+        groups: dict[tuple[int | None, str], list[int]] = {}
+        known: dict[tuple[int, int], list[int]] = {}  # many calls have their task and options in common
+        for place, call in enumerate(calls):
+            alike = (id(call.options), id(call.task))
+            if alike not in known:
+                tx = call.options.tx
+                key = (None if tx is None else id(tx), self._environment_of(call))
+                known[alike] = groups.setdefault(key, [])
+            known[alike].append(place)
+        return groups
+
+    def _environment_of(self, call: Call) -> str:
+        """As the call says; else the first that its task's queue is served in."""
+        served = call.task.environments
+        return self.environment(call.options.env or (served[0] if served else None))
+
+    def _say(self, dialect: str) -> Say:
+        table = "rowmill_jobs"
+        if self._schema is not None and dialect == "postgresql":
+            quoted = self._schema.replace('"', '""')
+            table = f'"{quoted}".{table}'
+        return Say(dialect, table, self._clock)
+
+    async def _in_tx(self, tx: Any, calls: Sequence[Call]) -> list[int]:
+        theirs = caller(tx)
+        verb = add(self._say(theirs.dialect), calls, wake=self._notify)
+        with _explained():
+            if theirs.awaited:
+                return await drive_async(verb, theirs.run)
+            return drive(verb, theirs.run)
+
+    def _in_tx_sync(self, tx: Any, calls: Sequence[Call]) -> list[int]:
+        theirs = caller(tx)
+        if theirs.awaited:
+            raise RowmillError(f"tx={tx!r} has to be awaited", hint="await task.enqueue(..., tx=tx)")
+        with _explained():
+            return drive(add(self._say(theirs.dialect), calls, wake=self._notify), theirs.run)
+
+    async def batch(self, calls: Sequence[Call], then: Call) -> Handle[Any]:
+        """Jobs, and one that waits for all of them to end, in one transaction."""
+        return await self._flow(then, calls, lambda say: _batch(say, then, calls, self._notify))
+
+    async def chain(self, calls: Sequence[Call]) -> Handle[Any]:
+        """Jobs of which each waits for the one before it to be done, in one transaction."""
+        if not calls:
+            raise WrongArguments("a chain of nothing", hint="mill.chain(first.call(...), second.call(...))")
+        return await self._flow(calls[-1], calls[:-1], lambda say: _chain(say, calls, self._notify))
+
+    async def _flow(self, last: Call, others: Sequence[Call], verb: Callable[[Say], Verb[int]]) -> Handle[Any]:
+        for call in (last, *others):
+            if not isinstance(call, Call):
+                raise WrongArguments(f"{call!r} is no call", hint="task.call(...)")
+        if any(call.options.tx is not None or call.options.env is not None for call in others):
+            raise WrongArguments("tx and env are for a flow as a whole", hint="give them to its last call")
+        environment, tx = self._environment_of(last), last.options.tx
+        if tx is not None:
+            theirs = caller(tx)
+            made = verb(self._say(theirs.dialect))
+            with _explained():
+                id = await drive_async(made, theirs.run) if theirs.awaited else drive(made, theirs.run)
+        else:
+            counter = await self.counter(environment)
+            id = await counter.transact(verb(counter.say))
+        return Handle(self, last.task, environment, id)
+
+    # -- what became of it
+
+    async def result(self, handle: Handle[Any], timeout: float | None) -> Any:
+        """What a job returned, when it has."""
+        counter = await self.counter(handle.environment)
+        async with asyncio.timeout(timeout):
+            await counter.ended(handle.id)
+        status = await counter.jobs.status(handle.id)
+        if status is None:
+            raise TaskFailed(f"job {handle.id} of task {handle.task!r} is no longer kept: its result is gone")
+        if status.state == "done":
+            return status.result
+        trace = status.history[-1].get("traceback") if status.history else None
+        kind = TaskCanceled if status.state == "canceled" else TaskFailed
+        raise kind(
+            f"job {handle.id} of task {handle.task!r} is {status.state}: {status.error}",
+            error=status.error,
+            traceback=trace,
+        )
+
+    async def status(self, handle: Handle[Any]) -> Status | None:
+        """How a job stands."""
+        return await (await self.counter(handle.environment)).jobs.status(handle.id)
+
+    async def cancel(self, handle: Handle[Any], reason: str) -> bool:
+        """Cancel a job; one that waited for it goes on, or not, by what it needs."""
+        counter = await self.counter(handle.environment)
+        canceled, parent = await counter.jobs.cancel(handle.id, reason)
+        if parent is not None:
+            await flows.join(counter.database, counter.say, [parent])
+        return canceled
+
+    # -- for code that does not await
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run something in the desk's own loop, and wait for it."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run_coroutine_threadsafe(work, self._loop()).result()
+        work.close()
+        raise RowmillError(
+            "a call that does not await, inside a running event loop: it would stop the loop",
+            hint="await task.enqueue(...), or call it in a thread",
+        )
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        with self._guard:
+            if self._own is None or self._own[0] != os.getpid():  # a forked process has the loop, but not its thread
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=(loop,), name="rowmill-desk", daemon=True).start()
+                self._own = (os.getpid(), loop)
+            return self._own[1]
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, desk: Desk) -> None:
+    with contextlib.suppress(Exception):
+        asyncio.run_coroutine_threadsafe(desk.close_here(), loop).result(timeout=10)
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def _batch(say: Say, then: Call, calls: Sequence[Call], wake: bool) -> Verb[int]:
+    last = yield from add(say, [then], wake=wake, place=Place(needs="all" if calls else None))
+    yield from add(say, calls, wake=wake, place=Place(parent_id=last[0]))
+    return last[0]
+
+
+def _chain(say: Say, calls: Sequence[Call], wake: bool) -> Verb[int]:
+    """From the last to the first: each is the child of the one behind it."""
+    last = behind = None
+    for number in range(len(calls) - 1, -1, -1):
+        place = Place(parent_id=behind, needs="done" if number else None)
+        (behind,) = yield from add(say, [calls[number]], wake=wake and not number, place=place)
+        last = last or behind
+    assert last is not None
+    return last
+
+
+@contextlib.contextmanager
+def _explained() -> Any:
+    """The caller's own transaction raises the caller's own errors; but that a table is missing is ours to explain."""
+    try:
+        yield
+    except RowmillError:
+        raise
+    except Exception as error:
+        if "rowmill_jobs" in str(error) and ("does not exist" in str(error) or "no such table" in str(error)):
+            raise DeclarationError(
+                "there is no table rowmill_jobs in the database of this transaction",
+                hint="make it before: await mill.prepare(), or start a worker once",
+            ) from error
+        raise

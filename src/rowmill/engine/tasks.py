@@ -1,0 +1,103 @@
+"""From a claimed job to its task's handler: the same run as any lane's, with the task's own policy and record."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..arguments import Unfit, encode
+from ..claim import Claim, Settlement
+from ..outcome import Dead, Done
+from ..store import bounded
+from ..store.jobs import moment
+from ..task import Queue, Task
+from .execute import Execution, Plan, runs_in_loop
+from .held import Held
+from .isolate import Child
+from .job import Job
+from .resources import Resources
+
+#: What a row keeps of its failed runs, and of each run's traceback.
+HISTORY, TRACEBACK = 20, 4000
+
+
+class TaskExecution(Execution):
+    """How the jobs of one queue are run: each by its own task."""
+
+    def __init__(self, held: Held, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
+        super().__init__(held, resources, threads)
+        self._plans: dict[str, Plan] = {}
+        self._task_at = self.store.binding.columns.index("task")
+        self._limit_at = self.store.binding.columns.index("max_attempts")
+
+    def plan(self, claim: Claim) -> Plan:
+        """By the task that the row is of."""
+        name = claim.row[self._task_at]
+        if name not in self._plans:
+            task = self._task(claim)
+            timeout = task.timeout.total_seconds() if task.timeout else self._plan.timeout
+            self._plans[name] = Plan(task.invoke, task.resources(), runs_in_loop(task.handler), timeout)
+        return self._plans[name]
+
+    def _call(self, job: Job, claim: Claim, child: Child | None) -> Awaitable[Any]:
+        """A coroutine of the handler's own where there is nothing to do around it: a layer less for every job."""
+        plan = self.plan(claim)
+        if child is None and plan.is_async and plan.timeout is None and not plan.names:
+            called: Awaitable[Any] = plan.handler(job)
+            return called
+        return super()._call(job, claim, child)
+
+    def _task(self, claim: Claim) -> Task[Any, Any]:
+        lane = self.lane
+        assert isinstance(lane, Queue)
+        return lane.tasks[claim.row[self._task_at]]
+
+    def settlement(self, claim: Claim, ended: Any) -> Settlement:
+        """What the handler returned is the job's result; how it failed goes into the job's history."""
+        task = self._task(claim)
+        if claim.row[self._limit_at] is None:
+            claim.limit = task.max_attempts
+        if ended is None:
+            return Settlement(claim, "done")
+        settlement = super().settlement(claim, _result(task, ended))
+        settlement.cause = ended if isinstance(ended, BaseException) else None
+        if settlement.kind in ("retry", "dead"):
+            settlement.columns = {"history": self._history(claim, settlement)}
+        return settlement
+
+    def _history(self, claim: Claim, settlement: Settlement) -> list[dict[str, Any]]:
+        told = self.store.value(claim.row, "history") or []
+        cause = settlement.cause
+        shown = "".join(traceback.format_exception(cause)) if cause is not None and cause.__traceback__ else None
+        entry = {
+            "attempt": claim.attempt,
+            "started_at": moment(claim.claimed_at).isoformat(),
+            "outcome": settlement.kind,
+            "error": settlement.error,
+            "traceback": None if shown is None else _tail(shown),
+            "worker": claim.worker,
+        }
+        return [*told[1 - HISTORY :], entry]
+
+
+def _tail(text: str) -> str:
+    """The end of a traceback is where it was raised."""
+    clean = bounded(text, len(text) + 1)
+    return clean if len(clean) <= TRACEBACK else "…" + clean[1 - TRACEBACK :]
+
+
+def _result(task: Task[Any, Any], ended: Any) -> Any:
+    """A handler's value as an outcome with the column it goes to."""
+    if isinstance(ended, Done):
+        return Done({"result": dict(ended.columns)}) if ended.columns else ended
+    if isinstance(ended, (BaseException, type)) or inspect.iscoroutine(ended):
+        return ended
+    for hint in (task.signature.returns, Any):
+        try:
+            return Done({"result": encode(ended, hint)})
+        except Unfit as unfit:
+            words = str(unfit)
+    return Dead(f"the handler returned a {type(ended).__name__}, which cannot be kept as a result: it needs {words}")

@@ -1,0 +1,40 @@
+"""A queue on PostgreSQL: the plain end of a run, which is nearly all of them, written by the shortest statement.
+
+Done, with nothing to write beside it: rows of one claim have the same worker, time and count, so their keys are all
+that differs, and one array says it. Unlike in a user's table no other statement of rowmill's waits for several of these
+rows, so none has to be locked and skipped first: the update itself re-checks the fence on the row it locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..claim import Settlement
+from .database import Run
+from .postgres import PostgresLane
+
+
+class QueueLane(PostgresLane):
+    """The verbs over ``rowmill_jobs``."""
+
+    def _done(self) -> str:
+        say = self.statements
+        return f"""update {say.table} t set
+    {say.assignments(say.settle_set("done", "null", "0"))}
+where t.id = any($1::bigint[]) and {say.fence("t", "$3::timestamptz", "$4::int", "$2::text")}
+returning t.id"""
+
+    def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
+        if group[0].kind != "done" or group[0].columns:
+            return super().settle_group(run, group)
+        text = self._text("done", self._done)
+        alike: dict[tuple[Any, Any], dict[int, int]] = {}
+        for position, settlement in enumerate(group):
+            claim = settlement.claim
+            alike.setdefault((claim.claimed_at, claim.attempts), {})[claim.key[0]] = position
+        written = set()
+        for (at, attempts), positions in alike.items():
+            rows = run(text, (list(positions), self.worker, at, attempts))
+            written |= {positions[row[0]] for row in rows}
+        return written

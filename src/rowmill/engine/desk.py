@@ -19,10 +19,11 @@ from ..clock import Clock
 from ..errors import DeclarationError, RowmillError, TaskCanceled, TaskFailed, WrongArguments, did_you_mean
 from ..store import Database, flows, schema
 from ..store.callers import Verb, caller, drive, drive_async, on
-from ..store.database import Postgres, runner, translated, uncut
+from ..store.database import Postgres, runner, uncut
 from ..store.direct import Direct
 from ..store.enqueue import CHANNEL, Place, Say, add, add_one, copies, copy, one_statement, simple
 from ..store.jobs import Jobs
+from ..store.translate import translated
 from ..task import Call, Handle, Status
 from .wake import AWAIT, DONE, Bell, listen
 

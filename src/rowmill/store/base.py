@@ -22,8 +22,9 @@ from ..clock import Clock
 from ..errors import Busy, DatabaseError, Refused, Unreachable
 from ..states import options
 from .binding import Binding, fence_time
-from .database import Database, PlainTx, Run, Tx, runner, translate, translated, uncut
+from .database import Database, PlainTx, Run, Tx, runner, uncut
 from .statements import INCARNATION, Statements
+from .translate import translate, translated
 
 if TYPE_CHECKING:
     from .gating import Dimension

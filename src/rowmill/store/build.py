@@ -19,9 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..errors import Busy, DatabaseError, DeclarationError, Refused
 from . import schema
-from .database import Database, Postgres, Run, runner, translated
+from .database import Database, Postgres, Run, runner
 from .ddl import Change, index_state, settings, targets, with_state
 from .ledger import BEGUN, MADE, Ledger, Record
+from .translate import translated
 
 _LOCK = 7_077_201_456  # of the advisory lock: one migration at a time in a database
 _PAUSE, _LONGEST_PAUSE, _TICK = 0.5, 10.0, 0.5

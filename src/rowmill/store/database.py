@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 import sqlalchemy as sa
@@ -25,22 +23,13 @@ from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable
+from ..errors import DeclarationError, Refused
+from .translate import translate, translated
+from .urls import FORMS, postgres_url, redact, sqlite_path
 
 T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
 
-#: Query parameters that other clients read from the same URL and asyncpg would pass on to the server.
-_FOREIGN = {
-    "pgbouncer",
-    "connection_limit",
-    "pool_timeout",
-    "schema",
-    "supa",
-    "channel_binding",
-    "connect_timeout",
-}
-_URL = "postgresql://user:password@host:5432/database or sqlite:///file.db"
 _LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
 _HANDLER_POOL, _HANDLER_WAIT = 4, 300.0  # connections for finish blocks, however many slots; the others wait
 
@@ -75,7 +64,7 @@ class Database:
             return Sqlite(url)
         raise DeclarationError(
             f"cannot use the database URL {redact(url)!r}",
-            hint=_URL,
+            hint=FORMS,
         )
 
     async def read(self, verb: Callable[[Run], T]) -> T:
@@ -109,7 +98,7 @@ class Postgres(Database):
     def __init__(self, url: str, *, pool: int, patience: float) -> None:
         super().__init__(url)
         self.dialect = PostgresDialect()  # type: ignore[no-untyped-call]
-        self.dsn, self.pooled = _postgres_url(url)
+        self.dsn, self.pooled = postgres_url(url)
         self.patience = patience
         self._pool = pool
         self._engine: AsyncEngine | None = None
@@ -126,7 +115,7 @@ class Postgres(Database):
             try:
                 return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **cached)
             except ValueError as error:  # the URL itself cannot be read
-                raise DeclarationError(f"cannot use {redact(self.url)}: {error}", hint=_URL) from error
+                raise DeclarationError(f"cannot use {redact(self.url)}: {error}", hint=FORMS) from error
 
         # Not async_creator: with that, SQLAlchemy drops what its own adapter has to know about the pooler.
         dbapi = self.dialect.import_dbapi()
@@ -210,7 +199,7 @@ class Sqlite(Database):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.dialect = SqliteDialect()
-        self.path = _sqlite_path(url)
+        self.path = sqlite_path(url)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rowmill-sqlite")
         self._connection: sqlite3.Connection | None = None
         self._handlers: AsyncEngine | None = None
@@ -400,95 +389,3 @@ def _no_implicit_begin(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     cursor.execute("pragma foreign_keys = on")
     cursor.close()
-
-
-def _postgres_url(url: str) -> tuple[str, bool]:
-    """The DSN asyncpg takes, and whether a transaction pooler stands in between."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    port = _port(parts.netloc)
-    pooled = query.get("pgbouncer", "").lower() == "true" or (
-        port == 6543 and "pooler" in parts.netloc  # Supabase's transaction pooler
-    )
-    kept = {name: value for name, value in query.items() if name not in _FOREIGN}
-    return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), "")), pooled
-
-
-def _port(netloc: str) -> int | None:
-    found = re.search(r":(\d+)$", netloc)
-    return int(found.group(1)) if found else None
-
-
-def _sqlite_path(url: str) -> str:
-    path = unquote(url.split("?", 1)[0].partition("://")[2].removeprefix("/"))
-    if not path or path == ":memory:":
-        raise DeclarationError(
-            f"{url!r} is a database in memory: other connections and processes could not see its rows",
-            hint="a file: sqlite:///jobs.db (relative) or sqlite:////var/lib/app/jobs.db (absolute)",
-        )
-    return path
-
-
-def redact(url: str) -> str:
-    """A URL without its password, for messages."""
-    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
-    return re.sub(r"(?i)([?&](?:password|sslpassword)=)[^&]*", r"\1***", hidden)
-
-
-@contextmanager
-def translated(database: Database) -> Iterator[None]:
-    """Raise rowmill's errors for the driver's, here and nowhere else."""
-    try:
-        yield
-    except BaseException as error:
-        known = translate(error, database)
-        if known is None or known is error:
-            raise
-        raise known from error
-
-
-def translate(error: BaseException, database: Database) -> DatabaseError | None:
-    """What a driver's error means; None for what is not the database's doing."""
-    if isinstance(error, DatabaseError):
-        return error
-    cause: BaseException = error
-    if isinstance(error, sa.exc.DBAPIError) and error.orig is not None:
-        cause = error.orig
-    state = getattr(cause, "sqlstate", None) or getattr(cause.__cause__, "sqlstate", None)
-    text = _first_line(cause)
-    where = redact(database.url)
-    if isinstance(state, str):
-        # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login, 3D000 no such database
-        if state.startswith(("08", "57P0", "533", "28", "3D")):
-            return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
-        if state.startswith(("40", "55P03", "57014", "53", "25006")):
-            return Busy(text)
-        return Refused(text)
-    if isinstance(cause, sqlite3.OperationalError):
-        if "locked" in text or "busy" in text or "full" in text or "interrupted" in text:
-            return Busy(text)
-        if "unable to open" in text or "disk I/O" in text or "malformed" in text or "readonly" in text:
-            return Unreachable(
-                f"cannot use {where}: {text}",
-                hint="check that the file's folder exists and may be written to",
-            )
-        return Refused(text)
-    if isinstance(cause, sqlite3.DatabaseError) and "not a database" in text:
-        return Unreachable(f"cannot use {where}: {text}", hint="check that the URL names the right file")
-    if isinstance(cause, (sqlite3.Error, OverflowError)) and isinstance(database, Sqlite):
-        return Refused(text)
-    lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
-    if lost or isinstance(cause, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, sa.exc.TimeoutError)):
-        return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
-    if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
-        return Refused(text)
-    if isinstance(cause, (ValueError, OverflowError)) and isinstance(database, Postgres):
-        return Refused(f"a value that the driver cannot read or send: {text}")  # a date before the year 1, for one
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    """The database's own words, without the driver's class names around them."""
-    text = str(error) or type(error).__name__
-    text = re.sub(r"^<class '[^']*'>: ", "", text)
-    return text.splitlines()[0]

@@ -13,7 +13,8 @@ from typing import Any
 import asyncpg
 
 from ..errors import Refused
-from .database import Postgres, translate, translated
+from .database import Postgres
+from .translate import translate, translated
 
 _MOST, _PATIENCE = 3, 30.0
 

@@ -20,10 +20,11 @@ from ..options import UNFINISHED
 from ..task import Call
 from .base import LaneStore
 from .callers import drive, on
-from .database import Database, runner, translated, uncut
+from .database import Database, runner, uncut
 from .enqueue import CHANNEL, Place, Say, add
 from .jobs import listed, read
 from .postgres import PostgresLane, _clean
+from .translate import translated
 
 
 def _unfinished(table: str) -> str:

@@ -20,12 +20,13 @@ from ..lane import Lane
 from ..roles import snake
 from . import schema
 from .binding import CREATED, bind, table_name
-from .database import Database, Run, Sqlite, runner, translated
+from .database import Database, Run, Sqlite, runner
 from .fleet import Fleet
 from .keys import Key, Marks, among
 from .postgres import PostgresLane, PostgresStatements
 from .sqlite import SqliteLane, SqliteStatements
 from .statements import INCARNATION
+from .translate import translated
 
 STATES = ("ready", "waiting", "running", "done", "dead", "canceled")
 #: A count beyond this is "at least".

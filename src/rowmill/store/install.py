@@ -8,8 +8,9 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from ..errors import DeclarationError
-from .database import Database, Run, runner, translated
+from .database import Database, Run, runner
 from .functions import VERBS, Function, Options, after, mark_of
+from .translate import translated
 
 T = TypeVar("T")
 

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from .database import runner, translated
+from .database import runner
 from .inspect import LaneView
 from .keys import Key, Marks, among
 from .postgres import PostgresStatements
 from .statements import INCARNATION
+from .translate import translated
 
 STEP = 1000
 #: A row that is asked for by its id and is locked at that moment is tried again: how often, after how long.

@@ -18,11 +18,12 @@ import sqlalchemy as sa
 from ..clock import Clock
 from ..errors import Refused
 from .binding import Binding
-from .database import Database, Run, runner, translated
+from .database import Database, Run, runner
 from .indexes import Needed, in_words, needed
 from .postgres import PostgresStatements
 from .sqlite import SqliteStatements
 from .statements import Statements
+from .translate import translated
 
 BATCH = 10
 TRIED = 20_000

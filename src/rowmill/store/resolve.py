@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from ..errors import DeclarationError, Refused
 from .binding import Binding
-from .database import Database, Run, runner, translated
+from .database import Database, Run, runner
 from .postgres import PostgresStatements
+from .translate import translated
 
 _TABLE = """
 select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace

@@ -13,7 +13,9 @@ import re
 from dataclasses import dataclass
 
 from ..errors import DeclarationError, Refused
-from .database import Database, Run, redact, runner, translated
+from .database import Database, Run, runner
+from .translate import translated
+from .urls import redact
 
 _LOCK = 7_077_201_455  # of the advisory lock: any number that is nobody else's
 

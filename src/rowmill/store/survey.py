@@ -17,9 +17,10 @@ from .. import vocabulary
 from ..errors import Busy, DeclarationError, did_you_mean
 from ..facts import Column, Facts, Index
 from .binding import table_name
-from .database import Database, Run, runner, translated
+from .database import Database, Run, runner
 from .kinds import kind_of, shares_of, sql_type_of, typed, understood
 from .literals import allowed_by_check, comment_meanings, literals_of, plain_default
+from .translate import translated
 
 #: A table of up to so many rows (and pages) is read whole; of a larger one about SAMPLE rows.
 WHOLE, WHOLE_PAGES, SAMPLE, NEWEST = 20_000, 2_000, 10_000, 1_000

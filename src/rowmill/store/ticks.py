@@ -15,9 +15,10 @@ from ..options import Options
 from ..schedule import Cron
 from ..task import Call, Task
 from .callers import drive, on
-from .database import Database, runner, translated, uncut
+from .database import Database, runner, uncut
 from .enqueue import Say, add
 from .jobs import moment
+from .translate import translated
 
 
 class Ticks:

@@ -1,0 +1,77 @@
+"""What the drivers' errors mean: rowmill's own are raised for them here, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import asyncpg
+import sqlalchemy as sa
+
+from ..errors import Busy, DatabaseError, Refused, Unreachable
+from .urls import redact
+
+if TYPE_CHECKING:
+    from .database import Database
+
+
+@contextmanager
+def translated(database: Database) -> Iterator[None]:
+    """Raise rowmill's errors for the driver's, here and nowhere else."""
+    try:
+        yield
+    except BaseException as error:
+        known = translate(error, database)
+        if known is None or known is error:
+            raise
+        raise known from error
+
+
+def translate(error: BaseException, database: Database) -> DatabaseError | None:
+    """What a driver's error means; None for what is not the database's doing."""
+    if isinstance(error, DatabaseError):
+        return error
+    cause: BaseException = error
+    if isinstance(error, sa.exc.DBAPIError) and error.orig is not None:
+        cause = error.orig
+    state = getattr(cause, "sqlstate", None) or getattr(cause.__cause__, "sqlstate", None)
+    text = _first_line(cause)
+    where = redact(database.url)
+    if isinstance(state, str):
+        # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login, 3D000 no such database
+        if state.startswith(("08", "57P0", "533", "28", "3D")):
+            return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
+        if state.startswith(("40", "55P03", "57014", "53", "25006")):
+            return Busy(text)
+        return Refused(text)
+    if isinstance(cause, sqlite3.OperationalError):
+        if "locked" in text or "busy" in text or "full" in text or "interrupted" in text:
+            return Busy(text)
+        if "unable to open" in text or "disk I/O" in text or "malformed" in text or "readonly" in text:
+            return Unreachable(
+                f"cannot use {where}: {text}",
+                hint="check that the file's folder exists and may be written to",
+            )
+        return Refused(text)
+    if isinstance(cause, sqlite3.DatabaseError) and "not a database" in text:
+        return Unreachable(f"cannot use {where}: {text}", hint="check that the URL names the right file")
+    if isinstance(cause, (sqlite3.Error, OverflowError)) and database.dialect.name == "sqlite":
+        return Refused(text)
+    lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    if lost or isinstance(cause, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, sa.exc.TimeoutError)):
+        return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
+    if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
+        return Refused(text)
+    if isinstance(cause, (ValueError, OverflowError)) and database.dialect.name == "postgresql":
+        return Refused(f"a value that the driver cannot read or send: {text}")  # a date before the year 1, for one
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    """The database's own words, without the driver's class names around them."""
+    text = str(error) or type(error).__name__
+    text = re.sub(r"^<class '[^']*'>: ", "", text)
+    return text.splitlines()[0]

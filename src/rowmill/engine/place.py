@@ -175,10 +175,10 @@ class Place:
                 one.follow = self.follow if one.store.lane.own else None
             tasks = [task for queue in queues for task in queue.tasks.values()]
             scheduler = Scheduler(self.database, crew.clock, crew.events, tasks)
-            self._tasks = [asyncio.create_task(self.follow.run(queues))]
             if scheduler:
                 await scheduler.start()
-                self._tasks.append(asyncio.create_task(scheduler.run()))
+                self._tasks = [asyncio.create_task(scheduler.run())]
+            self._tasks.append(asyncio.create_task(self.follow.run(queues)))
         fleets = [self.database] if self._fleet else []
         self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.hung, crew.events)
         self._renewer.start()

@@ -26,9 +26,6 @@ class Scheduler:
         self._tasks = {task.name: task for task in tasks if task.cron is not None}
         self._ticks = Ticks(database, clock)
 
-    def __bool__(self) -> bool:
-        return bool(self._tasks)
-
     async def start(self) -> None:
         """Crons that are new are counted from now on."""
         await self._ticks.register(list(self._tasks.values()))

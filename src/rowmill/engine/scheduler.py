@@ -35,8 +35,9 @@ class Scheduler:
         while True:
             try:
                 pause = await self.tick()
-            except DatabaseError as error:
-                self._events.emit("cron_failed", logging.WARNING, error=error.message)
+            except Exception as error:  # whatever it is, the next tick is tried
+                level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
+                self._events.emit("cron_failed", level, error=str(error))
                 pause = jittered(_AFTER_ERROR)
             await asyncio.sleep(pause)
 

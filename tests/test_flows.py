@@ -17,7 +17,7 @@ import pytest
 
 from databases import Db
 from farm import eventually
-from rowmill import Job, Joined, Mill, RowmillError, SyncJob, TaskCanceled, fixed
+from rowmill import Job, Joined, Mill, RowmillError, SyncJob, TaskCanceled, TaskFailed, WrongArguments, fixed
 from rowmill.testing import Kit
 
 td = timedelta
@@ -326,6 +326,23 @@ async def test_a_flow_is_added_whole_or_not_at_all(mill: Mill, db: Db) -> None:
     with pytest.raises(Undo):
         await undone()
     assert db.value("select count(*) from rowmill_jobs") == 0
+
+
+async def test_calls_with_keys_are_refused_in_flows(mill: Mill) -> None:
+    """A key that is taken leads to a job that is nobody's child: it would be waited for in vain, or for ever."""
+
+    @mill.task(max_attempts=1)
+    async def part(job: Job) -> None:
+        await job.spawn(part.options(key="k").call())
+
+    keyed = part.options(key="k").call()
+    for flow in (mill.batch([keyed], then=part.call()), mill.chain(part.call(), keyed)):
+        with pytest.raises(WrongArguments, match="has no key"):
+            await flow
+    handle = await part.enqueue()
+    await mill.worker(drain=True).run()
+    with pytest.raises(TaskFailed, match="has no key"):
+        await handle.result(5)
 
 
 # -- many children, and workers that are killed

@@ -260,6 +260,8 @@ class Desk:
         for call in (last, *others):
             if not isinstance(call, Call):
                 raise WrongArguments(f"{call!r} is no call", hint="task.call(...)")
+            if call.options.key is not None:
+                raise WrongArguments("a call in a flow has no key: a job that is there already is in no flow")
         if any(call.options.tx is not None or call.options.env is not None for call in others):
             raise WrongArguments("tx and env are for a flow as a whole", hint="give them to its last call")
         environment, tx = self._environment_of(last), last.options.tx

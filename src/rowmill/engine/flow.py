@@ -131,6 +131,8 @@ class Flow:
                 raise RowmillError(f"job.spawn takes calls, not {call!r}", hint="job.spawn(task.call(...), ...)")
             if call.options.tx is not None or call.options.env not in (None, self._job.environment):
                 raise RowmillError("a child is added where its parent is: without tx and env of its own")
+            if call.options.key is not None:
+                raise RowmillError("a child has no key: one that is there already would be nobody's child")
         joined = await self.joined(branch)
         if not joined.unfinished and (joined.total or not wanted):
             return joined

@@ -92,8 +92,9 @@ class Follow:
                 if time.monotonic() >= prune_at:
                     prune_at = time.monotonic() + jittered(_PRUNE_EVERY)
                     await self.prune([task for queue in queues for task in queue.tasks.values()])
-            except DatabaseError as error:
-                self._events.emit("keep_failed", logging.WARNING, error=error.message)
+            except Exception as error:  # whatever it is, the next look is tried
+                level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
+                self._events.emit("keep_failed", level, error=str(error))
 
     async def prune(self, tasks: Sequence[Task[Any, Any]]) -> int:
         """Delete jobs that have been over for as long as their tasks keep them, in bounded steps."""

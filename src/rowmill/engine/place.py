@@ -170,18 +170,18 @@ class Place:
         held = [Held(store) for store in stores]
         sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew))
         await sweeper.at_start()
-        self.held = held
         queues = [lane for lane in self.lanes if isinstance(lane, Queue)]
+        crons = [task for queue in queues for task in queue.tasks.values() if task.cron is not None]
+        scheduler = Scheduler(self.database, crew.clock, crew.events, crons)
+        await scheduler.start()
+        self.held = held
         if queues:
             self.follow = Follow(self.database, crew.clock, crew.events, lambda: self._wake(crew))
             for one in held:
                 one.follow = self.follow if one.store.lane.own else None
-            tasks = [task for queue in queues for task in queue.tasks.values()]
-            scheduler = Scheduler(self.database, crew.clock, crew.events, tasks)
             self._tasks = [asyncio.create_task(self.follow.run(queues))]
-            if scheduler:
-                await scheduler.start()
-                self._tasks.append(asyncio.create_task(scheduler.run()))
+        if crons:
+            self._tasks.append(asyncio.create_task(scheduler.run()))
         fleets = [self.database] if self._fleet else []
         self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.hung, crew.events)
         self._renewer.start()

@@ -26,9 +26,6 @@ class Scheduler:
         self._tasks = {task.name: task for task in tasks if task.cron is not None}
         self._ticks = Ticks(database, clock)
 
-    def __bool__(self) -> bool:
-        return bool(self._tasks)
-
     async def start(self) -> None:
         """Crons that are new are counted from now on."""
         await self._ticks.register(list(self._tasks.values()))
@@ -38,8 +35,9 @@ class Scheduler:
         while True:
             try:
                 pause = await self.tick()
-            except DatabaseError as error:
-                self._events.emit("cron_failed", logging.WARNING, error=error.message)
+            except Exception as error:  # whatever it is, the next tick is tried
+                level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
+                self._events.emit("cron_failed", level, error=str(error))
                 pause = jittered(_AFTER_ERROR)
             await asyncio.sleep(pause)
 

@@ -2,7 +2,9 @@
 
 from . import act as act
 from . import demo as demo
+from . import gates as gates
 from . import look as look
+from . import pause as pause
 from . import run as run
 from .app import app, main
 

@@ -107,7 +107,7 @@ async def pause(
         if not (state.paused_for or 0.0) > 0:
             values["paused_at"] = 0.0
         rows.write(run, [Change(*spot, values)])
-        return next(p for p in _read_one(run, rows, target))
+        return next(p for p in read_one(run, rows, target))
 
     return await database.transact(verb)
 
@@ -119,7 +119,7 @@ async def resume(database: Database, clock: Clock, target: Target) -> Pause | No
 
     def verb(run: Run) -> Pause | None:
         rows = GateRows(database, clock, target.lane)
-        stood = _read_one(run, rows, target)
+        stood = read_one(run, rows, target)
         if stood:
             rows.lock(run, [(target.dim, target.key)], wait=True)
             ended = {"paused_until": None, "paused_at": None, "reason": None}
@@ -129,7 +129,8 @@ async def resume(database: Database, clock: Clock, target: Target) -> Pause | No
     return await database.transact(verb)
 
 
-def _read_one(run: Run, rows: GateRows, target: Target) -> list[Pause]:
+def read_one(run: Run, rows: GateRows, target: Target) -> list[Pause]:
+    """The pause of this very target, if one stands."""
     spot = " and ".join(f"{name} = {rows.literal(getattr(target, name))}" for name in ("lane", "dim", "key"))
     text = f"""select reason, {rows.until("paused_at")}, {rows.until("paused_until")} from {rows.table}
 where {spot} and paused_until > {rows.now()}"""

@@ -88,7 +88,7 @@ def test_gates_lists_keys_with_a_state_those_held_back_first(db: Db, command: Co
     assert "crawl by domain: at most 2 running; 6 starts per min, 4 at once" in shown
     assert "2/2" in shown
     assert "breaker open for 5 min" in shown
-    assert list(keys(command.json("gates", "crawl", "--limit", "1"))) == [list(found)[0]]
+    assert list(keys(command.json("gates", "crawl", "--limit", "1"))) == [next(iter(found))]
     assert "--limit" in command("gates", "--limit", "1").out
     assert list(keys(command.json("gates", "--key", "d"))) == ["d"], "one that is asked for is shown however it is"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ import gated
 from command import COMPOSITE, Command, ago, create_parts, register
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill, Rate
+from rowmill.reasons import Answer, why
+from rowmill.store.inspect import view_lane
+from rowmill.store.why import inquire
 from rowmill.testing import Kit
 
 HEAD = (
@@ -102,7 +106,7 @@ def test_it_is_running(row: Row, command: Command) -> None:
     answer, reason = row.first(key)
     assert (answer["state"], reason["code"]) == ("running", "running")
     assert "by w-9, last sign of life 1" in reason["text"]
-    assert "since 4" in command("why", "crawl", str(key)).out
+    assert "(for 4" in command("why", "crawl", str(key)).out
 
 
 def test_it_is_stuck_and_will_be_swept(row: Row) -> None:
@@ -123,7 +127,7 @@ def test_it_has_ended(row: Row, status: str, state: str) -> None:
     answer, reason = row.first(key)
     assert answer["state"] == reason["code"] == state
     assert ("forbidden" in reason["text"]) == (state != "done")
-    assert "7 min" in row.command("why", "crawl", str(key)).out
+    assert "(7 min ago)" in row.command("why", "crawl", str(key)).out
 
 
 def test_it_is_in_no_state_of_this_lane(row: Row) -> None:
@@ -492,6 +496,64 @@ def test_it_is_ready_and_in_line(row: Row, command: Command) -> None:
     assert "more than 1,000 rows" in row.first(row.add())[1]["text"]
     row.app("gates=[Concurrency(2, by='domain')]")
     assert "the first of its key" in row.first(row.add("z"))[1]["text"]
+
+
+# -- and the claim
+
+
+SHAPES = {
+    "turns": [
+        Concurrency(2, by="domain"),
+        Rate(6, per=td(hours=1), by="domain"),
+        Breaker(2, td(minutes=5), by="domain"),
+    ],
+    "walk": [Concurrency(2, by="domain"), Rate(6, per=td(hours=1), by="domain"), Concurrency(4, by="source_id")],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_why_never_disagrees_with_the_claim(row: Row, shape: str) -> None:
+    """Keys in all kinds of states at random: what is told to be held back is not claimed, what is first in line is."""
+    db, dice, gates = row.db, random.Random(f"{shape} 4"), SHAPES[shape]
+    row.kit(lambda kit: kit.store(), gates=gates)  # makes the tables
+    pages, states = [], []
+    for n in range(40):
+        page = {"domain": f"d{n:02}", "source_id": dice.randint(1, 9), "status": "queued", "worker": None}
+        page |= {"heartbeat_at": None, "run_after": ago(seconds=5)}
+        running = {**page, "status": "running", "worker": "w-1", "heartbeat_at": ago(seconds=1)}
+        pages += [running] * dice.choice([0, 0, 0, 1, 2])
+        later = {**page, "run_after": ago(minutes=-5)}
+        pages += [later if dice.random() < 0.1 else page for _ in range(dice.randint(1, 3))]
+        state = {"lane": "crawl", "dim": "domain", "key": page["domain"], "refilled_at": ago(seconds=1)}
+        state |= {"tokens": dice.choice([None, None, 0.9, 1.0, 5.0]), "streak": dice.choice([0, 0, 1, 2])}
+        state |= {"most": dice.choice([None, None, None, 0, 4])}
+        ends = [None] * 6 + [ago(minutes=5), ago(minutes=-5)]
+        state |= {f"{name}_until": dice.choice(ends) for name in ("open", "closed", "paused")}
+        states.append(state)
+    db.insert("pages", pages)
+    db.insert("rowmill_gates", states, key="key")
+    waiting = [found["id"] for found in db.query("select id from pages where status = 'queued' order by id")]
+
+    async def work(kit: Kit) -> tuple[dict[int, Answer], set[int]]:
+        ((name, database),) = kit.mill.databases()
+        view = await view_lane(kit.mill.lanes["crawl"], name, database, kit.mill.clock)
+        answers = {key: why(await (await inquire(view, (key,))).facts([], [])) for key in waiting}
+        claimed: set[int] = set()
+        while claims := await kit.claim(count=100):
+            claimed |= {one.id for one in claims}
+        await database.close()
+        return answers, claimed
+
+    answers, claimed = row.kit(work, gates=gates)
+    held = {key for key, answer in answers.items() if answer.state != "ready"}
+    first = {key for key, answer in answers.items() if answer.state == "ready" and answer.wait == 0}
+    assert not held & claimed, "told to be held back, and claimed"
+    assert len(held) > 20
+    assert len(first) > 5
+    if shape == "turns":
+        assert first <= claimed, "told to be next, and not claimed"
+    codes = {reason.code for key in held for reason in answers[key].reasons}
+    assert {"run_after", "key_paused", "closed", "concurrency", "rate"} <= codes
 
 
 # -- the command

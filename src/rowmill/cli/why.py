@@ -28,6 +28,7 @@ from .lookout import one_environment, one_lane, worded
 NOTHING_MATCHED = 4
 #: An environment above that does not answer in this time is not waited for; nor do workers.
 _PATIENCE = 3.0
+_ENDED = ("done", "dead", "canceled", "untouched_for", "no_worker")
 _COLOURS = {"running": "blue", "done": "green", "ready": "cyan", "held": "yellow"}
 _HEADS = {"none": "there is no such row", "held": "held back", "elsewhere": "in no state of this lane",
           "exhausted": "its attempts are used up"}  # fmt: skip
@@ -136,11 +137,13 @@ def _line(reason: Reason) -> Text:
     line = Text("- ").append_text(show.plain(reason.text))
     told = []
     if reason.since is not None:
-        told.append(f"since {reasons.span(reason.since)}")
+        told.append(
+            f"for {reasons.span(reason.since)}" if reason.code not in _ENDED else f"{reasons.span(reason.since)} ago"
+        )
     if reason.wait == math.inf and reason.code.endswith("paused"):
         told.append("until it is resumed")
     elif reason.wait is not None and 0 < reason.wait < math.inf and reason.code != "sweep":
-        told.append(f"for {reasons.span(reason.wait)} more")
+        told.append(f"{reasons.span(reason.wait)} more")
     return line.append(f" ({', '.join(told)})", "dim") if told else line
 
 

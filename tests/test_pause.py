@@ -21,6 +21,7 @@ from command import Command, counts
 from databases import Db
 from rowmill import Concurrency, Event, Mill
 from rowmill.claim import Settlement
+from rowmill.store import pauses
 from rowmill.testing import Kit
 
 GATED = (
@@ -262,6 +263,21 @@ def test_a_drain_ends_before_rows_that_are_paused_without_end(db: Db, command: C
     assert [event.fields["count"] for event in told if event.name == "drain_held_back"] == [3]
     command.json("pause")
     assert [event.fields["count"] for event in drain(db)[1] if event.name == "drain_held_back"] == [3]
+
+
+async def test_a_row_without_a_key_is_not_held_back_by_a_key_that_is_paused(db: Db) -> None:
+    gated.make(db)
+    gated.fill(db, ["a", None])
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Concurrency(2, by="domain")])
+    async with Kit(mill) as kit:
+        store = await kit.store()
+        await pauses.pause(store.database, mill.clock, pauses.Target("crawl", "domain", "a"), None, None)
+        assert await pauses.held_back(store) is None
+        db.execute("update pages set status = 'done' where domain is null")
+        assert await pauses.held_back(store) == pauses.HeldBack(1, "domain a is paused")
+        db.execute("update pages set status = 'running' where status = 'done'")
+        assert await pauses.held_back(store) is None, "what runs may come back"
 
 
 def test_a_drain_waits_for_a_pause_that_has_an_end(db: Db, command: Command) -> None:

@@ -105,6 +105,9 @@ def test_a_key_is_paused_and_the_others_go_on(db: Db, command: Command) -> None:
     assert status["paused"][0]["key"] == "a"
     assert "lane 'crawl', domain a " in command("status").out
     assert command("resume", "--lane", "crawl", "--key", "b").code == 4
+    app(command, db, UNGATED)
+    assert command.json("status")["paused"] == [], "a gate that is not declared holds nothing back"
+    app(command, db, BY_DOMAIN)
     assert command("resume", "--lane", "crawl", "--key", "a").code == 0
     assert claim(db, gates=[Concurrency(2, by="domain")]) == [1, 2]
 

@@ -125,11 +125,13 @@ class Lookout:
 
         async def ask(name: str, database: Database) -> list[tuple[str, Pause]]:
             try:
-                return [(name, pause) for pause in await standing(database, self.mill.clock, lanes)]
+                found = await standing(database, self.mill.clock, [lane.name for lane in self.lanes])
+                # A key of a gate that is no longer declared holds nothing back.
+                return [(name, p) for p in found if not p.target.dim or (p.target.lane, p.target.dim) in declared]
             except RowmillError:
                 return []
 
-        lanes = [lane.name for lane in self.lanes]
+        declared = {(lane.name, group.label) for lane in self.lanes for group in lane.groups}
         asked = {view.environment for view in self._views.values()}  # the others were not reached
         parts = await asyncio.gather(*(ask(*place) for place in self.databases if place[0] in asked))
         return [found for part in parts for found in part]

@@ -145,7 +145,9 @@ async def held_back(store: LaneStore) -> HeldBack | None:
     dims = [dim for dim in (store.notes.dims.values() if store.notes else ()) if dim.phrase is not None]
 
     def verb(run: Run) -> HeldBack | None:
-        endless = [pause for pause in read_standing(run, rows, [store.lane.name]) if pause.left == math.inf]
+        labels = {"", *(dim.label for dim in dims)}
+        standing = read_standing(run, rows, [store.lane.name])
+        endless = [pause for pause in standing if pause.left == math.inf and pause.target.dim in labels]
         if not endless:
             return None
         tests = [say.ready()]

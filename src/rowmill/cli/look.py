@@ -21,12 +21,11 @@ from ..store.keys import parse
 from ..store.pauses import Pause
 from ..store.texts import texts
 from . import show
-from .app import App, AsJson, Env, app, console, load, print_json, print_out, run_async, said
+from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, load, print_json, print_out, run_async, said
 from .lookout import Answers, Failure, Lookout, one_lane
 
 EVERY = 2.0
 MOST_PAUSES = 10
-NOTHING_MATCHED = 4
 
 OneLane = Annotated[str | None, typer.Option("--lane", help="the lane; may be left out where there is only one")]
 SomeLanes = Annotated[list[str] | None, typer.Option("--lane", help="only this lane (may be given again)")]

@@ -17,11 +17,9 @@ from ..store.pauses import Pause, Target, ensure_gates, standing
 from ..store.pauses import pause as write_pause
 from ..store.pauses import resume as end_pause
 from . import show
-from .app import App, AsJson, UsageError, app, errors, load, print_json, print_out, run_async, said
+from .app import NOTHING_MATCHED, App, AsJson, UsageError, app, errors, load, print_json, print_out, run_async, said
 from .lookout import one_environment
 from .times import duration, moment
-
-NOTHING_MATCHED = 4
 
 Lane = Annotated[str | None, typer.Option("--lane", help="this lane; default: the whole environment", callback=said)]
 Key = Annotated[str | None, typer.Option("--key", help="only rows of this key, of a lane with a gate by key")]

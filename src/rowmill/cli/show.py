@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from .. import reasons
 from ..store.inspect import MOST, SAMPLE, STATES, Counts, Elsewhere, LaneView, Row
 from ..store.keys import written
 from ..store.pauses import Pause, Target
@@ -30,12 +31,7 @@ def plain(value: Any) -> Text:
 
 def span(seconds: float | None) -> str:
     """A duration in one unit, as people say it."""
-    if seconds is None:
-        return ""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+    return "" if seconds is None else reasons.span(max(round(seconds), 0))
 
 
 def table(*headings: str, right: Sequence[str] = ()) -> Table:

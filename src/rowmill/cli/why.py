@@ -22,10 +22,9 @@ from ..store.inspect import LaneView, view_lane
 from ..store.keys import parse
 from ..store.why import Inquiry, inquire
 from . import show
-from .app import AsJson, UsageError, app, load, print_json, print_out, run_async, said
+from .app import NOTHING_MATCHED, AsJson, UsageError, app, load, print_json, print_out, run_async, said
 from .lookout import one_environment, one_lane, worded
 
-NOTHING_MATCHED = 4
 #: An environment above that does not answer in this time is not waited for; nor do workers.
 _PATIENCE = 3.0
 _ENDED = ("done", "dead", "canceled", "untouched_for", "no_worker")

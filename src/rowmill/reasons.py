@@ -348,7 +348,8 @@ def _place(facts: Facts) -> Reason:
     elif facts.ahead == 0:
         text = f"it is ready, and the first {where} in line"
     else:
-        text = f"it is ready; {facts.ahead:,} row{'' if facts.ahead == 1 else 's'} {where} go before it"
+        rows, go = ("row", "goes") if facts.ahead == 1 else ("rows", "go")
+        text = f"it is ready; {facts.ahead:,} {rows} {where} {go} before it"
     return Reason("line", text, since, 0.0 if facts.ahead == 0 else None)
 
 

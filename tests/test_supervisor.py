@@ -227,7 +227,7 @@ def test_a_drain_ends_with_0_and_says_what_was_done(jobs: Db, run: MakeRun) -> N
     here = run("--drain", "--processes", "2", "--json", form="console")
     assert here.wait() == 0
     assert json.loads(here.out.read_text()) == {
-        "drained": True, "done": 2, "failed": 0, "dead": 0, "elsewhere": [],
+        "drained": True, "done": 2, "failed": 0, "dead": 0, "held_back": [], "elsewhere": [],
     }  # fmt: skip
     assert "Drained: 2 done, 0 failed attempts, 0 dead; nothing is ready or running.\n" in here.log.read_text()
     assert all(name.startswith("unified-worker-") for name in workers(jobs))

@@ -391,7 +391,13 @@ def tokens_now(rate: Rate, state: GateState) -> float:
 
 def allowance(group: Group, state: GateState, running: int, mine: int, now: float = 0.0) -> Allowed:
     """What a key's row lets through; the tightest gate of the group decides. ``now`` in seconds since 1970."""
-    found = [Allowed(math.inf)]
+    found = [Allowed(math.inf), *allowances(group, state, running, mine, now)]
+    return min(found, key=lambda allowed: (allowed.most, -(math.inf if allowed.wait is None else allowed.wait)))
+
+
+def allowances(group: Group, state: GateState, running: int, mine: int, now: float = 0.0) -> list[Allowed]:
+    """The same, gate by gate."""
+    found = []
     if (left := state.paused_for) is not None and left > 0:
         found.append(Allowed(0, "paused", None if left == math.inf else left))
     if (left := state.closed_for) is not None and left > 0:
@@ -412,7 +418,7 @@ def allowance(group: Group, state: GateState, running: int, mine: int, now: floa
         window = Window.read(group.pace.seconds, state.cells, now)
         left = max(group.pace.n - math.ceil(window.used), 0)
         found.append(Allowed(left, "pace", window.wait(1, group.pace.n, now)))
-    return min(found, key=lambda allowed: (allowed.most, -(math.inf if allowed.wait is None else allowed.wait)))
+    return found
 
 
 def _rate_allows(rate: Rate, state: GateState) -> Allowed:

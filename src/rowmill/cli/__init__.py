@@ -4,10 +4,13 @@ from . import act as act
 from . import adopt as adopt
 from . import check as check
 from . import demo as demo
+from . import gates as gates
 from . import look as look
 from . import migrate as migrate
+from . import pause as pause
 from . import run as run
 from . import sql as sql
+from . import why as why
 from .app import app, main
 
 __all__ = ["app", "main"]

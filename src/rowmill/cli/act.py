@@ -17,12 +17,11 @@ from ..store.inspect import LaneView
 from ..store.keys import Key, parse, written
 from ..store.operate import Operator, Selection
 from . import show
-from .app import App, AsJson, UsageError, app, console, errors, load, print_json, run_async, said
-from .lookout import Lookout, one_lane
+from .app import NOTHING_MATCHED, App, AsJson, app, console, errors, load, print_json, run_async, said
+from .lookout import Lookout, one_environment, one_lane
 
 #: More rows than this are not changed without a word of consent.
 ASK_ABOVE = 100
-NOTHING_MATCHED = 4
 
 Lane = Annotated[str | None, typer.Option("--lane", help="the lane; may be left out where there is only one")]
 Environment = Annotated[
@@ -150,12 +149,7 @@ def _sharing(mill: Mill, view: LaneView, states: tuple[str, ...]) -> list[str]:
 def _start(action: Action, reference: str | None, env: str | None, lane: str | None) -> None:
     mill = load(reference)
     name = one_lane(mill, lane)
-    (chosen,) = mill.select([name])
-    served = [environment for environment in mill.environments if chosen.serves(environment)]
-    if env is None and len(served) > 1:
-        # The same id is another row in every environment.
-        raise UsageError("which environment?", hint=" or ".join(f"--env {e}" for e in served))
-    run_async(action.run(mill, env or next(iter(served or mill.environments)), name))
+    run_async(action.run(mill, one_environment(mill, env, name), name))
 
 
 def _only_one(**given: Any) -> None:

@@ -18,7 +18,7 @@ from ..errors import RowmillError
 from ..mill import Mill
 
 T = TypeVar("T")
-WRONG_USAGE = 2
+WRONG_USAGE, NOTHING_MATCHED = 2, 4
 #: Where nobody looks on, a line is as long as what stands in it.
 ENDLESS = 100_000
 

@@ -18,12 +18,13 @@ from ..store import Database
 from ..store.fleet import Fleet
 from ..store.inspect import Counts, Elsewhere, LaneView, Row, check_file
 from ..store.keys import parse
+from ..store.pauses import Pause
 from . import show
-from .app import App, AsJson, Env, app, console, load, print_json, print_out, run_async
+from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, load, print_json, print_out, run_async
 from .lookout import Answers, Failure, Lookout, one_lane
 
 EVERY = 2.0
-NOTHING_MATCHED = 4
+MOST_PAUSES = 10
 
 OneLane = Annotated[str | None, typer.Option("--lane", help="the lane; may be left out where there is only one")]
 SomeLanes = Annotated[list[str] | None, typer.Option("--lane", help="only this lane (may be given again)")]
@@ -46,7 +47,7 @@ def status(
         raise typer.BadParameter("--watch is for people and --json for scripts: one of them")
     mill = load(reference)
 
-    async def main() -> tuple[Answers[Counts], list[Elsewhere]]:
+    async def main() -> tuple[Answers[Counts], list[tuple[str, Pause]], list[Elsewhere]]:
         async with Lookout(mill, env, lane) as lookout:
             several = len(lookout.databases)
             if watch:
@@ -54,33 +55,55 @@ def status(
                     while True:
                         began = time.monotonic()
                         answers = await lookout.ask(LaneView.count)
-                        elsewhere = await lookout.elsewhere(answers)
-                        live.update(_status(answers, elsewhere, several, live=True), refresh=True)
+                        pauses, elsewhere = await lookout.pauses(), await lookout.elsewhere(answers)
+                        live.update(_status(answers, pauses, elsewhere, several, live=True), refresh=True)
                         # Where counting is dear, looking on must not become the database's main work.
                         await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
             answers = await lookout.ask(LaneView.count)
-            elsewhere = await lookout.elsewhere(answers)
+            pauses, elsewhere = await lookout.pauses(), await lookout.elsewhere(answers)
             if not as_json:
-                print_out(_status(answers, elsewhere, several))
-            return answers, elsewhere
+                print_out(_status(answers, pauses, elsewhere, several))
+            return answers, pauses, elsewhere
 
     try:
-        answers, elsewhere = run_async(main())
+        answers, pauses, elsewhere = run_async(main())
     except KeyboardInterrupt:
         if watch:
             return
         raise
     if as_json:
-        lanes = [show.counts_value(view, counts) for view, counts in answers.found]
+        marked = _paused(answers, pauses)
+        lanes = [
+            {**show.counts_value(view, counts), "paused": (view.environment, view.lane.name) in marked}
+            for view, counts in answers.found
+        ]
+        paused = [show.pause_value(pause, name) for name, pause in pauses]
         rows = [show.elsewhere_value(found) for found in elsewhere]
-        print_json({"lanes": lanes, "elsewhere": rows, "errors": [failure.value() for failure in answers.failures]})
+        failed = [failure.value() for failure in answers.failures]
+        print_json({"lanes": lanes, "paused": paused, "elsewhere": rows, "errors": failed})
     answers.exit()
 
 
+def _paused(answers: Answers[Counts], pauses: Sequence[tuple[str, Pause]]) -> set[tuple[str, str]]:
+    """Lanes of which nothing is claimed: paused themselves, or with their environment."""
+    whole = {(name, pause.target.lane) for name, pause in pauses if not pause.target.dim}
+    asked = {(view.environment, view.lane.name) for view, _ in answers.found}
+    return {place for place in asked if place in whole or (place[0], "") in whole}
+
+
 def _status(
-    answers: Answers[Counts], elsewhere: Sequence[Elsewhere], environments: int, *, live: bool = False
+    answers: Answers[Counts],
+    pauses: Sequence[tuple[str, Pause]],
+    elsewhere: Sequence[Elsewhere],
+    environments: int,
+    *,
+    live: bool = False,
 ) -> RenderableType:
-    parts: list[RenderableType] = [show.counts_table(answers.found, environments)] if answers.found else []
+    marked = _paused(answers, pauses)
+    parts: list[RenderableType] = [show.counts_table(answers.found, environments, marked)] if answers.found else []
+    parts += [show.pause_line(pause, name, environments) for name, pause in pauses[:MOST_PAUSES]]
+    if len(pauses) > MOST_PAUSES:
+        parts.append(Text(f"and {len(pauses) - MOST_PAUSES} more are paused: rowmill gates", "yellow"))
     parts += [show.elsewhere_line(found, environments) for found in elsewhere]
     parts += [failure.line() for failure in answers.failures]
     if any(counts.unknown for _, counts in answers.found):

@@ -11,11 +11,12 @@ from typing import Any, Generic, TypeVar
 import typer
 from rich.text import Text
 
-from ..errors import DeclarationError, RowmillError, Unreachable
+from ..errors import DeclarationError, RowmillError, Unreachable, did_you_mean
 from ..lane import Lane
 from ..mill import Mill
 from ..store import Database
 from ..store.inspect import Counts, Elsewhere, LaneView, view_lane
+from ..store.pauses import Pause, standing
 from . import show
 from .app import UsageError, errors
 
@@ -119,6 +120,22 @@ class Lookout:
                 answers.failures.append(Failure(name, lane.name, error))
         return answers
 
+    async def pauses(self) -> list[tuple[str, Pause]]:
+        """The pauses that stand, by environment; one that cannot be asked says so elsewhere."""
+
+        async def ask(name: str, database: Database) -> list[tuple[str, Pause]]:
+            try:
+                found = await standing(database, self.mill.clock, [lane.name for lane in self.lanes])
+                # A key of a gate that is no longer declared holds nothing back.
+                return [(name, p) for p in found if not p.target.dim or (p.target.lane, p.target.dim) in declared]
+            except RowmillError:
+                return []
+
+        declared = {(lane.name, group.label) for lane in self.lanes for group in lane.groups}
+        asked = {view.environment for view in self._views.values()}  # the others were not reached
+        parts = await asyncio.gather(*(ask(*place) for place in self.databases if place[0] in asked))
+        return [found for part in parts for found in part]
+
     async def elsewhere(self, answers: Answers[Counts]) -> list[Elsewhere]:
         """Tables that have rows of which no lane counts any: a state in a declaration may be misspelled."""
         counted: dict[tuple[str, str], dict[str, tuple[LaneView, Counts]]] = {}
@@ -152,6 +169,25 @@ class Lookout:
         if (environment, lane.name) not in self._views:
             self._views[environment, lane.name] = await view_lane(lane, environment, database, self.mill.clock)
         return self._views[environment, lane.name]
+
+
+def worded(words: Sequence[str], *after: str, more: bool = False) -> tuple[str | None, list[str]]:
+    """``[APP] LANE ...`` taken apart: the application, if the first word names one, and the rest."""
+    reference, rest = (words[0], list(words[1:])) if words and ":" in words[0] else (None, list(words))
+    if len(rest) > len(after) and not more:
+        raise UsageError(f"too many words: {' '.join(rest[len(after) :])}", hint=f"[APP] {' '.join(after)}")
+    return reference, rest
+
+
+def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str:
+    """The environment a command is about: the same lane or id is another one in each."""
+    (chosen,) = mill.select([lane]) if lane is not None else (None,)
+    served = [name for name in mill.environments if chosen is None or chosen.serves(name)]
+    if env is None and len(served) > 1:
+        raise UsageError("which environment?", hint=" or ".join(f"--env {e}" for e in served))
+    if env is not None and env not in mill.environments:
+        raise DeclarationError(f"there is no environment {env!r}", hint=did_you_mean(env, mill.environments))
+    return env or next(iter(served or mill.environments))
 
 
 def one_lane(mill: Mill, name: str | None) -> str:

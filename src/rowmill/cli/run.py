@@ -23,6 +23,7 @@ from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..mill import Mill
 from ..store.inspect import Elsewhere, LaneView
+from ..store.pauses import COUNTED
 from . import show
 from .app import App, AsJson, Env, app, errors, exit_code, load, print_json, said
 from .lookout import Lookout
@@ -108,7 +109,8 @@ def run(
     _close(supervisor, drained=drained, idle=idle, hints=hints, events=events, log=log)
     if as_json:
         rows = [show.elsewhere_value(found) for found in elsewhere]
-        print_json({"drained": drained, **_numbers(supervisor), "elsewhere": rows})
+        left = {"held_back": supervisor.held_back}
+        print_json({"drained": drained, **_numbers(supervisor), **left, "elsewhere": rows})
     raise typer.Exit(_exit_code(supervisor, drain, caught))
 
 
@@ -192,6 +194,15 @@ async def _elsewhere(mill: Mill, env: list[str] | None, lanes: list[str] | None)
     return []
 
 
+def _left(supervisor: Supervisor) -> str:
+    """What a drain left behind because it is paused without end."""
+    told = []
+    for held in supervisor.held_back:
+        many = f"{held['count']:,}{' or more' if held['count'] >= COUNTED else ''}"
+        told.append(f"{many} ready in lane {held['lane']!r} of {held['environment']!r} held back, {held['why']}")
+    return "; ".join(told)
+
+
 def _close(
     supervisor: Supervisor, *, drained: bool, idle: bool, hints: Sequence[Text], events: Events, log: LogForm
 ) -> None:
@@ -199,14 +210,18 @@ def _close(
     numbers = _numbers(supervisor)
     if log is LogForm.JSON:
         hint: dict[str, Any] = {"hint": "; ".join(line.plain for line in hints)} if hints else {}
-        events.emit("run_ended", drained=drained, **numbers, **hint)
+        left: dict[str, Any] = {"held_back": supervisor.held_back} if supervisor.held_back else {}
+        events.emit("run_ended", drained=drained, **numbers, **left, **hint)
         return
+    held_back = _left(supervisor) if drained else ""
     if idle:
-        for line in (Text("Nothing was ready."), *hints):
+        for line in (
+            (Text("Nothing was ready."), *hints) if not held_back else [show.plain(f"Nothing was run: {held_back}.")]
+        ):
             errors.print(line, soft_wrap=True)
         return
     if drained:
-        rest = "nothing is ready or running"
+        rest = held_back or "nothing is ready or running"
     elif supervisor.killed:
         rest = "what the killed had in hand is taken back when its lease runs out"
     else:

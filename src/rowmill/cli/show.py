@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, date, datetime
+import math
+from collections.abc import Collection, Sequence
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from .. import reasons
 from ..store.inspect import MOST, SAMPLE, STATES, Counts, Elsewhere, LaneView, Row
 from ..store.keys import written
+from ..store.pauses import Pause, Target
 from ..store.statements import INCARNATION
 from .app import console
 
@@ -28,12 +31,7 @@ def plain(value: Any) -> Text:
 
 def span(seconds: float | None) -> str:
     """A duration in one unit, as people say it."""
-    if seconds is None:
-        return ""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+    return "" if seconds is None else reasons.span(max(round(seconds), 0))
 
 
 def table(*headings: str, right: Sequence[str] = ()) -> Table:
@@ -58,8 +56,10 @@ def count(number: int | None, state: str, unknown: Sequence[str]) -> Text:
     return Text(f"{number:,}", COLOURS.get(state, "") if number else "dim")
 
 
-def counts_table(found: Sequence[tuple[LaneView, Counts]], environments: int) -> Table:
-    """Lanes by state."""
+def counts_table(
+    found: Sequence[tuple[LaneView, Counts]], environments: int, paused: Collection[tuple[str, str]] = ()
+) -> Table:
+    """Lanes by state; those that are paused have a mark."""
     shown = [s for s in STATES if s != "canceled" or any(view.lane.canceled for view, _ in found)]
     shown.insert(shown.index("running") + 1, "stuck")
     headings = [state.capitalize() for state in shown] + ["Oldest"]
@@ -71,9 +71,48 @@ def counts_table(found: Sequence[tuple[LaneView, Counts]], environments: int) ->
         if (counts.states["ready"] or 0) > MOST:
             oldest = Text(f"> {oldest}")
         name = plain(view.environment) if view.environment != last else Text("")
-        made.add_row(*([name] if environments > 1 else []), plain(view.lane.name), *cells, oldest)
+        lane = plain(view.lane.name)
+        if (view.environment, view.lane.name) in paused:
+            lane.append(" (paused)", "yellow")
+        made.add_row(*([name] if environments > 1 else []), lane, *cells, oldest)
         last = view.environment
     return made
+
+
+def pause_name(target: Target, environment: str) -> str:
+    """``lane 'crawl'``, as people say it."""
+    if target.kind == "environment":
+        return f"environment {environment!r}"
+    return f"lane {target.lane!r}" + (f", {target.dim} {target.key}" if target.kind == "key" else "")
+
+
+def pause_value(pause: Pause, environment: str) -> dict[str, Any]:
+    """A pause, for scripts. ``until`` is null where it has no end."""
+    endless = pause.left == math.inf
+    return {
+        "environment": environment,
+        "lane": pause.target.lane or None,
+        "by": pause.target.dim or None,
+        "key": pause.target.key if pause.target.dim else None,
+        "reason": pause.reason,
+        "since": None if pause.since is None else from_now(-pause.since),
+        "until": None if endless else from_now(pause.left),
+        "seconds_left": None if endless else round(pause.left, 1),
+    }
+
+
+def from_now(seconds: float) -> str:
+    """The time so many seconds from now, as ISO text in UTC."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+
+
+def pause_line(pause: Pause, environment: str, environments: int) -> Text:
+    """A pause, for people: what, since when, until when, why."""
+    where = f"{environment}: " if environments > 1 and pause.target.lane else ""
+    ago = f"was paused {span(pause.since)} ago" if pause.since is not None and pause.since >= 1 else "is paused"
+    line = Text(style="yellow").append_text(plain(f"{where}{pause_name(pause.target, environment)} {ago}"))
+    line.append(", until it is resumed" if pause.left == math.inf else f", for another {span(pause.left)}")
+    return line.append_text(plain(f": {pause.reason}")) if pause.reason else line
 
 
 def counts_value(view: LaneView, counts: Counts) -> dict[str, Any]:

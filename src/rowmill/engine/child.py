@@ -118,7 +118,7 @@ async def _serve(worker: Worker, line: Line) -> int:
     await worker.run()
     if worker.recycling:
         _leave(RECYCLE)
-    line.tell(ended=True)
+    line.tell(ended=True, held_back=worker.held_back)
     unstoppable = any(slots.unstoppable for slots in worker.slots.values())
     if unstoppable or _threads_left():
         _leave(0)

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING
 
 from ..claim import Claim, Settlement
 from ..errors import DatabaseError, RowmillError
+from ..store import pauses
 from ..store.fleet import WorkerState
+from ..store.pauses import HeldBack
 from .held import Held
 
 if TYPE_CHECKING:
+    from .place import Place
     from .worker import Worker
 
 _LAST, _HURRIED = 20.0, 3.0  # seconds for the last outcomes, where the database is slow or away
+_ASK_PAUSES = 0.5
 RECYCLE = 75  # exit code: start this worker again
 
 
@@ -29,6 +33,8 @@ class Foreman:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        #: When it is next asked whether what is left is paused: that may mean a look at every ready row.
+        self._ask_pauses_at = 0.0
 
     def watch(self, now: float) -> None:
         """A run that outlives its timeout and cannot be stopped costs this process its life, in good order; so does
@@ -74,8 +80,9 @@ class Foreman:
                 os._exit(RECYCLE)
 
     async def drained(self) -> bool:
-        """Nothing under way here, and nothing ready or running anywhere."""
+        """Nothing under way here, and nothing ready or running anywhere; or nothing but rows paused without end."""
         worker = self._worker
+        left: list[tuple[Place, Held, HeldBack]] = []
         if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.unsettled():
             return False
         for place in worker.places:
@@ -93,10 +100,34 @@ class Foreman:
                         hint=f"rowmill sql shows the statement; running={dict(held.store.lane.running)!r}",
                     )
                 if unfinished:
-                    return False
+                    held_back = await self._held_back(held)
+                    if held_back is None:
+                        return False
+                    left.append((place, held, held_back))
             if place.follow is not None and (place.follow.busy or await place.follow.look()):
                 return False
+        for place, held, rows in left:
+            lane = held.store.lane.name
+            worker.held_back.append({"environment": place.name, "lane": lane, "count": rows.count, "why": rows.why})
+            worker.events.emit(
+                "drain_held_back", logging.WARNING, worker=worker.id, environment=place.name, lane=lane,
+                count=rows.count, why=rows.why, hint="rowmill resume lets them go; this drain ends without them",
+            )  # fmt: skip
         return True
+
+    async def _held_back(self, held: Held) -> HeldBack | None:
+        """Ready rows that nobody will claim before somebody resumes: waiting for them a drain would never end."""
+        began = time.monotonic()
+        if began < self._ask_pauses_at:
+            return None
+        try:
+            found = await pauses.held_back(held.store)
+        except DatabaseError:
+            found = None
+        if found is None:
+            ended = time.monotonic()
+            self._ask_pauses_at = ended + max(_ASK_PAUSES, 20 * (ended - began))
+        return found
 
     async def wind_down(self) -> None:
         """Claim nothing more; rows that nobody started go back; runs may finish within the grace."""

@@ -197,12 +197,16 @@ class Slots:
     def facts(self, now: float) -> list[dict[str, Any]]:
         """What is under way, for the workers table."""
         found = []
+        # A limit over all lanes is told with what takes it up: whoever asks why a row waits must know it.
+        limit = {"at_once": self.capacity.limit} if self.capacity.limit != sys.maxsize else {}
         for slot in list(self.all):
             claim, job = slot.claim, slot.job
             if claim is not None and job is not None:
                 seconds = round(now - slot.began, 1)
                 where = {"slot": slot.name, "lane": claim.lane, "environment": claim.environment}
-                found.append({**where, "id": ",".join(map(str, claim.key)), "seconds": seconds, "progress": job.latest})
+                found.append(
+                    {**where, "id": ",".join(map(str, claim.key)), "seconds": seconds, "progress": job.latest, **limit}
+                )
         return found
 
     async def close(self) -> list[tuple[Held, Claim]]:

@@ -43,6 +43,8 @@ class Child:
         #: done, failed, dead: of all the processes that had this id.
         self.counts: Counter[str] = Counter()
         self.error: RowmillError | None = None
+        #: Rows that a drain left because they are paused without end, by environment and lane.
+        self.held_back: list[dict[str, Any]] = []
         self._ended = False
         self._counted: dict[str, int] = {}
         self._line: socket.socket | None = None
@@ -87,6 +89,7 @@ class Child:
             kind = getattr(errors, error["kind"], RowmillError)
             self.error = kind(error["message"], hint=error["hint"])
         self._ended = self._ended or bool(words.get("ended"))
+        self.held_back = words.get("held_back") or self.held_back
 
     def gone(self) -> tuple[int, bool]:
         """Its process has ended: the exit code, and whether it ended as it should."""
@@ -144,6 +147,12 @@ class Supervisor:
         its word to the supervisor leaves that batch uncounted.
         """
         return sum((child.counts for child in self.children), Counter())
+
+    @property
+    def held_back(self) -> list[dict[str, Any]]:
+        """Rows that the drain left because they are paused without end, each lane once."""
+        told = {(left["environment"], left["lane"]): left for child in self.children for left in child.held_back}
+        return list(told.values())
 
     async def run(self) -> None:
         """Until all have ended."""

@@ -81,6 +81,8 @@ class Worker:
             register,
             replaces,
         )
+        #: Where a drain ended before all was done: rows that are paused without end, by environment and lane.
+        self.held_back: list[dict[str, Any]] = []
         self._threads: ThreadPoolExecutor | None = None
         self._started = self.stopping = self.hurried = self.recycling = False
         self._later: list[tuple[float, Held, Settlement]] = []

@@ -69,6 +69,15 @@ class GateRows:
         moved = f", '{shift:+} seconds'" if shift else ""
         return f"strftime({_FORMAT}, 'now'{moved}, ({seconds}) || ' seconds')"
 
+    def endless(self) -> str:
+        """The condition for a pause that has no end."""
+        return f"{self.until('paused_until')} > {_ENDLESS_FROM}"
+
+    @staticmethod
+    def left(seconds: float) -> float:
+        """The seconds that ``until`` gave for a pause, infinite where it has no end."""
+        return math.inf if seconds > _ENDLESS_FROM else seconds
+
     def epoch(self, run: Run) -> float:
         """The database's time in seconds since 1970."""
         if self.postgres:
@@ -91,8 +100,7 @@ class GateRows:
     def state(row: Sequence[Any]) -> tuple[Spot, GateState]:
         """A row of ``fields``, as words."""
         dim, key, version, tokens, delay, streak, reason, most, cells, refilled, opened, closed, paused = row
-        if paused is not None and paused > _ENDLESS_FROM:
-            paused = math.inf
+        paused = GateRows.left(paused) if paused is not None else None
         state = GateState(
             key=key,
             version=version,

@@ -255,14 +255,31 @@ class LaneView:
         text = f"{self._select(columns)} where {among(self.statements.names(self.binding.key), keys, marks)}"
         return [self._row(row, columns) for row in await self.ask(text, marks)]
 
+    async def examine(self, key: Key, further: Sequence[str]) -> tuple[Row, Sequence[Any]] | None:
+        """One row, whole, and what further SQL expressions say of it, all at one moment."""
+        marks, columns = Marks(self.binding), list(self.binding.columns)
+        text = f"{self._select(columns, further)} where {among(self.statements.names(self.binding.key), [key], marks)}"
+        for raw in await self.ask(text, marks):
+            split = len(raw) - len(further)
+            return self._row(raw[:split], columns), raw[split:]
+        return None
+
+    def age_of(self, role: str) -> str | None:
+        """Seconds since a role's time, as SQL."""
+        return self._ages().get(role)
+
+    def claim_order(self) -> str:
+        """The order in which ready rows are claimed, for ORDER BY."""
+        return self._order("ready")
+
     def _brief(self) -> list[str]:
         roles = (self.binding.roles.get(role) for role in SHOWN)
         return list(dict.fromkeys(c for c in (*self.binding.key, *roles, self.created) if c))
 
-    def _select(self, columns: list[str]) -> str:
+    def _select(self, columns: list[str], further: Sequence[str] = ()) -> str:
         tests = [(s, self.condition(s)) for s in ("running", "ready", "waiting", "canceled", "dead", "done")]
         state = " ".join(f"when {test} then '{s}'" for s, test in tests if test)
-        extra = ", ".join([f"case {state} end", self._silence(), *self._ages().values()])
+        extra = ", ".join([f"case {state} end", self._silence(), *self._ages().values(), *further])
         return f"select {self.statements.names(columns)}, {extra} from {self.statements.table}"
 
     def _order(self, state: str | None) -> str:

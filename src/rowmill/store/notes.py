@@ -109,13 +109,13 @@ class Notes:
                 streak = learned.values.get("streak", state.streak)
                 turned.append(Turned(*spot, learned.values.get("open_until") is not None, streak))
             if dim.breaker is not None:
-                self._write_own(run, dim, spot[1], learned)
+                self.write_own(run, dim, spot[1], learned)
             if learned.values:
                 changes.append(Change(*spot, learned.values))
         self.rows.write(run, changes)
         return turned
 
-    def _write_own(self, run: Run, dim: Dimension, key: str, learned: Learned) -> None:
+    def write_own(self, run: Run, dim: Dimension, key: str, learned: Learned) -> None:
         """A breaker whose state stands in the user's own table is written there, and there only."""
         own, names = dim.breaker, dim.columns
         assert own is not None

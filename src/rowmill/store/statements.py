@@ -125,21 +125,26 @@ class Statements:
 
     def ready(self) -> str:
         """All that makes a row claimable now."""
-        parts = [self.ready_state()]
+        return " and ".join(self.ready_parts().values())
+
+    def ready_parts(self) -> dict[str, str]:
+        """The same, condition by condition, under the name of what asks for it."""
+        parts = {"state": self.ready_state()}
         if due := self.roles.get("run_after"):
             test = self.due(due)
-            parts.append(f"({self.name(due)} is null or {test})" if self.binding.nullable(due) else test)
+            parts["run_after"] = f"({self.name(due)} is null or {test})" if self.binding.nullable(due) else test
         if self.lane.untouched_for and (touched := self.roles.get("updated_at")):
-            parts.append(f"({self.name(touched)} is null or {self.older(touched, self.lane.untouched_for)})")
+            older = self.older(touched, self.lane.untouched_for)
+            parts["untouched_for"] = f"({self.name(touched)} is null or {older})"
         if self.lane.backfills is not None:
             column = str(self.lane.version_column)
             below = f"{self.name(column)} < {self.literal(column, self.lane.version)}"
-            parts.append(f"({self.name(column)} is null or {below})" if self.binding.nullable(column) else below)
+            parts["version"] = f"({self.name(column)} is null or {below})" if self.binding.nullable(column) else below
         elif self.lane.dead is None and (counter := self.binding.counter):
-            parts.append(f"coalesce({self.name(counter)}, 0) < {self.exhausted()}")
+            parts["attempts"] = f"coalesce({self.name(counter)}, 0) < {self.exhausted()}"
         if self.lane.where is not None:
-            parts.append(f"({self.further()})")
-        return " and ".join(parts)
+            parts["where"] = f"({self.further()})"
+        return parts
 
     def unpaused(self) -> str:
         """Neither the lane nor the environment is paused: asked once per claim."""

@@ -76,7 +76,9 @@ class GateFarm:
         if self.db.dialect == "postgresql":
             source = f"generate_series(1, {count}) n"
         else:
-            source = f"(with recursive g(n) as (select 1 union all select n + 1 from g where n < {count}) select n from g)"
+            source = (
+                f"(with recursive g(n) as (select 1 union all select n + 1 from g where n < {count}) select n from g)"
+            )
         self.db.execute(f"insert into pages (domain, source_id) select 'd' || (n % {keys}), n % 7 from {source}")
 
     def start(self, worker: str, *, drain: bool = False) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..claim import Claim
-from ..gates import SLACK, START_LAG
+from ..gates import LAG_SHARE, SLACK, START_LAG
 from .gating import Dimension
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class TurnStatements:
         say, dim = self.say, self.dim
         rows, found = say._match("chosen")
         columns = say.names(say.binding.columns)
-        tokens = ", _t.tokens, _t.tokens >= _s.size as filled" if self.group.rate is not None else ""
+        tokens = ", _t.tokens, _s.speed, _s.size" if self.group.rate is not None else ""
         return f"""with {self._counted() if self._counts else ""}turns as materialized (
   -- in turn from the key served last, and then around; read as the snapshot has it, and only as far as needed
   select _g.key, _g.version, _x.free{tokens}
@@ -158,7 +158,7 @@ class TurnStatements:
     for no key update skip locked
   ) _l
 ), picked as materialized (
-  select _j.*, held.spot{", held.tokens, held.filled" if tokens else ""} from held cross join lateral (
+  select _j.*, held.spot{", held.tokens, held.speed, held.size" if tokens else ""} from held cross join lateral (
     select {rows} from {say.table}
     where {dim.within("held.key")} and {say.ready()}
     order by {dim.phrase}, {say.order()}
@@ -199,8 +199,12 @@ order by {say.order()}"""
         if self.group.rate is not None:
             mine = "from picked where spot = _g.ctid"
             parts.append(f"tokens = (select nullif(min(tokens) - count(*), 'infinity') {mine})")
-            late = f"(select case when bool_and(filled) then interval '{START_LAG} seconds' else '0' end {mine})"
-            parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {late}")
+            # As refill_delay has it. This step runs last, so that the time it reads is none before a row's claimed_at.
+            late = f"extract(epoch from {now.replace('now()', 'clock_timestamp()')} - {now})::float8"
+            lag = f"case when size >= 2 then {START_LAG} else least({START_LAG}, {LAG_SHARE} / nullif(speed, 0)) end"
+            delay = f"greatest(min((tokens - size) / nullif(speed, 0) + {late} + {lag}), 0) * interval '1 second'"
+            delay = f"(select case when min(speed) > 0 then {delay} else '0' end {mine})"
+            parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {delay}")
         return ", ".join(parts)
 
     def refresh(self) -> str:
@@ -246,7 +250,8 @@ where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refill
             waits.append(f"(select {own.until(names.open_until)} from {own.table} where {own.of('_g.key')})")
         if group.rate is not None:
             tokens = self._tokens()
-            waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {SLACK}")
+            put_off = f"greatest(extract(epoch from _g.refilled_at - {now})::float8, 0)"
+            waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {put_off} + {SLACK}")
         wait = f"greatest({', '.join(waits)})"
         free = f"select 0 from {self.table} _g{self._states()} where {self.where} and {self._open()} limit 1"
         free = free.replace("$3::text", "$1::text")

@@ -482,13 +482,17 @@ def learn(group: Group, state: GateState, ends: Iterable[Ended]) -> Learned:
             delay = found.values.get("delay", before)
             failed = bool(end.word)
             found.values["delay"] = adaptive.after(delay, end.seconds, refused=end.word == "rate", failed=failed)
+    if group.breaker is not None:
+        # One that opened and closed again within these has not turned.
+        stands = found.values.get("streak", state.streak) >= group.breaker.failures
+        found.opened = found.opened and stands
+        found.shut = state.streak >= group.breaker.failures and not stands
     return found
 
 
 def _learn_breaker(breaker: Breaker, state: GateState, end: Ended, found: Learned) -> None:
     streak = found.values.get("streak", state.streak)
     if not end.word:
-        found.shut = found.shut or streak >= breaker.failures
         found.values |= {"streak": 0, "open_until": None, "last_success_at": 0.0}
         return
     if not breaker.counted(end.word, end.cause):

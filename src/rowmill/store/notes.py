@@ -45,9 +45,29 @@ class Notes:
         #: The groups whose keys a refusal with a time (Retry-After) closes.
         self._closes = minded or set(self.dims)
         self._successes: dict[Spot, float] = {}
+        self._turned: list[Turned] = []
+
+    async def hear(self, settlements: Sequence[Settlement]) -> None:
+        """Where some failed, learn before they are written: from then on others may start in their place, and must not
+        where this was the one too many. Whether the claims still hold is no matter: the runs did fail.
+        """
+        fresh = [s for s in settlements if not s.heard]
+        if any(s.kind != "done" and (s.word or s.closes is not None) for s in fresh):
+            self._turned += await self._note(fresh)
 
     async def note(self, settlements: Sequence[Settlement]) -> list[Turned]:
-        """Learn from these, in this order; what turned by it."""
+        """Learn from the rest of these, in this order; what turned since the last time."""
+        self._turned += await self._note([s for s in settlements if not s.heard])
+        turned, self._turned = self._turned, []
+        return turned
+
+    async def _note(self, settlements: Sequence[Settlement]) -> list[Turned]:
+        turned = await self._learn_from(settlements)
+        for settlement in settlements:
+            settlement.heard = True
+        return turned
+
+    async def _learn_from(self, settlements: Sequence[Settlement]) -> list[Turned]:
         ends: dict[Spot, list[Ended]] = {}
         for settlement in settlements:
             word = "" if settlement.kind == "done" else settlement.word
@@ -105,7 +125,7 @@ class Notes:
             learned = learn(dim.group, state, ends[spot])
             if learned.opened or learned.shut:
                 streak = learned.values.get("streak", state.streak)
-                turned.append(Turned(*spot, learned.values.get("open_until") is not None, streak))
+                turned.append(Turned(*spot, learned.opened, streak))
             if dim.breaker is not None:
                 self._write_own(run, dim, spot[1], learned)
             if learned.values:

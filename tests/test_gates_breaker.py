@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta as td
@@ -40,7 +41,7 @@ async def test_a_worker_opens_the_breaker_at_exactly_the_streak(db: Db, shape: s
         )  # fmt: skip
         worker = mill.worker(worker_id=f"w{life}")
         task = asyncio.create_task(worker.run())
-        while told["breaker_opened"] == 0:
+        while told["breaker_opened"] == 0:  # noqa: ASYNC110 - told by a subscriber
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)  # what would be started too much, would be by now
         worker.stop()
@@ -77,7 +78,7 @@ def test_four_processes_share_one_breaker(db: Db, farm: Callable[..., GateFarm])
         here.kill(worker)
     runs = sorted(here.runs(), key=lambda run: run[1])
     assert most_at_once(runs) == {"d0": 1}
-    gaps = [(later[1] - earlier[2]) / 1e9 for earlier, later in zip(runs, runs[1:], strict=False)]
+    gaps = [(later[1] - earlier[2]) / 1e9 for earlier, later in itertools.pairwise(runs)]
     # The first four follow at once; from the fifth end on each waits for the cooldown: one probe, and no more.
     assert max(gaps[:4]) < 0.9
     assert min(gaps[4:]) > 0.98

@@ -70,11 +70,15 @@ class GateRows:
             return f"{self.present()} + {seconds} * interval '1 second'"
         return f"strftime({_FORMAT}, {self.present()}, ({seconds}) || ' seconds')"
 
-    def epoch(self) -> str:
+    def _epoch(self) -> str:
         """The present in seconds since 1970."""
         if self.postgres:
             return f"extract(epoch from {self.present()})::float8"
         return f"(julianday({self.present()}) - 2440587.5) * 86400.0"
+
+    def epoch(self, run: Run) -> float:
+        """The database's present time in seconds since 1970."""
+        return float(run(f"select {self._epoch()}", ())[0][0])
 
     def literal(self, text: str) -> str:
         """Text as SQL."""
@@ -86,7 +90,7 @@ class GateRows:
         """What ``state`` is made from; ``g`` is the row's alias with a dot."""
         times = [self.until(g + name) for name in ("refilled_at", "open_until", "closed_until", "paused_until")]
         plain = [g + name for name in ("dim", "key", "version", "tokens", "delay", "streak", "reason", "most", "cells")]
-        return ", ".join([*plain, *times, self.epoch()])
+        return ", ".join([*plain, *times, self._epoch()])
 
     @staticmethod
     def state(row: Sequence[Any]) -> tuple[Spot, GateState]:

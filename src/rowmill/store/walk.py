@@ -217,7 +217,7 @@ cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
         taken = {spot: used for spot, used in self._used.items() if used}
         timed = any(groups[label].rate or groups[label].pace for label, _ in taken)
         # When the rows are taken, and so none before their claimed_at.
-        now = self.run(f"select {self.gate_rows.epoch()}", ())[0][0] if timed else 0.0
+        now = self.gate_rows.epoch(self.run) if timed else 0.0
         for (label, key), used in sorted(taken.items()):
             change, state = Change(label, key, {"touched_at": 0.0}), self._states[label, key]
             if (rate := groups[label].rate) is not None:

@@ -1,4 +1,4 @@
-"""A gated claim at size: a key with very many ready rows in front costs the others nothing, whatever the planner knows."""
+"""A gated claim at size: a key with very many rows in front costs the others nothing, whatever the planner knows."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_saturated_key_with_very_many_rows_does_not_hold_up_the_others(p
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("known", ["never", "while empty", "while queued", "now"])
 async def test_statements_stay_cheap_whatever_the_planner_knows(pg: Db, known: str, mode: str) -> None:
-    """X4: a table that was never analysed, or at the wrong time, and with indexes that look as good as the right ones."""
+    """X4: a table never analysed, or at the wrong time, with indexes that look as good as the right ones."""
     gated.make(pg)
     pg.execute("create index on pages (run_after, id) where status = 'queued'")
     pg.execute("create index on pages (id) where status = 'running'")

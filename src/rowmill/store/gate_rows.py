@@ -20,6 +20,8 @@ Spot = tuple[str, str]  # dim, key
 #: A pause without an end: seconds further off than any end that was meant, and what then stands in the row.
 ENDLESS = 1e11
 _ENDLESS_FROM, _NEVER = 3e10, "9999-12-31 00:00:00"
+#: Bytes of a key beyond which no index of PostgreSQL takes it: its rows are not let through, and hold nobody else up.
+LONGEST = 2000
 _FORMAT = "'%Y-%m-%d %H:%M:%f'"
 #: What may be written: plainly, or as a time so many seconds from now.
 _PLAIN = {"tokens": "double precision", "delay": "double precision", "cells": "text", "streak": "integer",

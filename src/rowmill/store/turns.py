@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..claim import Claim
 from ..gates import LAG_SHARE, SLACK, START_LAG
+from .gate_rows import LONGEST
 from .gating import Dimension
 
 if TYPE_CHECKING:
@@ -140,7 +141,12 @@ class TurnStatements:
         say, dim = self.say, self.dim
         rows, found = say._match("chosen")
         columns = say.names(say.binding.columns)
-        tokens = ", _t.tokens, _s.speed, _s.size" if self.group.rate is not None else ""
+        tokens, kept = "", ""
+        if self.group.rate is not None:
+            tokens, kept = (
+                ", _t.tokens, _s.speed, _s.size",
+                ", held.tokens as _tokens, held.speed as _speed, held.size as _size",
+            )
         return f"""with {self._counted() if self._counts else ""}turns as materialized (
   -- in turn from the key served last, and then around; read as the snapshot has it, and only as far as needed
   select _g.key, _g.version, _x.free{tokens}
@@ -158,7 +164,7 @@ class TurnStatements:
     for no key update skip locked
   ) _l
 ), picked as materialized (
-  select _j.*, held.spot{", held.tokens, held.speed, held.size" if tokens else ""} from held cross join lateral (
+  select _j.*, held.spot as _spot{kept} from held cross join lateral (
     select {rows} from {say.table}
     where {dim.within("held.key")} and {say.ready()}
     order by {dim.phrase}, {say.order()}
@@ -170,7 +176,7 @@ class TurnStatements:
   select {rows} from picked{f" union all select {rows} from loose" if dim.nullable else ""}
 ), bump as (
   update {self.table} _g set {self._bumped()}
-  where _g.ctid = any(array(select spot from picked))
+  where _g.ctid = any(array(select _spot from picked))
 ), taken as (
   update {say.table} set
     {say.assignments(say.claim_set("$3::text"))}
@@ -197,13 +203,13 @@ order by {say.order()}"""
         now = self.say.plain_now()
         parts = ["version = _g.version + 1", f"touched_at = {now}"]
         if self.group.rate is not None:
-            mine = "from picked where spot = _g.ctid"
-            parts.append(f"tokens = (select nullif(min(tokens) - count(*), 'infinity') {mine})")
+            mine = "from picked where _spot = _g.ctid"
+            parts.append(f"tokens = (select nullif(min(_tokens) - count(*), 'infinity') {mine})")
             # As refill_delay has it. This step runs last, so that the time it reads is none before a row's claimed_at.
             late = f"extract(epoch from {now.replace('now()', 'clock_timestamp()')} - {now})::float8"
-            lag = f"case when size >= 2 then {START_LAG} else least({START_LAG}, {LAG_SHARE} / nullif(speed, 0)) end"
-            delay = f"greatest(min((tokens - size) / nullif(speed, 0) + {late} + {lag}), 0) * interval '1 second'"
-            delay = f"(select case when min(speed) > 0 then {delay} else '0' end {mine})"
+            lag = f"case when _size >= 2 then {START_LAG} else least({START_LAG}, {LAG_SHARE} / nullif(_speed, 0)) end"
+            delay = f"greatest(min((_tokens - _size) / nullif(_speed, 0) + {late} + {lag}), 0) * interval '1 second'"
+            delay = f"(select case when min(_speed) > 0 then {delay} else '0' end {mine})"
             parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {delay}")
         return ", ".join(parts)
 
@@ -219,7 +225,8 @@ order by {say.order()}"""
 )
 insert into {self.table} (lane, dim, key, touched_at)
 select {_text(say.lane.name)}, {_text(self.dim.label)}, k.key::text, {say.plain_now()} from k
-where k.key is not null and not exists (select 1 from {self.table} _g where {self.where} and _g.key = k.key::text)
+where octet_length(k.key::text) <= {LONGEST}
+  and not exists (select 1 from {self.table} _g where {self.where} and _g.key = k.key::text)
 on conflict do nothing
 returning 1"""
 
@@ -228,7 +235,7 @@ returning 1"""
         say, now = self.say, self.say.plain_now()
         refilled = ""
         if self.group.rate is not None:
-            refilled = f" and (_g.tokens is null or _g.refilled_at < {now} - interval '1 hour')"
+            refilled = f"\n  and (select _t.tokens >= _s.size from (select 1) _o{self._tokens()})"
         return f"""delete from {self.table} _g
 where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refilled}
   and _g.streak = 0 and _g.most is null and _g.delay is null and _g.last_failure_at is null
@@ -278,6 +285,8 @@ class Turns:
         self._refresh_at = self._forget_at = 0.0
         #: Whether new keys were looked for since the last claim that came short.
         self._fresh = False
+        #: Claims in a row that got nothing although something was free: somebody holds the rows themselves.
+        self._in_vain = 0
 
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many keys as it takes; new keys are looked for where it came short."""
@@ -286,6 +295,7 @@ class Turns:
         self._fresh = began >= self._refresh_at
         if len(claims) < count and self._fresh and await self._refresh():
             claims += await self._take(count - len(claims), began)
+        self._in_vain = 0 if claims else self._in_vain + 1
         self.store.look_again = None
         if len(claims) < count:
             self.store.look_again = await self._when()
@@ -326,7 +336,7 @@ class Turns:
         wait, ready = (await self.store.database.read(lambda run: run(text, me)))[0]
         now = time.monotonic()
         if wait == 0:  # others were faster, or held its lock
-            return now + random.uniform(0, _LOCKED_AGAIN)
+            return now + random.uniform(0, min(_LOCKED_AGAIN * 2.0 ** min(self._in_vain, 10), HELD_AGAIN))
         times = [now + max(wait, _least_wait(self.dim))] if wait is not None else []
         if ready:  # rows held back by what others run, or of a key that is not known yet
             times += [now + HELD_AGAIN, *([] if self._fresh else [max(self._refresh_at, now)])]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..claim import Claim
 from ..gates import LAG_SHARE, Allowed, GateState, Window, allowance, rate_in_force, refill_delay, tokens_now
 from .database import Run
-from .gate_rows import Change, GateRows, Spot
+from .gate_rows import LONGEST, Change, GateRows, Spot
 from .gating import Dimension
 
 if TYPE_CHECKING:
@@ -176,6 +176,10 @@ class _Claim:
         """Lock gate rows, then count what runs, then say how many may start."""
         if not spots:
             return
+        if self.gate_rows.postgres:
+            long = [spot for spot in spots if len(spot[1].encode()) > LONGEST]
+            self._why |= dict.fromkeys(long, Allowed(0, "too long a key"))
+            spots = [spot for spot in spots if spot not in self._why]
         states = self.gate_rows.lock(self.run, spots, wait=wait)
         for dim in dims:
             mine = {key: state for (label, key), state in states.items() if label == dim.label}
@@ -184,7 +188,7 @@ class _Claim:
                 allowed = allowance(dim.group, state, *counts.get(key, (0, 0)))
                 self._states[dim.label, key], self._why[dim.label, key] = state, allowed
                 self._room[dim.label, key] = allowed.most
-        for spot in spots:
+        for spot in (*spots, *self._why):
             self._room.setdefault(spot, 0.0)
 
     def _running(self, dim: Dimension, keys: list[str]) -> dict[str, tuple[int, int]]:

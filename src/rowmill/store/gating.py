@@ -118,6 +118,20 @@ class Dimension:
         return found
 
 
+class LooseShare:
+    """Rows without a key have no turn: they take the room that is left, and this share of it however many keys wait."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def of(self, count: int) -> int:
+        """How many of so many rows are theirs first."""
+        self._owed = min(self._owed, 1.0) + count / 16
+        due = int(self._owed)
+        self._owed -= due
+        return due
+
+
 async def bind_gates(
     binding: Binding, database: Database, statements: Statements, rows: GateRows
 ) -> tuple[Dimension, ...]:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from ..claim import Claim
 from ..gates import LAG_SHARE, SLACK, START_LAG
 from .gate_rows import LONGEST
-from .gating import Dimension
+from .gating import Dimension, LooseShare
 
 if TYPE_CHECKING:
     from .postgres import PostgresLane, PostgresStatements
 
 #: Looking for new keys takes at most this share of the time; forgetting idle ones goes with it, now and then.
-_SHARE, _FORGET_EVERY, _IDLE = 0.05, 30.0, 60.0
+_SHARE, _KEYS_EVERY, _FORGET_EVERY, _IDLE = 0.05, 1.0, 30.0, 60.0
 #: Rows held back by what runs elsewhere are looked for again after this, where no time is known.
 HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
 _NO_LIMIT = "'infinity'::float8"
@@ -136,8 +136,10 @@ class TurnStatements:
 
     # -- statements
 
-    def claim(self) -> str:
-        """$1 how many, $2 the key that was served last, $3 worker where it is asked for."""
+    def claim(self, *, loose: int = 0) -> str:
+        """$1 how many, $2 the key that was served last, $3 worker where it is asked for. ``loose``: for how many
+        rows without a key room is kept.
+        """
         say, dim = self.say, self.dim
         rows, found = say._match("chosen")
         columns = say.names(say.binding.columns)
@@ -171,7 +173,7 @@ class TurnStatements:
     limit least(held.free, $1::bigint)::bigint
     for no key update skip locked
   ) _j
-  limit $1::bigint
+  limit $1::bigint{self._kept_free(loose)}
 ){self._loose(rows)}, chosen as (
   select {rows} from picked{f" union all select {rows} from loose" if dim.nullable else ""}
 ), bump as (
@@ -185,6 +187,14 @@ class TurnStatements:
 )
 select {columns}, _key from taken
 order by {say.order()}"""
+
+    def _kept_free(self, loose: int) -> str:
+        """Room for so many rows without a key, as far as there are any."""
+        if not loose:
+            return ""
+        say = self.say
+        some = f"select 1 from {say.table} where {self.dim.phrase} is null and {say.ready()} limit {loose}"
+        return f" - (select count(*) from ({some}) _e)"
 
     def _loose(self, rows: str) -> str:
         """Rows without a key are not held back; they take the room that is left."""
@@ -282,19 +292,22 @@ class Turns:
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
         #: The key served last; at first anywhere, so that workers do not all begin at the same one.
         self._last = chr(random.randint(32, 126))
-        self._refresh_at = self._forget_at = 0.0
+        self._refresh_at = self._keys_at = self._forget_at = 0.0
         #: Whether new keys were looked for since the last claim that came short.
         self._fresh = False
         #: Claims in a row that got nothing although something was free: somebody holds the rows themselves.
         self._in_vain = 0
+        self._share = LooseShare()
 
     async def claim(self, count: int) -> list[Claim]:
-        """Rows of as many keys as it takes; new keys are looked for where it came short."""
+        """Rows of as many keys as it takes. New keys are looked for where it came short; and now and then where those
+        that are known, or rows without a key, keep it full.
+        """
         began = time.monotonic()
         claims = await self._take(count, began)
         self._fresh = began >= self._refresh_at
-        if len(claims) < count and self._fresh and await self._refresh():
-            claims += await self._take(count - len(claims), began)
+        if self._fresh and (len(claims) < count or began >= self._keys_at) and await self._refresh():
+            claims += await self._take(count - len(claims), began) if len(claims) < count else []
         self._in_vain = 0 if claims else self._in_vain + 1
         self.store.look_again = None
         if len(claims) < count:
@@ -302,7 +315,8 @@ class Turns:
         return claims
 
     async def _take(self, count: int, began: float) -> list[Claim]:
-        text = self.store._text("turns", self.say.claim)
+        loose = self._share.of(count) if self.dim.nullable else 0
+        text = self.store._text(("turns", loose), lambda: self.say.claim(loose=loose))
         values = (count, self._last, *((self.store.worker,) if self._asks_for_worker else ()))
         rows = await self.store.database.write(lambda run: run(text, values))
         self._turn([row[-1] for row in rows if row[-1] is not None])
@@ -323,7 +337,7 @@ class Turns:
         began = time.monotonic()
         found = await self.store.database.write(lambda run: run(self.store._text("keys", self.say.refresh), ()))
         took = time.monotonic() - began
-        self._refresh_at = began + took / _SHARE
+        self._refresh_at, self._keys_at = began + took / _SHARE, began + _KEYS_EVERY
         if began > self._forget_at:
             self._forget_at = began + _FORGET_EVERY * random.uniform(0.7, 1.3)
             await self.store.database.write(lambda run: run(self.store._text("forget", self.say.forget), ()))

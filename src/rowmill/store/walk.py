@@ -18,7 +18,7 @@ from ..claim import Claim
 from ..gates import LAG_SHARE, Allowed, GateState, Window, allowance, rate_in_force, refill_delay, tokens_now
 from .database import Run
 from .gate_rows import LONGEST, Change, GateRows, Spot
-from .gating import Dimension
+from .gating import Dimension, LooseShare
 
 if TYPE_CHECKING:
     from .base import LaneStore
@@ -39,6 +39,7 @@ class Walk:
         self.whole = [dim for dim in dims if dim.phrase is None]
         #: The unit served last, by which of its keys are there.
         self._last: dict[tuple[Dimension, ...], Unit] = {}
+        self.share = LooseShare()
 
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many units as it takes."""
@@ -86,7 +87,13 @@ class _Claim:
         whole = [(dim.label, "") for dim in self.walk.whole]
         self._hold(self.walk.whole, whole, wait=True)
         if all(self._room[spot] > 0 for spot in whole):
-            for present in self.walk.presences():
+            presences = list(self.walk.presences())
+            if len(presences) > 1:
+                whole_count, self.count = self.count, self.walk.share.of(self.count)
+                for present in presences[:0:-1]:
+                    self._walk(present)
+                self.count = whole_count
+            for present in presences:
                 self._walk(present)
         else:
             self._note_wait(whole)

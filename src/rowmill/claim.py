@@ -64,6 +64,8 @@ class Settlement:
     word: str | None = None
     #: The other side asked to be left alone for so long: for everybody, where a gate knows by which key.
     closes: timedelta | None = None
+    #: Its gates have heard of it.
+    heard: bool = False
 
 
 @dataclass(slots=True)

@@ -19,8 +19,9 @@ from .errors import DeclarationError, did_you_mean
 CLASSES = ("transient", "permanent", "rate")
 #: A window is counted in this many cells; one that is partly over still counts whole, so no window is ever exceeded.
 _CELLS = 60
-#: A full bucket begins to refill this much later: a run starts a moment after its row was taken.
-START_LAG = 0.025
+#: A full bucket begins to refill this much later: a run starts a moment after its row was taken. One of a single token
+#: is full whenever it is taken from, and so loses no more than this share of its time.
+START_LAG, LAG_SHARE = 0.025, 0.02
 #: A token that lacks less than this is there: seconds are kept in binary fractions.
 SLACK = 1e-6
 
@@ -295,6 +296,8 @@ class GateState:
 
     key: str = ""
     version: int = 0
+    #: When it was read, by the database, in seconds since 1970.
+    at: float = 0.0
     tokens: float | None = None
     #: Seconds since ``tokens`` was written.
     elapsed: float = 0.0
@@ -389,13 +392,27 @@ def tokens_now(rate: Rate, state: GateState) -> float:
     return min(size, state.tokens + max(state.elapsed, 0.0) * speed)
 
 
-def allowance(group: Group, state: GateState, running: int, mine: int, now: float = 0.0) -> Allowed:
-    """What a key's row lets through; the tightest gate of the group decides. ``now`` in seconds since 1970."""
-    found = [Allowed(math.inf), *allowances(group, state, running, mine, now)]
+def refill_delay(rate: Rate, state: GateState, late: float) -> float:
+    """Seconds after the state was told from which on the bucket refills, where a run may start up to ``late`` after it.
+
+    Counted from when the run starts the bucket must hold no more than its size: what would run over until then is not
+    refilled.
+    """
+    tokens, force = tokens_now(rate, state), rate_in_force(rate, state)
+    if force is None or force[0] <= 0:
+        return 0.0
+    speed, size = force
+    late += START_LAG if size >= 2 else min(START_LAG, LAG_SHARE / speed)
+    return max((tokens - size) / speed + late, 0.0)
+
+
+def allowance(group: Group, state: GateState, running: int, mine: int) -> Allowed:
+    """What a key's row lets through; the tightest gate of the group decides."""
+    found = [Allowed(math.inf), *allowances(group, state, running, mine)]
     return min(found, key=lambda allowed: (allowed.most, -(math.inf if allowed.wait is None else allowed.wait)))
 
 
-def allowances(group: Group, state: GateState, running: int, mine: int, now: float = 0.0) -> list[Allowed]:
+def allowances(group: Group, state: GateState, running: int, mine: int) -> list[Allowed]:
     """The same, gate by gate."""
     found = []
     if (left := state.paused_for) is not None and left > 0:
@@ -415,9 +432,9 @@ def allowances(group: Group, state: GateState, running: int, mine: int, now: flo
     if group.rate is not None:
         found.append(_rate_allows(group.rate, state))
     if group.pace is not None:
-        window = Window.read(group.pace.seconds, state.cells, now)
+        window = Window.read(group.pace.seconds, state.cells, state.at)
         left = max(group.pace.n - math.ceil(window.used), 0)
-        found.append(Allowed(left, "pace", window.wait(1, group.pace.n, now)))
+        found.append(Allowed(left, "pace", window.wait(1, group.pace.n, state.at)))
     return found
 
 
@@ -427,7 +444,8 @@ def _rate_allows(rate: Rate, state: GateState) -> Allowed:
         return Allowed(math.floor(tokens + SLACK) if tokens < math.inf else math.inf, "rate")
     force = rate_in_force(rate, state)
     assert force is not None
-    return Allowed(0, "rate", (1 - tokens) / force[0] if force[0] > 0 else None)
+    put_off = max(-state.elapsed, 0.0)
+    return Allowed(0, "rate", put_off + (1 - tokens) / force[0] if force[0] > 0 else None)
 
 
 # -- what a gate learns from how runs ended
@@ -470,13 +488,17 @@ def learn(group: Group, state: GateState, ends: Iterable[Ended]) -> Learned:
             delay = found.values.get("delay", before)
             failed = bool(end.word)
             found.values["delay"] = adaptive.after(delay, end.seconds, refused=end.word == "rate", failed=failed)
+    if group.breaker is not None:
+        # One that opened and closed again within these has not turned.
+        stands = found.values.get("streak", state.streak) >= group.breaker.failures
+        found.opened = found.opened and stands
+        found.shut = state.streak >= group.breaker.failures and not stands
     return found
 
 
 def _learn_breaker(breaker: Breaker, state: GateState, end: Ended, found: Learned) -> None:
     streak = found.values.get("streak", state.streak)
     if not end.word:
-        found.shut = found.shut or streak >= breaker.failures
         found.values |= {"streak": 0, "open_until": None, "last_success_at": 0.0}
         return
     if not breaker.counted(end.word, end.cause):

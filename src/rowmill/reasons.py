@@ -143,8 +143,8 @@ class Answer:
 
 
 #: What is asked first when nothing else decides. A reason without an end goes before all others.
-_ORDER = ("attempts", "ready", "where", "not_served", "environment_paused", "lane_paused", "key_paused", "no_worker",
-          "run_after", "untouched_for", "closed", "breaker", "concurrency", "process_concurrency", "probe", "rate",
+_ORDER = ("attempts", "ready", "version", "where", "not_served", "environment_paused", "lane_paused", "key_paused",
+          "no_worker", "run_after", "untouched_for", "closed", "breaker", "concurrency", "process_concurrency", "probe", "rate",
           "pace", "capacity", "above", "locked", "line")  # fmt: skip
 _BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")
 
@@ -261,7 +261,7 @@ def _held(gate: GateFacts) -> list[Allowed]:
     """The gates of a group that let nothing through; a limit of each process only where no live one has room."""
 
     def closed(mine: int) -> list[Allowed]:
-        return [a for a in allowances(gate.group, gate.state, gate.running, mine, gate.now) if a.most <= 0]
+        return [a for a in allowances(gate.group, gate.state, gate.running, mine) if a.most <= 0]
 
     tries = [closed(mine) for mine in gate.by_process.values()] or [closed(0)]
     return min(tries, key=len)

@@ -170,7 +170,7 @@ def _written(given: Mapping[str, str], dim: Dimension) -> dict[str, Any]:
                     amount = -1.0
                 if not 0 <= amount < math.inf:
                     raise UsageError(f"tokens={text!r} is not a number", hint="tokens=10")
-                found |= {"tokens": amount, "refilled_at": 0.0}
+                found["tokens"] = amount
             case "delay":
                 assert dim.group.rate is not None
                 if dim.group.rate.adaptive is None:

@@ -205,6 +205,8 @@ class LaneStore:
         locks for its own short length what was ready when it began to look.
         """
         try:
+            if self.notes is not None:
+                await self.notes.hear(batch)
             report = await self._settle_batch(batch)
             for pause in _LOCKED_PAUSES:
                 if not report.locked:

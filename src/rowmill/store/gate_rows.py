@@ -20,17 +20,19 @@ Spot = tuple[str, str]  # dim, key
 #: A pause without an end: seconds further off than any end that was meant, and what then stands in the row.
 ENDLESS = 1e11
 _ENDLESS_FROM, _NEVER = 3e10, "9999-12-31 00:00:00"
+#: Bytes of a key beyond which no index of PostgreSQL takes it: its rows are not let through, and hold nobody else up.
+LONGEST = 2000
 _FORMAT = "'%Y-%m-%d %H:%M:%f'"
 #: What may be written: plainly, or as a time so many seconds from now.
 _PLAIN = {"tokens": "double precision", "delay": "double precision", "cells": "text", "streak": "integer",
           "reason": "text", "most": "integer"}  # fmt: skip
-_TIMES = ("refilled_at", "open_until", "closed_until", "paused_until", "paused_at", "last_success_at",
+_TIMES = ("open_until", "closed_until", "paused_until", "paused_at", "last_success_at",
           "last_failure_at", "touched_at")  # fmt: skip
 
 
 @dataclass
 class Change:
-    """What is to stand in a gate's row. Times are seconds from now; None empties the column."""
+    """What is to stand in a gate's row; None empties it. Times are seconds from now, ``refilled_at`` since 1970."""
 
     dim: str
     key: str
@@ -48,26 +50,33 @@ class GateRows:
     # -- time, told by the database
 
     def now(self) -> str:
-        """The database's time, as these rows hold it."""
+        """The database's time, as these rows hold it: on PostgreSQL when the transaction began."""
         shift = self.clock.shift.total_seconds()
         if self.postgres:
             return f"(now() + interval '{shift} seconds')" if shift else "now()"
-        moved = f", '{shift:+} seconds'" if shift else ""
-        return f"strftime({_FORMAT}, 'now'{moved})"
+        return f"strftime({_FORMAT}, 'now', '{shift:+} seconds')"
+
+    def present(self) -> str:
+        """The time as it goes on within a transaction, which may have waited for a lock."""
+        return self.now().replace("now()", "clock_timestamp()")
 
     def until(self, column: str) -> str:
-        """Seconds from now to a column's time; negative where it is past."""
+        """Seconds from the present to a column's time; negative where it is past."""
         if self.postgres:
-            return f"extract(epoch from {column} - {self.now()})::float8"
-        return f"(julianday({column}) - julianday({self.now()})) * 86400.0"
+            return f"extract(epoch from {column} - {self.present()})::float8"
+        return f"(julianday({column}) - julianday({self.present()})) * 86400.0"
 
     def after(self, seconds: str) -> str:
-        """The time so many seconds (an SQL expression) from now."""
+        """The time so many seconds (an SQL expression) from the present."""
         if self.postgres:
-            return f"{self.now()} + {seconds} * interval '1 second'"
-        shift = self.clock.shift.total_seconds()
-        moved = f", '{shift:+} seconds'" if shift else ""
-        return f"strftime({_FORMAT}, 'now'{moved}, ({seconds}) || ' seconds')"
+            return f"{self.present()} + {seconds} * interval '1 second'"
+        return f"strftime({_FORMAT}, {self.present()}, ({seconds}) || ' seconds')"
+
+    def _epoch(self) -> str:
+        """The present in seconds since 1970."""
+        if self.postgres:
+            return f"extract(epoch from {self.present()})::float8"
+        return f"(julianday({self.present()}) - 2440587.5) * 86400.0"
 
     def endless(self) -> str:
         """The condition for a pause that has no end."""
@@ -79,10 +88,8 @@ class GateRows:
         return math.inf if seconds > _ENDLESS_FROM else seconds
 
     def epoch(self, run: Run) -> float:
-        """The database's time in seconds since 1970."""
-        if self.postgres:
-            return float(run(f"select extract(epoch from {self.now()})::float8", ())[0][0])
-        return float(run(f"select (julianday({self.now()}) - 2440587.5) * 86400.0", ())[0][0])
+        """The database's present time in seconds since 1970."""
+        return float(run(f"select {self._epoch()}", ())[0][0])
 
     def literal(self, text: str) -> str:
         """Text as SQL."""
@@ -94,16 +101,17 @@ class GateRows:
         """What ``state`` is made from; ``g`` is the row's alias with a dot."""
         times = [self.until(g + name) for name in ("refilled_at", "open_until", "closed_until", "paused_until")]
         plain = [g + name for name in ("dim", "key", "version", "tokens", "delay", "streak", "reason", "most", "cells")]
-        return ", ".join([*plain, *times])
+        return ", ".join([*plain, *times, self._epoch()])
 
     @staticmethod
     def state(row: Sequence[Any]) -> tuple[Spot, GateState]:
         """A row of ``fields``, as words."""
-        dim, key, version, tokens, delay, streak, reason, most, cells, refilled, opened, closed, paused = row
+        dim, key, version, tokens, delay, streak, reason, most, cells, refilled, opened, closed, paused, at = row
         paused = GateRows.left(paused) if paused is not None else None
         state = GateState(
             key=key,
             version=version,
+            at=at,
             tokens=tokens,
             elapsed=-refilled if refilled is not None else 0.0,
             delay=delay,
@@ -195,11 +203,13 @@ where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""
             if name in _PLAIN:
                 parts.append(f"{name} = {mark}")
             else:
-                assert name in _TIMES, name
+                assert name in (*_TIMES, "refilled_at"), name
                 parts.append(f"{name} = case when {mark} is null then null else {self._moment(name, mark)} end")
         return ", ".join(parts)
 
     def _moment(self, name: str, mark: str) -> str:
+        if name == "refilled_at":  # of the very moment at which its tokens were told
+            return f"to_timestamp({mark})" if self.postgres else f"strftime({_FORMAT}, {mark}, 'unixepoch')"
         if name != "paused_until":
             return self.after(mark)
         never = f"timestamptz '{_NEVER}Z'" if self.postgres else f"'{_NEVER}'"

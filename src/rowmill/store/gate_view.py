@@ -128,7 +128,7 @@ class LaneGates:
         return shown[:limit]
 
     def _keys(self, run: Run, dim: Dimension, key: str | None) -> list[KeyView]:
-        rows, now = self.rows, self.rows.epoch(run)
+        rows = self.rows
         counts = self.running(run, dim)
         if dim.phrase is None:
             wanted = [""]
@@ -144,7 +144,7 @@ class LaneGates:
         for key, state in dim.overlay(run, states).items():
             running = counts.get(key, 0)
             # Whether a process of its own has room is for that process to say.
-            allowed = [a for a in allowances(dim.group, state, running, 0, now) if "of this process" not in a.why]
+            allowed = [a for a in allowances(dim.group, state, running, 0) if "of this process" not in a.why]
             found.append(KeyView(dim, key, state, running, tuple(allowed)))
         return found
 
@@ -198,6 +198,8 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
                 for name in ("last_success_at", "last_failure_at"):  # those are the user's own history
                     learned.values.pop(name, None)
                 Notes(self.view.store, [dim], self.rows).write_own(run, dim, key, learned)
+            if learned.values.get("tokens") is not None:
+                learned.values["refilled_at"] = self.rows.epoch(run)
             changes.append(Change(dim.label, key, learned.values))
         self.rows.write(run, changes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,9 @@ from .binding import Binding, reflect_table, table_name
 from .database import Database, Run
 from .gate_rows import GateRows
 from .statements import Statements
+
+#: Types of which equal values may be written differently (1.0 and 1.00), or one value by two sessions.
+_LOOSE = ("numeric", "float4", "float8", "interval", "timestamptz", "jsonb", "citext", "record")
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,20 @@ class Dimension:
         return found
 
 
+class LooseShare:
+    """Rows without a key have no turn: they take the room that is left, and this share of it however many keys wait."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def of(self, count: int) -> int:
+        """How many of so many rows are theirs first."""
+        self._owed = min(self._owed, 1.0) + count / 16
+        due = int(self._owed)
+        self._owed -= due
+        return due
+
+
 async def bind_gates(
     binding: Binding, database: Database, statements: Statements, rows: GateRows
 ) -> tuple[Dimension, ...]:
@@ -152,7 +170,7 @@ async def _key(
     phrase, nullable = key_phrase(binding, statements, by), by not in binding.table.c or binding.nullable(by)
     # The database reads the expression, and says of what type it is, without looking at a row.
     probe = f"(select {phrase} from {statements.table} limit 0)"
-    collation = None
+    kind, collation = "", None
     try:
         if postgres:
             kind = (await database.read(lambda run: run(f"select pg_typeof({probe})::text", ())))[0][0]
@@ -162,6 +180,7 @@ async def _key(
         # Keys are compared and put in order, which not every type can be.
         order = f"select 1 from {statements.table} where {phrase} > {phrase} limit 0"
         await database.read(lambda run: run(order, ()))
+        loose = await database.read(lambda run: _loosely_written(run, phrase, statements.table, kind, collation))
     except Refused as error:
         if by in binding.lane.fills:
             raise DeclarationError(
@@ -171,11 +190,34 @@ async def _key(
             f"{where}: by={by!r} cannot be a gate's key: {error.message}",
             hint=f"one of the columns {', '.join(binding.columns)}, or SQL over them that gives text or a number",
         ) from error
+    fixed = by in binding.table.c and re.fullmatch(r"numeric\(.*\)", binding.sql_types[by]) is not None
+    if loose and not fixed:
+        raise DeclarationError(
+            f"{where}: by={by!r} cannot be a gate's key: equal values of it may be written differently",
+            hint='SQL that gives each one form: "lower(domain::text)", "trim_scale(amount)::text"',
+        )
     if not postgres:
         return phrase, "", nullable
     kind = "bpchar" if kind == "character" else kind
     # The gate's key has an order of its own; without the column's no index on the column could be used.
     return phrase, f"{kind} collate {collation}" if collation else kind, nullable
+
+
+def _loosely_written(run: Run, phrase: str, table: str, kind: str, collation: str | None) -> bool:
+    """Whether equal keys may be written differently: each would have a gate's row, and a limit, of its own."""
+    if not kind:  # SQLite
+        return bool(
+            run(f"select k = 'A' from (select {phrase} as k from {table} where 0 union all select 'a')", ())[0][0]
+        )
+    if collation is not None:
+        exact = "select collisdeterministic from pg_collation where oid = $1::text::regcollation"
+        if not run(exact, (collation,))[0][0]:
+            return True
+    text = """select b.typname, e.typname from pg_type t
+join pg_type b on b.oid = case when t.typbasetype <> 0 then t.typbasetype else t.oid end
+left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
+where t.oid = $1::text::regtype"""
+    return any(name in _LOOSE for name in run(text, (kind,))[0])
 
 
 async def _foreign(

@@ -47,9 +47,29 @@ class Notes:
         #: Whether the next start may depend on how a run ended.
         self.decides = bool(minded)
         self._successes: dict[Spot, float] = {}
+        self._turned: list[Turned] = []
+
+    async def hear(self, settlements: Sequence[Settlement]) -> None:
+        """Where some failed, learn before they are written: from then on others may start in their place, and must not
+        where this was the one too many. Whether the claims still hold is no matter: the runs did fail.
+        """
+        fresh = [s for s in settlements if not s.heard]
+        if any(s.kind != "done" and (s.word or s.closes is not None) for s in fresh):
+            self._turned += await self._note(fresh)
 
     async def note(self, settlements: Sequence[Settlement]) -> list[Turned]:
-        """Learn from these, in this order; what turned by it."""
+        """Learn from the rest of these, in this order; what turned since the last time."""
+        self._turned += await self._note([s for s in settlements if not s.heard])
+        turned, self._turned = self._turned, []
+        return turned
+
+    async def _note(self, settlements: Sequence[Settlement]) -> list[Turned]:
+        turned = await self._learn_from(settlements)
+        for settlement in settlements:
+            settlement.heard = True
+        return turned
+
+    async def _learn_from(self, settlements: Sequence[Settlement]) -> list[Turned]:
         ends: dict[Spot, list[Ended]] = {}
         for settlement in settlements:
             word = "" if settlement.kind == "done" else settlement.word
@@ -107,7 +127,7 @@ class Notes:
             learned = learn(dim.group, state, ends[spot])
             if learned.opened or learned.shut:
                 streak = learned.values.get("streak", state.streak)
-                turned.append(Turned(*spot, learned.values.get("open_until") is not None, streak))
+                turned.append(Turned(*spot, learned.opened, streak))
             if dim.breaker is not None:
                 self.write_own(run, dim, spot[1], learned)
             if learned.values:

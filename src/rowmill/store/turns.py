@@ -16,14 +16,15 @@ import time
 from typing import TYPE_CHECKING
 
 from ..claim import Claim
-from ..gates import SLACK, START_LAG
-from .gating import Dimension
+from ..gates import LAG_SHARE, SLACK, START_LAG
+from .gate_rows import LONGEST
+from .gating import Dimension, LooseShare
 
 if TYPE_CHECKING:
     from .postgres import PostgresLane, PostgresStatements
 
 #: Looking for new keys takes at most this share of the time; forgetting idle ones goes with it, now and then.
-_SHARE, _FORGET_EVERY, _IDLE = 0.05, 30.0, 60.0
+_SHARE, _KEYS_EVERY, _FORGET_EVERY, _IDLE = 0.05, 1.0, 30.0, 60.0
 #: Rows held back by what runs elsewhere are looked for again after this, where no time is known.
 HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
 _NO_LIMIT = "'infinity'::float8"
@@ -38,8 +39,10 @@ class TurnStatements:
 
     # -- how many of a key may go
 
-    def _counted(self) -> str:
+    def _counted(self, me: str) -> str:
         """All running rows, counted by key in one step: a document, in which each key is then looked up.
+
+        ``me`` is SQL for the worker.
 
         Not key by key: where few rows run when a table is analysed, the planner takes any index on running rows for
         as good as the one by key, and reads all of them for each.
@@ -49,13 +52,13 @@ class TurnStatements:
         inner = [f"{phrase}::text as key", "count(*) as n"]
         if self.group.process is not None:
             counted.append("jsonb_object_agg(_c.key, _c.mine) as mine")
-            inner.append(f"count(*) filter (where {say.name(say.roles['worker'])} = $3::text) as mine")
+            inner.append(f"count(*) filter (where {say.name(say.roles['worker'])} = {me}) as mine")
         return f"""running as materialized (
   select {", ".join(counted)} from (
     select {", ".join(inner)} from {say.table}
     where {say.running()} and {phrase} is not null group by 1
   ) _c
-), """
+)"""
 
     def _running(self, of: str = "n") -> str:
         return f"coalesce(((select {of} from running) ->> _g.key)::bigint, 0)"
@@ -146,14 +149,17 @@ class TurnStatements:
     select {phrase} as key {ready} and {phrase} > {name}.key order by {phrase} limit 1) _n
 )"""
 
-    def claim(self, *, begun: bool = False) -> str:
-        """$1 how many, $2 the key that was served last where there is one, then worker where it is asked for."""
+    def claim(self, *, begun: bool = False, loose: int = 0) -> str:
+        """$1 how many, $2 the key that was served last where there is one, then worker where it is asked for.
+        ``loose``: for how many rows without a key room is kept.
+        """
         say, dim, phrase = self.say, self.dim, self.dim.phrase
         rows, found = say._match("chosen")
         columns = say.names(say.binding.columns)
         tokens, kept = "", ""
         if self.group.rate is not None:
-            tokens, kept = ", _t.tokens, _t.tokens >= _s.size as filled", ", held.tokens, held.filled"
+            tokens = ", _t.tokens, _s.speed, _s.size"
+            kept = ", held.tokens as _tokens, held.speed as _speed, held.size as _size"
         # From the key served last, and then around.
         last, walks = f"$2::text::{dim.kind}", [self._walk("ahead", f"{phrase} is not null", 1)]
         if begun:
@@ -162,7 +168,9 @@ class TurnStatements:
                 self._walk("around", f"{phrase} <= {last}", 1_000_000_000),
             ]
         keys = "select * from ahead" + (" union all select * from around" if begun else "")
-        text = f"""with recursive {self._counted() if self._counts else ""}{", ".join(walks)}, turns as materialized (
+        me = "$3::text" if begun else "$2::text"
+        walks[:0] = [self._counted(me)] if self._counts else []
+        return f"""with recursive {", ".join(walks)}, turns as materialized (
   -- read as the snapshot has it, and only as far as needed
   select _g.key, _g.version, _x.free, _k.turn{tokens}
   from ({keys}) _k
@@ -176,29 +184,36 @@ class TurnStatements:
     for no key update skip locked
   ) _l
 ), picked as materialized (
-  select _j.*, held.spot, held.key as _key, held.turn{kept} from held cross join lateral (
+  select _j.*, held.spot as _spot, held.key as _key, held.turn as _turn{kept} from held cross join lateral (
     select {rows} from {say.table}
     where {dim.within("held.key")} and {say.ready()}
     order by {dim.phrase}, {say.order()}
     limit least(held.free, $1::bigint)::bigint
     for no key update skip locked
   ) _j
-  limit $1::bigint
+  limit $1::bigint{self._kept_free(loose)}
 ){self._loose(rows)}, chosen as (
   select {rows} from picked{f" union all select {rows} from loose" if dim.nullable else ""}
 ), bump as (
   update {self.table} _g set {self._bumped()}
-  where _g.ctid = any(array(select spot from picked))
+  where _g.ctid = any(array(select _spot from picked))
 ), taken as (
   update {say.table} set
-    {say.assignments(say.claim_set("$3::text"))}
+    {say.assignments(say.claim_set(me))}
   where {found}
   returning {columns}, {dim.phrase}::text as _key
 )
-select {say.names(say.binding.columns, "taken.")}, _p.turn, taken._key from taken
-left join (select distinct _key, turn from picked) _p on _p._key = taken._key
+select {say.names(say.binding.columns, "taken.")}, _p._turn, taken._key from taken
+left join (select distinct _key, _turn from picked) _p on _p._key = taken._key
 order by {say.order("taken.")}"""
-        return text if begun else text.replace("$3::text", "$2::text")
+
+    def _kept_free(self, loose: int) -> str:
+        """Room for so many rows without a key, as far as there are any."""
+        if not loose:
+            return ""
+        say = self.say
+        some = f"select 1 from {say.table} where {self.dim.phrase} is null and {say.ready()} limit {loose}"
+        return f" - (select count(*) from ({some}) _e)"
 
     def _loose(self, rows: str) -> str:
         """Rows without a key are not held back; they take the room that is left."""
@@ -217,10 +232,14 @@ order by {say.order("taken.")}"""
         now = self.say.plain_now()
         parts = ["version = _g.version + 1", f"touched_at = {now}"]
         if self.group.rate is not None:
-            mine = "from picked where spot = _g.ctid"
-            parts.append(f"tokens = (select nullif(min(tokens) - count(*), 'infinity') {mine})")
-            late = f"(select case when bool_and(filled) then interval '{START_LAG} seconds' else '0' end {mine})"
-            parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {late}")
+            mine = "from picked where _spot = _g.ctid"
+            parts.append(f"tokens = (select nullif(min(_tokens) - count(*), 'infinity') {mine})")
+            # As refill_delay has it. This step runs last, so that the time it reads is none before a row's claimed_at.
+            late = f"extract(epoch from {now.replace('now()', 'clock_timestamp()')} - {now})::float8"
+            lag = f"case when _size >= 2 then {START_LAG} else least({START_LAG}, {LAG_SHARE} / nullif(_speed, 0)) end"
+            delay = f"greatest(min((_tokens - _size) / nullif(_speed, 0) + {late} + {lag}), 0) * interval '1 second'"
+            delay = f"(select case when min(_speed) > 0 then {delay} else '0' end {mine})"
+            parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {delay}")
         return ", ".join(parts)
 
     def refresh(self) -> str:
@@ -235,7 +254,8 @@ order by {say.order("taken.")}"""
 )
 insert into {self.table} (lane, dim, key, touched_at)
 select {_text(say.lane.name)}, {_text(self.dim.label)}, k.key::text, {say.plain_now()} from k
-where k.key is not null and not exists (select 1 from {self.table} _g where {self.where} and _g.key = k.key::text)
+where octet_length(k.key::text) <= {LONGEST}
+  and not exists (select 1 from {self.table} _g where {self.where} and _g.key = k.key::text)
 on conflict do nothing
 returning 1"""
 
@@ -244,7 +264,7 @@ returning 1"""
         say, now = self.say, self.say.plain_now()
         refilled = ""
         if self.group.rate is not None:
-            refilled = f" and (_g.tokens is null or _g.refilled_at < {now} - interval '1 hour')"
+            refilled = f"\n  and (select _t.tokens >= _s.size from (select 1) _o{self._tokens()})"
         return f"""delete from {self.table} _g
 where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refilled}
   and _g.streak = 0 and _g.most is null and _g.delay is null and _g.last_failure_at is null
@@ -266,13 +286,13 @@ where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refill
             waits.append(f"(select {own.until(names.open_until)} from {own.table} where {own.of('_g.key')})")
         if group.rate is not None:
             tokens = self._tokens()
-            waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {SLACK}")
+            put_off = f"greatest(extract(epoch from _g.refilled_at - {now})::float8, 0)"
+            waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {put_off} + {SLACK}")
         wait = f"greatest({', '.join(waits)})"
         free = f"""select 0 from {self.table} _g{self._states()}
   cross join lateral ({self._first("_g.key")}) _y where {self.where} and {self._open()} limit 1"""
-        free = free.replace("$3::text", "$1::text")
-        counted = f"with {self._counted().rstrip(', ')}\n" if self._counts else ""
-        return f"""{counted.replace("$3::text", "$1::text")}select coalesce(({free}), (
+        counted = f"with {self._counted('$1::text')}\n" if self._counts else ""
+        return f"""{counted}select coalesce(({free}), (
   select _w.wait from (
     select _g.key, {wait} as wait from {self.table} _g{tokens}
     where {self.where} and {wait} > 0 order by 2
@@ -291,25 +311,31 @@ class Turns:
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
         #: The key served last.
         self._last: str | None = None
-        self._refresh_at = self._forget_at = 0.0
+        self._refresh_at = self._keys_at = self._forget_at = 0.0
         #: Whether new keys were looked for since the last claim that came short.
         self._fresh = False
+        #: Claims in a row that got nothing although something was free: somebody holds the rows themselves.
+        self._in_vain = 0
+        self._share = LooseShare()
 
     async def claim(self, count: int) -> list[Claim]:
-        """Rows of as many keys as it takes; new keys are looked for where it came short."""
+        """Rows of as many keys as it takes. New keys are looked for where it came short; and now and then where those
+        that are known, or rows without a key, keep it full.
+        """
         began = time.monotonic()
         claims = await self._take(count, began)
         self._fresh = began >= self._refresh_at
-        if len(claims) < count and self._fresh and await self._refresh():
-            claims += await self._take(count - len(claims), began)
+        if self._fresh and (len(claims) < count or began >= self._keys_at) and await self._refresh():
+            claims += await self._take(count - len(claims), began) if len(claims) < count else []
+        self._in_vain = 0 if claims else self._in_vain + 1
         self.store.look_again = None
         if len(claims) < count:
             self.store.look_again = await self._when()
         return claims
 
     async def _take(self, count: int, began: float) -> list[Claim]:
-        begun = self._last is not None
-        text = self.store._text(("turns", begun), lambda: self.say.claim(begun=begun))
+        begun, loose = self._last is not None, self._share.of(count) if self.dim.nullable else 0
+        text = self.store._text(("turns", begun, loose), lambda: self.say.claim(begun=begun, loose=loose))
         values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
         rows = await self.store.database.write(lambda run: run(text, tuple(values)))
         served = [row for row in rows if row[-2] is not None]
@@ -324,7 +350,7 @@ class Turns:
         began = time.monotonic()
         found = await self.store.database.write(lambda run: run(self.store._text("keys", self.say.refresh), ()))
         took = time.monotonic() - began
-        self._refresh_at = began + took / _SHARE
+        self._refresh_at, self._keys_at = began + took / _SHARE, began + _KEYS_EVERY
         if began > self._forget_at:
             self._forget_at = began + _FORGET_EVERY * random.uniform(0.7, 1.3)
             await self.store.database.write(lambda run: run(self.store._text("forget", self.say.forget), ()))
@@ -337,7 +363,7 @@ class Turns:
         wait, ready = (await self.store.database.read(lambda run: run(text, me)))[0]
         now = time.monotonic()
         if wait == 0:  # others were faster, or held its lock
-            return now + random.uniform(0, _LOCKED_AGAIN)
+            return now + random.uniform(0, min(_LOCKED_AGAIN * 2.0 ** min(self._in_vain, 10), HELD_AGAIN))
         times = [now + max(wait, _least_wait(self.dim))] if wait is not None else []
         if ready:  # rows held back by what others run, or of a key that is not known yet
             times += [now + HELD_AGAIN, *([] if self._fresh else [max(self._refresh_at, now)])]

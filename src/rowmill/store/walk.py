@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..claim import Claim
-from ..gates import START_LAG, Allowed, GateState, Window, allowance, rate_in_force, tokens_now
+from ..gates import LAG_SHARE, Allowed, GateState, Window, allowance, rate_in_force, refill_delay, tokens_now
 from .database import Run
-from .gate_rows import Change, GateRows, Spot
-from .gating import Dimension
+from .gate_rows import LONGEST, Change, GateRows, Spot
+from .gating import Dimension, LooseShare
 
 if TYPE_CHECKING:
     from .base import LaneStore
@@ -39,6 +39,7 @@ class Walk:
         self.whole = [dim for dim in dims if dim.phrase is None]
         #: The unit served last, by which of its keys are there.
         self._last: dict[tuple[Dimension, ...], Unit] = {}
+        self.share = LooseShare()
 
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many units as it takes."""
@@ -67,7 +68,6 @@ class _Claim:
         self.rows: list[tuple[dict[str, str], Any]] = []
         self.wait: float | None = None
         self._walked = 0
-        self._now = 0.0
         self._room: dict[Spot, float] = {}
         self._why: dict[Spot, Allowed] = {}
         self._states: dict[Spot, GateState] = {}
@@ -83,12 +83,17 @@ class _Claim:
         """Walk until there is enough, or nothing more."""
         if not self.run(f"select 1 where {self.say.unpaused()}", ()):
             return self
-        self._now = self.gate_rows.epoch(self.run)
         # The whole lane's row is the first in order, and is waited for: a claim that left it out could take nothing.
         whole = [(dim.label, "") for dim in self.walk.whole]
         self._hold(self.walk.whole, whole, wait=True)
         if all(self._room[spot] > 0 for spot in whole):
-            for present in self.walk.presences():
+            presences = list(self.walk.presences())
+            if len(presences) > 1:
+                whole_count, self.count = self.count, self.walk.share.of(self.count)
+                for present in presences[:0:-1]:
+                    self._walk(present)
+                self.count = whole_count
+            for present in presences:
                 self._walk(present)
         else:
             self._note_wait(whole)
@@ -167,7 +172,7 @@ class _Claim:
         """This very claim took what there was: when the next comes."""
         group = next(dim.group for dim in (*self.walk.keyed, *self.walk.whole) if dim.label == spot[0])
         if group.rate is not None and (force := rate_in_force(group.rate, self._states[spot])) and force[0] > 0:
-            return min(1.0 / force[0], HELD_AGAIN)
+            return min((1.0 + LAG_SHARE) / force[0], HELD_AGAIN)
         if group.pace is not None:
             return min(group.pace.seconds, HELD_AGAIN)
         return HELD_AGAIN
@@ -178,15 +183,19 @@ class _Claim:
         """Lock gate rows, then count what runs, then say how many may start."""
         if not spots:
             return
+        if self.gate_rows.postgres:
+            long = [spot for spot in spots if len(spot[1].encode()) > LONGEST]
+            self._why |= dict.fromkeys(long, Allowed(0, "too long a key"))
+            spots = [spot for spot in spots if spot not in self._why]
         states = self.gate_rows.lock(self.run, spots, wait=wait)
         for dim in dims:
             mine = {key: state for (label, key), state in states.items() if label == dim.label}
             counts = self._running(dim, list(mine))
             for key, state in dim.overlay(self.run, mine).items():
-                allowed = allowance(dim.group, state, *counts.get(key, (0, 0)), self._now)
+                allowed = allowance(dim.group, state, *counts.get(key, (0, 0)))
                 self._states[dim.label, key], self._why[dim.label, key] = state, allowed
                 self._room[dim.label, key] = allowed.most
-        for spot in spots:
+        for spot in (*spots, *self._why):
             self._room.setdefault(spot, 0.0)
 
     def _running(self, dim: Dimension, keys: list[str]) -> dict[str, tuple[int, int]]:
@@ -215,24 +224,24 @@ cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
 
     def _write(self) -> None:
         changes = []
-        for dim in (*self.walk.whole, *self.walk.keyed):
-            for (label, key), used in self._used.items():
-                if label != dim.label or not used:
-                    continue
-                change, state = Change(label, key, {"touched_at": 0.0}), self._states[label, key]
-                if (rate := dim.group.rate) is not None:
-                    tokens = tokens_now(rate, state)
-                    if tokens < math.inf:
-                        force = rate_in_force(rate, state)
-                        full = force is not None and tokens >= force[1]
-                        # A refill that was put off, or that another clock reading had further on, stays there.
-                        late = max(-state.elapsed, 0.0) + (START_LAG if full else 0.0)
-                        change.values |= {"tokens": tokens - used, "refilled_at": late}
-                if (pace := dim.group.pace) is not None:
-                    window = Window.read(pace.seconds, state.cells, self._now)
-                    window.add(used, self._now)
-                    change.values["cells"] = window.text()
-                changes.append(change)
+        groups = {dim.label: dim.group for dim in (*self.walk.whole, *self.walk.keyed)}
+        taken = {spot: used for spot, used in self._used.items() if used}
+        timed = any(groups[label].rate or groups[label].pace for label, _ in taken)
+        # When the rows are taken, and so none before their claimed_at.
+        now = self.gate_rows.epoch(self.run) if timed else 0.0
+        for (label, key), used in sorted(taken.items()):
+            change, state = Change(label, key, {"touched_at": 0.0}), self._states[label, key]
+            if (rate := groups[label].rate) is not None:
+                tokens = tokens_now(rate, state)
+                if tokens < math.inf:
+                    # A refill that was put off, or that another clock reading had further on, stays there.
+                    delay = max(-state.elapsed, 0.0) + refill_delay(rate, state, now - state.at)
+                    change.values |= {"tokens": tokens - used, "refilled_at": state.at + delay}
+            if (pace := groups[label].pace) is not None:
+                window = Window.read(pace.seconds, state.cells, state.at)
+                window.add(used, now)
+                change.values["cells"] = window.text()
+            changes.append(change)
         self.gate_rows.write(self.run, changes)
 
     # -- the lane's rows

@@ -1,0 +1,99 @@
+"""Many connections on few keys of PostgreSQL: the limit is exact, and only because of what makes it so.
+
+Each claimer counts the running rows of the keys it took right after its commit. Nobody else can have added to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import gated
+from databases import Db
+from rowmill import Concurrency, Mill
+from rowmill.claim import Settlement
+from rowmill.store.turns import TurnStatements
+from rowmill.store.walk import _Claim
+from rowmill.testing import Kit
+
+KEYS, LIMIT, CLAIMERS = 4, 2, 5
+GATES: dict[str, list[Any]] = {
+    "turns": [Concurrency(LIMIT, by="domain")],
+    "walk": [Concurrency(LIMIT, by="domain"), Concurrency(1000, by="source_id")],
+}
+
+
+@pytest.fixture(params=GATES)
+def way(request: pytest.FixtureRequest) -> str:
+    """One statement; and the transaction of several."""
+    return str(request.param)
+
+
+async def hammer(db: Db, gates: list[Any], *, rounds: int, seconds: float) -> tuple[int, int]:
+    """Claim and give back in turns; how many were claimed, and the most rows of a key seen running. Ends early where
+    the limit is seen broken.
+    """
+    gated.make(db)
+    for source in range(3):
+        gated.fill(db, [f"d{n % KEYS}" for n in range(10 * KEYS)], source_id=source)
+    count = "select domain, count(*) from pages where status = 'running' group by 1"
+    taken, most, deadline = 0, 0, time.monotonic() + seconds
+
+    async def claimer(kit: Kit) -> None:
+        nonlocal taken, most
+        store = await kit.store()
+        while taken < rounds and most <= LIMIT and time.monotonic() < deadline:
+            claims = await store.claim(4)
+            running = dict(await store.database.read(lambda run: run(count, ())))
+            taken += len(claims)
+            keys = {claim.gates["domain"] for claim in claims if claim.gates}
+            most = max([most, *(running.get(key, 0) for key in keys)])
+            report = await store.settle([Settlement(claim, "release") for claim in claims])
+            assert len(report.written) == len(claims)
+
+    async with AsyncExitStack() as stack:
+        kits = []
+        for n in range(CLAIMERS):
+            mill = Mill(db.url)
+            gated.lane(mill, gates=gates)
+            kits.append(await stack.enter_async_context(Kit(mill, worker_id=f"w{n}")))
+        await kits[0].store()  # makes rowmill's tables, before the others look for them
+        await asyncio.gather(*(claimer(kit) for kit in kits))
+    return taken, most
+
+
+async def test_the_limit_holds_under_a_hammer(pg: Db, way: str) -> None:
+    """C8; issue: exactly k, over thousands of claims that meet on the same keys."""
+    taken, most = await hammer(pg, GATES[way], rounds=4000, seconds=10)
+    assert taken > 500
+    assert most == LIMIT
+
+
+async def test_the_hammer_sees_the_limit_broken_without_what_makes_it_exact(
+    pg: Db, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue: a test removes the version re-check, or the second snapshot, and must see the limit broken."""
+    if way == "turns":
+        whole = TurnStatements.claim
+
+        def unchecked(self: TurnStatements, **options: bool) -> str:
+            text = whole(self, **options)
+            assert " and _g.version = turns.version" in text
+            return text.replace(" and _g.version = turns.version", "")
+
+        monkeypatch.setattr(TurnStatements, "claim", unchecked)
+    else:
+        hold, count = _Claim._hold, _Claim._running
+
+        def counted_first(self: Any, dims: Any, spots: Any, *, wait: bool) -> None:
+            counts = {dim.label: count(self, dim, [key for label, key in spots if label == dim.label]) for dim in dims}
+            self._running = lambda dim, keys: counts[dim.label]
+            hold(self, dims, spots, wait=wait)
+
+        monkeypatch.setattr(_Claim, "_hold", counted_first)
+    _, most = await hammer(pg, GATES[way], rounds=1_000_000, seconds=40)
+    assert most > LIMIT

@@ -143,9 +143,9 @@ class Answer:
 
 
 #: What is asked first when nothing else decides. A reason without an end goes before all others.
-_ORDER = ("attempts", "ready", "version", "where", "not_served", "environment_paused", "lane_paused", "key_paused",
-          "no_worker", "run_after", "untouched_for", "closed", "breaker", "concurrency", "process_concurrency", "probe", "rate",
-          "pace", "capacity", "above", "locked", "line")  # fmt: skip
+_ORDER = ("attempts", "ready", "version", "where", "not_served", "environment_paused", "lane_paused",
+          "key_paused", "no_worker", "run_after", "untouched_for", "closed", "breaker", "concurrency",
+          "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")  # fmt: skip
 _BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")
 
 

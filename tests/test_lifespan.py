@@ -23,8 +23,7 @@ from rowmill import DeclarationError, Job, Mill
 from rowmill.engine.worker import Worker
 
 
-@pytest.fixture
-def mill(db: Db) -> Mill:
+def doubling(db: Db) -> Mill:
     mill = Mill(db.url)
 
     @mill.task
@@ -44,8 +43,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_fastapi_application_works_on_what_its_views_enqueue(db: Db, mill: Mill) -> None:
+def test_a_fastapi_application_works_on_what_its_views_enqueue(db: Db) -> None:
     """E7: the worker starts and stops with the application. Async and plain views; health for the application."""
+    mill = doubling(db)
     double = mill.tasks["double"]
     lifespan = mill.lifespan(worker=True, concurrency=2)
     app = FastAPI(lifespan=lifespan)
@@ -77,7 +77,8 @@ def test_a_fastapi_application_works_on_what_its_views_enqueue(db: Db, mill: Mil
     assert {row["state"] for row in db.query("select state from rowmill_workers")} == {"stopped"}
 
 
-def test_without_a_worker_the_tables_are_there_and_nothing_is_worked_on(db: Db, mill: Mill) -> None:
+def test_without_a_worker_the_tables_are_there_and_nothing_is_worked_on(lite: Db) -> None:
+    mill = doubling(lite)
     lifespan = mill.lifespan()
 
     async def order(request: Any) -> JSONResponse:
@@ -85,9 +86,9 @@ def test_without_a_worker_the_tables_are_there_and_nothing_is_worked_on(db: Db, 
         return JSONResponse(lifespan.health())
 
     with TestClient(Starlette(routes=[Route("/", order)], lifespan=lifespan)) as client:
-        assert states(db) == []
+        assert states(lite) == []
         assert client.get("/").json() == {"ok": True, "state": "off"}
-    assert states(db) == ["ready"]
+    assert states(lite) == ["ready"]
 
 
 def test_the_applications_own_lifespan_is_around_the_worker_and_may_enqueue(lite: Db) -> None:
@@ -144,8 +145,8 @@ async def test_on_shutdown_runs_finish_within_the_grace_and_the_others_are_given
     assert db.value("select count(*) from rowmill_jobs where worker is not null and state = 'ready'") == 0
 
 
-async def test_a_wrong_declaration_keeps_the_application_from_starting(db: Db) -> None:
-    mill = Mill(db.url)
+async def test_a_wrong_declaration_keeps_the_application_from_starting(lite: Db) -> None:
+    mill = Mill(lite.url)
     states = {"ready": {"s": 1}, "running": {"s": 2}, "done": {"s": 3}}
 
     @mill.lane("nowhere", **states)
@@ -168,10 +169,10 @@ def test_wrong_options_are_refused_at_once(lite: Db) -> None:
 
 
 async def test_a_worker_that_crashes_is_told_and_started_again(
-    db: Db, mill: Mill, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    lite: Db, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X2: the application goes on serving meanwhile; health says what happened."""
-    workers: list[Worker] = []
+    mill, workers = doubling(lite), list[Worker]()
     make = mill.worker
 
     def kept(**options: Any) -> Worker:
@@ -194,7 +195,7 @@ async def test_a_worker_that_crashes_is_told_and_started_again(
     assert record.levelno == logging.ERROR
     assert record.exc_info
     assert len(workers) == 2
-    assert states(db) == ["done", "done"]
+    assert states(lite) == ["done", "done"]
 
 
 async def test_an_application_whose_database_is_away_starts_and_says_so() -> None:
@@ -227,8 +228,9 @@ async def _spoken(app: Any, stop: Callable[[], Any]) -> list[str]:
     return said
 
 
-async def test_any_asgi_application_can_be_wrapped(db: Db, mill: Mill) -> None:
+async def test_any_asgi_application_can_be_wrapped(lite: Db) -> None:
     """One that knows no lifespan, such as Django's; one that has its own; one whose start fails."""
+    mill = doubling(lite)
     lifespan = mill.lifespan(worker=True)
 
     async def knows_none(scope: Any, receive: Any, send: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from . import lane as lanes_words
+from . import models
 from . import task as task_words
 from .clock import Clock
 from .engine.desk import Desk
@@ -97,6 +98,8 @@ class Mill:
     def lane(self, table: Any, **options: Any) -> Callable[[Handler], Lane]:
         """Declare a lane over a table you already have; decorates its handler. See docs/reference for parameters."""
 
+        if models.is_model(table):
+            table, options = models.by_columns(table, options)
         if callable(table) and not hasattr(table, "__table__"):
             raise DeclarationError("@mill.lane needs the table", hint='@mill.lane("jobs", ready={...}, ...)')
 

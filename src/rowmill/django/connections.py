@@ -47,7 +47,8 @@ def url(alias: str) -> str:
         query["port"] = str(settings["PORT"])
     where = f"{host}:{settings['PORT']}" if settings["PORT"] and host else host
     asked = f"?{urlencode(query)}" if query else ""
-    return f"postgresql://{who}{where}/{quote(settings['NAME'] or 'postgres', safe='')}{asked}"
+    name = settings["NAME"] or ("" if "service" in query else "postgres")
+    return f"postgresql://{who}{where}/{quote(name, safe='')}{asked}"
 
 
 def _file(alias: str, name: str) -> str:

@@ -317,7 +317,8 @@ class Task(Generic[P, R]):
 
     def handle(self, id: int, env: str | None = None) -> Handle[R]:
         """The handle of a job by its id: for whoever enqueued it in another request or process."""
-        return Handle(self.desk, self, self.desk.environment(env), id)
+        served = getattr(self, "environments", None)
+        return Handle(self.desk, self, self.desk.environment(env or (served[0] if served else None)), id)
 
     # -- enqueue
 

@@ -98,15 +98,17 @@ class Desk(PlainDesk):
 @contextmanager
 def _joined(desk: PlainDesk, calls: Sequence[Call]) -> Iterator[list[Call]]:
     """The calls with Django's connection as their transaction; where it is in none, in one of their own."""
+    joined = list(calls)
     with ExitStack() as begun:
-        joined = []
-        for call in calls:
-            if call.options.tx is None:
-                connection = connections[desk.environment(call.options.env)]
-                if not connection.in_atomic_block:
-                    begun.enter_context(transaction.atomic(using=connection.alias))
-                call = replace(call, options=replace(call.options, tx=connection))
-            joined.append(call)
+        for (tx, environment), places in desk._groups(calls).items():
+            if tx is not None:
+                continue
+            connection = connections[environment]
+            if not connection.in_atomic_block:
+                begun.enter_context(transaction.atomic(using=environment))
+            for place in places:
+                options = replace(calls[place].options, tx=connection)
+                joined[place] = replace(calls[place], options=options)
         yield joined
 
 

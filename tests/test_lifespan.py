@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from databases import Db
 from rowmill import DeclarationError, Job, Mill
+from rowmill.engine.lifespan import Lifespan
 from rowmill.engine.worker import Worker
 
 
@@ -103,12 +104,14 @@ def test_the_applications_own_lifespan_is_around_the_worker_and_may_enqueue(lite
     @asynccontextmanager
     async def own(app: FastAPI) -> AsyncIterator[dict[str, str]]:
         await uses_what_the_application_opened.enqueue()
+        assert lifespan.health()["state"] == "stopped"
         seen.append("open")
         yield {"opened": "yes"}
-        await asyncio.wait_for(finished.wait(), 10)
+        assert lifespan.health()["state"] == "stopped"
         seen.append("closed")
 
-    app = FastAPI(lifespan=mill.lifespan(worker=True, lifespan=own))
+    lifespan = mill.lifespan(worker=True, lifespan=own)
+    app = FastAPI(lifespan=lifespan)
 
     @app.get("/state")
     async def state(request: Request) -> str:
@@ -210,8 +213,8 @@ async def test_an_application_whose_database_is_away_starts_and_says_so() -> Non
         assert (told["ok"], told["state"], told["environments"]) == (False, "working", {"default": "down"})
 
 
-async def _spoken(app: Any, stop: Callable[[], Any]) -> list[str]:
-    """An ASGI server's side of the lifespan protocol: what the application said."""
+async def _spoken(lifespan: Lifespan, app: Any, stop: Callable[[], Any]) -> list[str]:
+    """An ASGI server's side of the lifespan protocol: what the application said, and how the worker was then."""
     said: list[str] = []
     messages = iter(["lifespan.startup", "lifespan.shutdown"])
 
@@ -222,9 +225,9 @@ async def _spoken(app: Any, stop: Callable[[], Any]) -> list[str]:
         return {"type": message}
 
     async def send(message: dict[str, str]) -> None:
-        said.append(message["type"].removeprefix("lifespan."))
+        said.append(f"{message['type'].removeprefix('lifespan.')}, {lifespan.health()['state']}")
 
-    await app({"type": "lifespan", "state": {}}, receive, send)
+    await lifespan.around(app)({"type": "lifespan", "state": {}}, receive, send)
     return said
 
 
@@ -240,7 +243,8 @@ async def test_any_asgi_application_can_be_wrapped(lite: Db) -> None:
         assert await (await mill.tasks["double"].enqueue(3)).result(timeout=20) == 6
         assert lifespan.health()["ok"]
 
-    assert await _spoken(lifespan.around(knows_none), work) == ["startup.complete", "shutdown.complete"]
+    both = ["startup.complete, working", "shutdown.complete, stopped"]
+    assert await _spoken(lifespan, knows_none, work) == both
     assert lifespan.health()["state"] == "stopped"
     seen: list[str] = []
 
@@ -250,11 +254,11 @@ async def test_any_asgi_application_can_be_wrapped(lite: Db) -> None:
         yield
         seen.append(lifespan.health()["state"])
 
-    assert await _spoken(lifespan.around(Starlette(lifespan=own)), work) == ["startup.complete", "shutdown.complete"]
+    assert await _spoken(lifespan, Starlette(lifespan=own), work) == both
     assert seen == ["working", "working"]
     assert lifespan.health()["state"] == "stopped"
     wrong = mill.lifespan(worker=True, lanes=["lots"])
-    assert await _spoken(wrong.around(knows_none), work) == ["startup.failed"]
+    assert await _spoken(wrong, knows_none, work) == ["startup.failed, stopped"]
 
 
 def test_the_lifespan_needs_no_framework() -> None:

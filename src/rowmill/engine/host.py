@@ -118,7 +118,7 @@ class Host:
     def state(self) -> str:
         """starting, working, restarting (it crashed), stopping or stopped."""
         if self._keeping is None or self._worker is None:
-            return "starting"
+            return "stopped" if self._stopping.is_set() else "starting"
         if self._keeping.done():
             return "stopped"
         if self._stopping.is_set():

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -199,6 +201,44 @@ async def test_a_worker_that_crashes_is_told_and_started_again(
     assert record.exc_info
     assert len(workers) == 2
     assert states(lite) == ["done", "done"]
+
+
+async def test_a_worker_that_cannot_be_made_again_at_first_is_tried_on(
+    lite: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mill, workers = doubling(lite), list[Worker]()
+    make = mill.worker
+
+    def failing_once(**options: Any) -> Worker:
+        workers.append(make(**options))
+        if len(workers) == 2:
+            raise ValueError("not now")
+        return workers[-1]
+
+    monkeypatch.setattr(mill, "worker", failing_once)
+    lifespan = mill.lifespan(worker=True)
+    async with lifespan():
+        workers[0].crashed(ValueError("the engine's own mistake"))
+        await until(lambda: lifespan.health()["restarts"] == 2 and lifespan.health()["ok"])
+        assert lifespan.health()["error"] == "ValueError: not now"
+
+
+async def test_a_handler_that_cannot_be_stopped_is_left_alone_and_the_work_goes_on(lite: Db) -> None:
+    mill, may_end = doubling(lite), threading.Event()
+
+    @mill.task(timeout=timedelta(seconds=0.1), concurrency=1)
+    def endless() -> None:
+        may_end.wait()
+
+    lifespan = mill.lifespan(worker=True, grace=0.2)
+    try:
+        async with lifespan():
+            await endless.enqueue()
+            await until(lambda: lifespan.health()["restarts"] == 1)
+            assert "could not be stopped" in lifespan.health()["error"]
+            assert await (await mill.tasks["double"].enqueue(1)).result(timeout=20) == 2
+    finally:
+        may_end.set()
 
 
 async def test_an_application_whose_database_is_away_starts_and_says_so() -> None:

@@ -71,7 +71,7 @@ class Host:
         self._worker = self._make(worker_id=self.worker_id, replaces=followed)
         return self._worker
 
-    async def _keep(self, worker: Worker) -> None:
+    async def _keep(self, worker: Worker | None) -> None:
         crashes = 0
         while True:
             began = time.monotonic()
@@ -91,19 +91,21 @@ class Host:
             if self._stopping.is_set():
                 return
             self.restarts += 1
-            worker = self._next()
-            self._restarting = False
+            worker = None
 
-    async def _live(self, worker: Worker) -> Exception | None:
-        """One worker's life; what it died of, unless its end was asked for."""
+    async def _live(self, worker: Worker | None) -> Exception | None:
+        """One worker's life; what it died of, unless its end was asked for. None: of a new one."""
         try:
+            worker = worker or self._next()
+            self._restarting = False
             await worker.run()
         except Exception as error:
-            if not (self.restarts or worker.started.is_set()):
+            if not self.restarts and not (worker and worker.started.is_set()):
                 raise  # to whom started it
             return error
         finally:
-            self._count(worker)
+            if worker is not None:
+                self._count(worker)
         if self._stopping.is_set() or not worker.recycling:
             return None  # or another has its id, which was told
         return RowmillError("a handler could not be stopped: it is left alone, and its row until the lease runs out")

@@ -117,6 +117,27 @@ from shop.models import Order
 with connection.cursor() as cursor:
     cursor.execute("select state, result from rowmill_jobs")
     print(json.dumps([list(Order.objects.values_list("status", flat=True)), cursor.fetchall()]))
+
+import asyncio
+from django.core.asgi import get_asgi_application
+from shop.jobs import confirm, mill
+lifespan = mill.lifespan(worker=True)
+application = lifespan.around(get_asgi_application())
+
+async def serve():
+    said = []
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+    async def receive():
+        message = next(messages)
+        if message["type"] == "lifespan.shutdown":
+            said.append(await (await confirm.enqueue(order_id=1)).result(timeout=20))
+        return message
+    async def send(message):
+        said.append(message["type"])
+    await application({"type": "lifespan"}, receive, send)
+    print(json.dumps(said))
+
+asyncio.run(serve())
 """
 
 
@@ -139,7 +160,9 @@ INSTALLED_APPS = ["shop"]
     )
     ended = run(tmp_path, "-c", PROVE_DJANGO)
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == [["sent"], [["done", '"to a@example.org"']] * 2]
+    worked, served = map(json.loads, ended.stdout.splitlines())
+    assert worked == [["sent"], [["done", '"to a@example.org"']] * 2]
+    assert served == ["lifespan.startup.complete", "to a@example.org", "lifespan.shutdown.complete"]
 
 
 PROVE_FLASK = """

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from . import lane as lanes_words
+from . import models
 from . import task as task_words
 from .budget import Budget
 from .clock import Clock
 from .engine.desk import Desk
+from .engine.host import Host
 from .engine.job import Job, SyncJob
+from .engine.lifespan import Lifespan
 from .engine.resources import Resource
 from .engine.tally import Tally
 from .engine.worker import Worker
-from .errors import DeclarationError, did_you_mean
+from .errors import Busy, DeclarationError, Unreachable, did_you_mean
 from .events import Events, Subscriber
 from .lane import Lane
 from .schedule import Cron
@@ -27,6 +31,8 @@ from .store.enqueue import CHANNEL
 from .task import Call, Handle, Queue, Task
 
 Handler = Callable[..., Any]
+#: What a worker inside a web application may be told.
+HOSTED = ("lanes", "environments", "concurrency", "grace", "worker_id")
 AnyLane = TypeVar("AnyLane", bound=Lane)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,6 +100,8 @@ class Mill:
     def lane(self, table: Any, **options: Any) -> Callable[[Handler], Lane]:
         """Declare a lane over a table you already have; decorates its handler. See docs/reference for parameters."""
 
+        if models.is_model(table):
+            table, options = models.by_columns(table, options)
         if callable(table) and not hasattr(table, "__table__"):
             raise DeclarationError("@mill.lane needs the table", hint='@mill.lane("jobs", ready={...}, ...)')
 
@@ -293,6 +301,38 @@ class Mill:
                 await self.close()
 
         return asyncio.run(main())
+
+    def lifespan(self, worker: bool = False, *, lifespan: Any = None, **options: Any) -> Lifespan:
+        """The life of a web application with this Mill: ``FastAPI(lifespan=mill.lifespan(worker=True))``.
+
+        Opens what enqueueing needs; with ``worker=True`` runs a worker in the application's event loop, which starts
+        and stops with it. ``lifespan``: the application's own, inside this one. Options: ``lanes``, ``environments``,
+        ``concurrency``, ``grace`` (seconds, 30), ``worker_id``.
+        """
+        for option in options:
+            if option not in HOSTED:
+                raise DeclarationError(
+                    f"mill.lifespan: there is no option {option!r}", hint=did_you_mean(option, ("worker", *HOSTED))
+                )
+        if options and not worker:
+            raise DeclarationError(
+                f"mill.lifespan: {', '.join(options)} is for a worker, and there is none",
+                hint="mill.lifespan(worker=True, ...)",
+            )
+        worker_id = options.pop("worker_id", None)
+
+        def host() -> Host:
+            return Host(lambda **given: self.worker(**options, **given), worker_id)
+
+        return Lifespan(self._open, self.close, host if worker else None, lifespan)
+
+    async def _open(self) -> None:
+        """What enqueueing needs; where the database is away, the first enqueue makes up for it."""
+        try:
+            if self.tasks:
+                await self.prepare()
+        except (Unreachable, Busy) as error:
+            self.events.emit("environment_down", logging.ERROR, error=error.message)
 
     # -- tasks: enqueue from anywhere
 

@@ -64,6 +64,8 @@ class Desk(Protocol):
 
     def wait(self, work: Any) -> Any: ...
 
+    def environment(self, name: str | None) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -213,6 +215,11 @@ class Task(Generic[P, R]):
             first = next(iter(inspect.signature(self.handler).parameters), None)
             self._signature = Signature(self.handler, lambda p: p.name in own or (job and p.name == first))
         return self._signature
+
+    def handle(self, id: int, env: str | None = None) -> Handle[R]:
+        """The handle of a job by its id: for whoever enqueued it in another request or process."""
+        served = getattr(self, "environments", None)
+        return Handle(self.desk, self, self.desk.environment(env or (served[0] if served else None)), id)
 
     # -- enqueue
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,10 +26,15 @@ from .engine.resources import Resources
 from .engine.scheduler import Scheduler
 from .engine.tally import Tally
 from .engine.tasks import TaskExecution
+from .errors import RowmillError
 from .mill import Mill
 from .store import Database, LaneStore, flows, open_lane
+from .store.callers import caller, drive, on
 from .store.enqueue import Say
+from .store.enqueued import Enqueued as Enqueued
+from .store.enqueued import enqueued as select_enqueued
 from .store.fleet import Fleet
+from .task import Task
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,12 @@ class Stepped:
 class Kit:
     """Steps a Mill's lanes without worker processes, on the real database, with time you can move."""
 
-    def __init__(self, mill: Mill, *, worker_id: str = "test-worker") -> None:
+    def __init__(
+        self, mill: Mill, *, worker_id: str = "test-worker", environments: str | Mapping[str, str] | None = None
+    ) -> None:
+        """``environments``: where the Mill is while the kit is open, instead of where it was declared to be."""
         self.mill, self.worker_id = mill, worker_id
+        self._moved, self._shift = environments, mill.clock.shift
         self._incarnation = os.urandom(4).hex()
         self._databases: dict[str, Database] = {}
         self._stores: dict[tuple[str, str], LaneStore] = {}
@@ -58,8 +68,18 @@ class Kit:
         self._threads = ThreadPoolExecutor(4, "rowmill-kit")
 
     async def __aenter__(self) -> Kit:
+        if self._moved is not None:
+            self._moved = await self._move(self._moved)
+            if self.mill.tasks:
+                await self.mill.prepare()
         self._databases = dict(self.mill.databases())
         return self
+
+    async def _move(self, environments: Any) -> Any:
+        """Put the Mill elsewhere; where it was."""
+        await self.mill.close()
+        was, self.mill._given = self.mill._given, environments
+        return was if was is not None else ""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -68,6 +88,9 @@ class Kit:
         for database in self._databases.values():
             await database.close()
         self._threads.shutdown(wait=False)
+        if self._moved is not None:
+            await self._move(self._moved or None)
+            self.mill.clock.shift = self._shift
 
     def advance(self, by: timedelta) -> None:
         """Move the time that every further statement of this Mill sees."""
@@ -155,7 +178,43 @@ class Kit:
         scheduler = Scheduler(database, self.mill.clock, self.mill.events, list(self.mill.tasks.values()))
         await scheduler.tick()
 
+    async def enqueued(self, task: Task[..., Any] | None = None, environment: str | None = None) -> list[Enqueued]:
+        """The jobs that are in the table, or those of one task, whatever their state, the oldest first."""
+        return await _read(self._databases[environment or next(iter(self._databases))], self.mill, task)
+
     async def drain(self, *lanes: str) -> Tally:
         """Work in this process until nothing is ready or running."""
         worker = self.mill.worker(lanes=lanes or None, worker_id=f"{self.worker_id}-{self._incarnation}", drain=True)
         return await worker.run()
+
+
+def enqueued(
+    mill: Mill, task: Task[..., Any] | None = None, *, tx: Any = None, env: str | None = None
+) -> list[Enqueued]:
+    """The jobs that are in the table, or those of one task, for tests that do not await. ``tx``: as the transaction of
+    a test sees them, such as Django's ``connection`` in a TestCase.
+    """
+    if tx is not None:
+        theirs = caller(tx)
+        if theirs.awaited:
+            raise RowmillError(f"tx={tx!r} has to be awaited", hint="await kit.enqueued(...)")
+        return drive(select_enqueued(theirs.dialect, mill.schema, task.name if task else None), theirs.run)
+
+    async def read() -> list[Enqueued]:
+        ((_, database),) = mill.databases([env or next(iter(mill.environments))])
+        try:
+            return await _read(database, mill, task)
+        finally:
+            await database.close()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(read())
+    raise RowmillError("a call that does not await, inside a running event loop", hint="await kit.enqueued(...)")
+
+
+async def _read(database: Database, mill: Mill, task: Task[..., Any] | None) -> list[Enqueued]:
+    dialect = database.dialect.name
+    verb = select_enqueued(dialect, mill.schema, task.name if task else None)
+    return await database.read(lambda run: drive(verb, on(run, dialect)))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -92,10 +92,12 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def main() -> None:
-    """The console script: a user's mistake ends in two lines, never in a traceback."""
+def main(words: Sequence[str] | None = None, name: str | None = None) -> None:
+    """The console script: a user's mistake ends in two lines, never in a traceback. ``words`` and ``name``: the command
+    line and what it is called, where it is not the process's own.
+    """
     try:
-        app()
+        app(args=words, prog_name=name)
     except RowmillError as error:
         errors.print(f"[red]Error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         if error.hint:

@@ -93,6 +93,8 @@ class Worker:
         self._under_way: asyncio.Future[None] | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self.ticked = time.monotonic()
+        #: It has looked everywhere once: what is wrong with a declaration was told by then.
+        self.started = asyncio.Event()
         for lane in ordered:
             self.resources.check(lane.resources(), f"lane {lane.name!r}")
             if lane.isolation == "process":
@@ -108,6 +110,7 @@ class Worker:
             while not self.stopping:
                 await self._round_or_stop()
                 self._started = True
+                self.started.set()
                 if self._crash is not None:
                     raise self._crash
                 if self.drain and await self._foreman.drained():

@@ -272,6 +272,11 @@ async def ensure(database: Database, steps: tuple[Step, ...] = STEPS) -> Own:
         return Own(own.steps, error.message)
 
 
+def take(database: Database, run: Run) -> None:
+    """Take the steps that are missing in a transaction of the caller's."""
+    _take(database, run, STEPS)
+
+
 def ddl(database: Database, step: Step) -> list[str]:
     """The statements of a step, as this database takes them."""
     if database.dialect.name == "postgresql":

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGE = DOCS / "comparison.md"
 LEFT_OUT = "decisions/0008-what-is-left-out.md"
-#: Not asked for where they are not there: these come with gates, adoption and tables of others.
+#: Not asked for where they are not there: these come with gates, pauses, adoption and tables of others.
 BESIDE = {
     "0007-gates.md",
     "foreign-tables.md",
@@ -22,6 +22,7 @@ BESIDE = {
     "test_foreign_django.py",
     "test_gates.py",
     "test_migrate.py",
+    "test_pause.py",
     "tutorial-adopt.md",
 }
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gated
 from databases import Db
 from rowmill import DeclarationError, Event, Mill, domain
-from rowmill.gates import Window
+from rowmill.allowance import Window
 from rowmill.testing import Kit
 
 

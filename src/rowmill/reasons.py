@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .gates import Allowed, GateState, Group, allowances, rate_in_force
+from .allowance import Allowed, GateState, allowances, rate_in_force
+from .gates import Group
 
 INF = math.inf
 

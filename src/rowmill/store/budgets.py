@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..allowance import Window
 from ..budget import Limit
 from ..clock import Clock
 from ..errors import RowmillError
-from ..gates import Window
 from . import schema
 from .database import Database, Run
 from .gate_rows import Change, GateRows

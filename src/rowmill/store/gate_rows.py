@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..allowance import GateState
 from ..clock import Clock
-from ..gates import GateState
 from .database import Database, Run
 
 Spot = tuple[str, str]  # dim, key

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..allowance import Allowed, GateState, Learned, allowances, rate_in_force, tokens_now
 from ..errors import Busy, DeclarationError, Refused, did_you_mean
-from ..gates import Allowed, GateState, Learned, allowances, rate_in_force, tokens_now
 from . import schema
 from .database import Run
 from .gate_rows import Change, GateRows

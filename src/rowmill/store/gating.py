@@ -9,8 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from ..allowance import GateState
 from ..errors import DeclarationError, Refused
-from ..gates import BreakerColumns, GateState, Group
+from ..gates import BreakerColumns, Group
 from .binding import Binding, reflect_table, table_name
 from .database import Database, Run
 from .gate_rows import GateRows

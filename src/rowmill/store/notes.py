@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..allowance import Ended, GateState, Learned, learn
 from ..claim import Settlement
-from ..gates import Ended, GateState, Learned, learn
 from .database import Run
 from .gate_rows import Change, GateRows, Spot
 from .gating import Dimension

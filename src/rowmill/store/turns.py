@@ -15,8 +15,8 @@ import random
 import time
 from typing import TYPE_CHECKING
 
+from ..allowance import LAG_SHARE, SLACK, START_LAG
 from ..claim import Claim
-from ..gates import LAG_SHARE, SLACK, START_LAG
 from .gate_rows import LONGEST
 from .gating import Dimension, LooseShare
 

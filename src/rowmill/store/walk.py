@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..allowance import LAG_SHARE, Allowed, GateState, Window, allowance, rate_in_force, refill_delay, tokens_now
 from ..claim import Claim
-from ..gates import LAG_SHARE, Allowed, GateState, Window, allowance, rate_in_force, refill_delay, tokens_now
 from .database import Run
 from .gate_rows import LONGEST, Change, GateRows, Spot
 from .gating import Dimension, LooseShare

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from ..allowance import GateState
 from ..errors import Busy, Refused
-from ..gates import GateState
 from ..reasons import Facts, GateFacts, LockFacts, PauseFacts, Runner, WorkerFacts
 from .database import Run, runner
 from .fleet import Fleet

@@ -15,6 +15,10 @@ import gated
 from databases import Db
 from rowmill import DeclarationError, Event, Mill, domain
 from rowmill.allowance import Window
+from rowmill.budget import Limit
+from rowmill.clock import Clock
+from rowmill.store import Database, schema
+from rowmill.store.budgets import take
 from rowmill.testing import Kit
 
 
@@ -70,6 +74,18 @@ async def test_many_that_spend_at_once_never_spend_more_than_there_is(db: Db) ->
     assert set(ended) == {"done", "snooze"}
     assert 70 < sum(spent) <= 100
     assert db.value("select count(*) from pages where attempts > 1") == 0
+
+
+async def test_the_first_to_spend_may_come_together(db: Db) -> None:
+    """The rows of a budget are made by whoever comes first; the others find them."""
+    databases = [Database.open(db.url) for _ in range(8)]
+    await schema.ensure(databases[0])
+    for n in range(10):
+        asked = [(Limit("tokens", 5, 60.0), 1.0), (Limit("money", 100, 60.0), 1.0)]
+        waits = await asyncio.gather(*(take(database, Clock(), f"budget {n}", asked) for database in databases))
+        assert sorted(wait > 0 for wait in waits) == [False] * 5 + [True] * 3
+    for database in databases:
+        await database.close()
 
 
 def test_a_handler_in_a_thread_spends_too(lite: Db) -> None:

@@ -204,3 +204,22 @@ def test_budgets_are_listed_at_the_end(db: Db, command: Command) -> None:
     db.execute("""insert into rowmill_gates (lane, dim, key, cells) values ('', 'budget:gemini', '', '{"1": 5}')""")
     assert command.json("gates")["budgets"][0]["budget"] == "gemini"
     assert command("gates").out.splitlines()[-1].startswith("budget gemini: ")
+
+
+def test_the_claim_through_gates_is_printed_as_it_runs(db: Db, command: Command) -> None:
+    gated.make(db)
+    command.app(
+        db.url,
+        "from rowmill import Concurrency, Rate",
+        "mill.lane('pages', name='crawl', ready={'status': 'queued'}, running={'status': 'running'},"
+        " done={'status': 'done'}, dead={'status': 'dead'}, gates=[Concurrency(2, by='domain')])(handler)",
+        "mill.lane('pages', name='both', ready={'status': 'queued'}, running={'status': 'running'},"
+        " done={'status': 'done'}, dead={'status': 'dead'}, gates=[Concurrency(2, by='domain'), Rate(5)])(handler)",
+    )
+    names = [each["name"] for each in command.json("sql", "crawl")["statements"]]
+    assert any(name.startswith("claim, ") for name in names)
+    assert "claim" not in names
+    both = [each["sql"] for each in command.json("sql", "both")["statements"] if each["name"].startswith("claim")]
+    assert "domain" in both[0]
+    if db.dialect == "postgresql":
+        assert "version" in command("sql", "crawl").out

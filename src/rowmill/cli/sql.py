@@ -82,7 +82,7 @@ def sql(
 
     async def question(view: LaneView) -> dict[str, Any]:
         if not functions:
-            return {"statements": [{"name": n, "sql": text} for n, text in texts(view).items()]}
+            return {"statements": [{"name": n, "sql": text} for n, text in (await texts(view)).items()]}
         if not isinstance(view.statements, PostgresStatements):
             raise DeclarationError(
                 f"environment {environment!r} is SQLite, which has no functions of its own",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from ..claim import KINDS
+from .gate_view import lane_gates
 from .inspect import LaneView
 from .postgres import PostgresStatements
+from .turns import TurnStatements
 
 
-def texts(view: LaneView) -> dict[str, str]:
+async def texts(view: LaneView) -> dict[str, str]:
     """The statements of a lane in one environment, by what they do."""
     say, lane, found = view.statements, view.lane, dict[str, str]()
-    if isinstance(say, PostgresStatements):
+    if lane.groups:
+        found |= await _gated(view)
+    elif isinstance(say, PostgresStatements):
         found["claim"] = say.claim()
         if say.bound() is not None:
             found["claim, from the remembered lower bound"] = say.claim(bounded=True)
@@ -33,6 +37,26 @@ def texts(view: LaneView) -> dict[str, str]:
     if say.poison() is not None:
         found["sweep, poison"] = say.sweep(poison=True)
     return found
+
+
+async def _gated(view: LaneView) -> dict[str, str]:
+    """The claim through gates: one statement, or the last of those that a transaction is made of."""
+    gates = await lane_gates(view)
+    say, dims, table = view.statements, gates.dims, gates.rows.table
+    keyed = [dim for dim in dims if dim.phrase is not None]
+    if isinstance(say, PostgresStatements):
+        if len(dims) == 1 and keyed:
+            turns = TurnStatements(say, dims[0], table)
+            return {
+                "claim, each key in turn": turns.claim(begun=True),
+                "claim, gate rows for new keys": turns.refresh(),
+                "claim, when held back rows may go": turns.when(),
+                "claim, gate rows of keys that are over": turns.forget(),
+            }
+        phrases, kinds = [str(dim.phrase) for dim in keyed], [dim.kind for dim in keyed]
+        return {"claim, after the gate rows are locked and running rows counted": say.claim_units(phrases, kinds, ())}
+    also = tuple(dim.matches(f":k{i}") for i, dim in enumerate(keyed)) or ("1 = 1",)
+    return {"claim, after running rows are counted": say.claim(also=also)}
 
 
 _HELD = "The claims that still hold: the state, the holder, the claim's own time and count are as the claim left them."

@@ -166,6 +166,14 @@ def test_mistakes_are_told_with_a_way_out(db: Db, command: Command, words: list[
     assert hint in ended.err
 
 
+def test_a_view_is_told_from_a_table_without_a_key(db: Db, command: Command) -> None:
+    db.execute("create table t (id int primary key, status text default 'new'); create view v as select * from t")
+    ended = command("adopt", db.url, "v", "--yes")
+    assert ended.code == 1
+    assert "'v' is a view" in ended.err
+    assert "Try: adopt the table behind it" in ended.err
+
+
 def test_a_table_that_is_not_there_makes_no_file(tmp_path: Path, command: Command) -> None:
     ended = command("adopt", "sqlite:///nothing.db", "t", "--yes")
     assert ended.code == 1

@@ -92,7 +92,20 @@ class _Survey:
             hint=did_you_mean(table, known) if known else "create the table first: there is none in this database",
         )
 
+    def _is_view(self) -> str | None:
+        """What it is, where it is no table: nothing can be claimed in it."""
+        if self.postgres:
+            text = "select relkind::text from pg_class where oid = to_regclass($1::text)"
+            return {"v": "a view", "m": "a materialized view"}.get(self.run(text, (self.relation,))[0][0])
+        text = "select 1 from sqlite_master where type = 'view' and name = :n"
+        return "a view" if self.run(text, {"n": self.name}) else None
+
     def facts(self) -> Facts:
+        if view := self._is_view():
+            raise DeclarationError(
+                f"{self.name!r} is {view}: rows are claimed in a table",
+                hint="adopt the table behind it; what the view leaves out can stand in the lane's where=",
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sa.exc.SAWarning)  # types that SQLAlchemy does not know are no states
             described = self.inspector.get_columns(self.name, self.schema)

@@ -74,8 +74,11 @@ class Foreman:
                 os._exit(RECYCLE)
 
     async def drained(self) -> bool:
-        """Nothing under way here, and nothing ready or running anywhere."""
+        """Nothing under way here, and nothing ready or running anywhere. Rows that run and show neither who holds them
+        nor since when are not waited for: their worker may have died long ago, and nobody could tell.
+        """
         worker = self._worker
+        left = False
         if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.unsettled():
             return False
         for place in worker.places:
@@ -84,6 +87,7 @@ class Foreman:
             for held in place.held:
                 try:
                     unfinished = await held.store.unfinished()
+                    left = left or (not unfinished and await held.store.left_running())
                 except DatabaseError:
                     return False
                 if unfinished and held.refused is not None:
@@ -96,6 +100,8 @@ class Foreman:
                     return False
             if place.follow is not None and (place.follow.busy or await place.follow.look()):
                 return False
+        if left:
+            worker.tally.leave()
         return True
 
     async def wind_down(self) -> None:

@@ -78,7 +78,7 @@ class Foreman:
         nor since when are not waited for: their worker may have died long ago, and nobody could tell.
         """
         worker = self._worker
-        left = False
+        unseen = False
         if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.unsettled():
             return False
         for place in worker.places:
@@ -87,7 +87,7 @@ class Foreman:
             for held in place.held:
                 try:
                     unfinished = await held.store.unfinished()
-                    left = left or (not unfinished and await held.store.left_running())
+                    unseen = unseen or (not unfinished and await held.store.left_running())
                 except DatabaseError:
                     return False
                 if unfinished and held.refused is not None:
@@ -100,7 +100,7 @@ class Foreman:
                     return False
             if place.follow is not None and (place.follow.busy or await place.follow.look()):
                 return False
-        if left:
+        if unseen:
             worker.tally.leave()
         return True
 

@@ -58,7 +58,7 @@ async def installed(db: Db, mill: Mill, lane: str | None = None, **options: Any)
         await install(store.database, made, chosen)
     roles = {"worker": binding.roles.get("worker"), "claimed_at": fence_time(binding),
              "attempts": binding.roles.get("attempts")}  # fmt: skip
-    fence = {role: column for role, column in roles.items() if column and not binding.lane.unfenced}
+    fence = {role: column for role, column in roles.items() if column}
     taken = {"worker", "claimed_at", "attempts"}
     return Functions(db, made, fence, {f"key_{c}" if c in taken else c: c for c in binding.key})
 

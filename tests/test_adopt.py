@@ -166,6 +166,26 @@ def test_mistakes_are_told_with_a_way_out(db: Db, command: Command, words: list[
     assert hint in ended.err
 
 
+def test_a_drain_does_not_wait_for_rows_that_may_never_come_back(db: Db, command: Command) -> None:
+    """A table as it is found, with rows that somebody left running: nothing in it could tell whether he is alive."""
+    db.execute("create table t (id int primary key, status text not null default 'new')")
+    db.execute("insert into t values (1, 'new'), (2, 'processing'), (3, 'done')")
+    assert command("adopt", db.url, "t", "--yes", "--write", "left.py").code == 0
+    ended = command("run", "left:mill", "--drain")
+    assert ended.code == 0
+    assert "Drained: 1 done, 0 failed attempts, 0 dead; nothing is ready.\n" in ended.err
+    assert "1 row of lane 't' still running: nothing shows who holds them" in ended.err
+    assert [row["status"] for row in db.query("select status from t order by id")] == ["done", "processing", "done"]
+
+
+def test_a_view_is_told_from_a_table_without_a_key(db: Db, command: Command) -> None:
+    db.execute("create table t (id int primary key, status text default 'new'); create view v as select * from t")
+    ended = command("adopt", db.url, "v", "--yes")
+    assert ended.code == 1
+    assert "'v' is a view" in ended.err
+    assert "Try: adopt the table behind it" in ended.err
+
+
 def test_a_table_that_is_not_there_makes_no_file(tmp_path: Path, command: Command) -> None:
     ended = command("adopt", "sqlite:///nothing.db", "t", "--yes")
     assert ended.code == 1

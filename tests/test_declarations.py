@@ -255,6 +255,9 @@ BY_THE_TABLE: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a role on text": ("jobs", {"roles": {"attempts": "title"}},
                        ("'title'", "TEXT", "attempts", "whole number", '{"attempts": None}')),
     "a role on a number": ("jobs", {"roles": {"worker": "step"}}, ("'step'", "INTEGER", "worker", "text")),
+    "a running that a role would overwrite": (
+        "jobs", {"running": {"status": "running", "attempts": 99}},
+        ("running sets 'attempts' to 99", '{"attempts": None}')),
     "no key": ("keyless", {}, ("'keyless'", "no primary key", "add primary key")),
     "no fence": ("plain", {}, ("'plain'", "neither a worker nor a claimed_at", "unfenced=True")),
     "nothing to count in": ("timed", {"max_attempts": 3},

@@ -108,6 +108,26 @@ def test_detach_waits_for_workers_to_stop(db: Db, command: Command) -> None:
     assert "Try: stop them first" in ended.err
 
 
+def test_detach_drops_no_job_that_is_still_to_be_done(db: Db, command: Command) -> None:
+    """Issue: exactly what was added, and nothing is lost."""
+    systems.create(db, "enrichment")
+    command.app(db.url, "enrichment")
+    assert command("migrate", "--apply").code == 0
+    db.execute("insert into rowmill_jobs (task) values ('report')")
+    ended = command("migrate", "--detach", "--apply")
+    assert ended.code == 1
+    assert "1 job is still to be done" in ended.err
+    assert db.value("select count(*) from rowmill_jobs") == 1
+    db.execute("update rowmill_jobs set state = 'done'")
+    assert command("migrate", "--detach", "--apply").code == 0
+    assert not set(schema.own_tables()) & set(_names(db))
+
+
+def _names(db: Db) -> list[str]:
+    postgres = "select relname as name from pg_class union all select proname from pg_proc"
+    return [row["name"] for row in db.query("select name from sqlite_master" if db.dialect == "sqlite" else postgres)]
+
+
 def test_migrate_and_detach_on_both_databases_end_where_they_began(db: Db, command: Command) -> None:
     systems.create(db, "enrichment", "analysis")
     systems.insert_enrichment(db, 3)

@@ -14,6 +14,7 @@ from rowmill.facts import Column, Facts
 from rowmill.lane import declare
 from rowmill.proposal import Proposal
 from rowmill.propose import lane_name, propose
+from rowmill.store.kinds import understood
 from rowmill.store.literals import allowed_by_check, comment_meanings, literals_of, plain_default
 
 
@@ -211,4 +212,40 @@ def test_predicates_and_comments_are_read() -> None:
     assert literals_of("status = 0", "status", ["status"], "int") == (0,)
     assert literals_of("status = 'a' and x = 'b'", "status", ["status", "x"], "text") == ()
     assert comment_meanings("0=new, 1 = in progress; 2: done", "int") == {0: "new", 1: "in progress", 2: "done"}
+    assert comment_meanings("0=new 1=in progress 2=done", "int") == {0: "new", 1: "in progress", 2: "done"}
     assert comment_meanings("see ticket 42 - urgent", "int") == {}
+
+
+def test_a_time_that_says_failed_is_the_end_of_rows_that_are_not_done() -> None:
+    """Beside completed_at, rows that failed are not done either: they are not ready, and they had been started."""
+    times = [Column(name=name, kind="time", nullable=True) for name in ("started_at", "completed_at", "failed_at")]
+    filled = {"completed_at": {None: {"started_at": 0.5, "failed_at": 0.5}, True: {"started_at": 1.0}}}
+    made = propose(table(*times, filled=filled))
+    assert states(made) == {
+        "ready": {"completed_at": None, "failed_at": None, "started_at": None},
+        "running": {"started_at": NOW},
+        "done": {"completed_at": NOW},
+        "dead": {"failed_at": NOW},
+    }
+
+
+def test_a_number_that_is_called_a_time_is_no_flag() -> None:
+    """SQLite and Laravel keep seconds since 1970; as long as they are all NULL they look like a flag."""
+    for name, kind in (("locked_at", "int"), ("processed_on", "int"), ("is_processed", "bool"), ("locked", "bool")):
+        assert understood(Column(name=name, kind="int", nullable=True), {None: 3}).kind == kind
+
+
+def test_columns_with_a_role_of_their_own_are_not_offered_as_the_state() -> None:
+    columns = [
+        Column(name=name, kind=kind, nullable=True)
+        for name, kind in (
+            ("attempts", "int"),
+            ("run_at", "time"),
+            ("locked_at", "time"),
+            ("failed_at", "time"),
+            ("queue", "text"),
+        )
+    ]
+    [question] = propose(table(*columns)).questions
+    assert question.options == ("queue",)
+    assert "says when a row is done" in question.text

@@ -33,7 +33,9 @@ def propose(facts: Facts, answers: Mapping[str, Any] | None = None) -> Proposal:
     if not facts.key:
         raise DeclarationError(
             f"table {facts.fullname!r} has no primary key, so a row cannot be told from its copy",
-            hint=f"alter table {facts.fullname} add primary key (...)",
+            hint=f"alter table {facts.fullname} add primary key (...)"
+            if facts.dialect != "sqlite"
+            else "SQLite cannot add primary key columns: make a new table with a key and copy the rows",
         )
     reading = read_states(facts, answers.get("state"))
     if reading.question is not None:
@@ -206,7 +208,8 @@ def _done(made: Proposal, reading: Reading, by_class: dict[str, Any], answers: M
     if not strange and (word := _own_word(reading, ready, DONE)):
         made.say("done", word, 0.6, "no row is seen that is done, and the column takes any text")
         return word
-    made.ask("done", f"no value of {column.name} is a word for done that I know", _known_values(reading))
+    others = tuple(v for v in _known_values(reading) if v in strange) or _known_values(reading)
+    made.ask("done", f"no value of {column.name} is a word for done that I know", others)
     return None
 
 

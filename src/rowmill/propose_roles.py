@@ -93,6 +93,7 @@ def propose_roles(facts: Facts, reading: Reading) -> Roles:
     """Columns by role."""
     made = Roles(facts)
     idle = _idle_shares(facts, reading)
+    failed = _failed_share(facts, reading, idle)
     taken: set[str] = {reading.column.name}
     for role, (kind, twins) in roles_words.ROLES.items():
         for name in dict.fromkeys((*twins, *vocabulary.ROLE_NAMES[role])):
@@ -104,7 +105,7 @@ def propose_roles(facts: Facts, reading: Reading) -> Roles:
                 if by_name and column.name == reading.column.name:
                     made.refused.add(role)
                 continue
-            against = _against(role, column, idle)
+            against = _against(role, column, idle, failed)
             if against is not None:
                 if by_name:
                     made.refused.add(role)
@@ -118,7 +119,7 @@ def propose_roles(facts: Facts, reading: Reading) -> Roles:
     return made
 
 
-def _against(role: str, column: Column, idle: dict[str, float]) -> str | None:
+def _against(role: str, column: Column, idle: dict[str, float], failed: float) -> str | None:
     if column.generated:
         return "the database computes it"
     if column.allowed and role not in ("priority", "max_attempts"):
@@ -127,7 +128,7 @@ def _against(role: str, column: Column, idle: dict[str, float]) -> str | None:
         return f"it refers to {column.refers_to}"
     if role == "worker" and column.length is not None and column.length < WORKER_LENGTH:
         return f"a worker's id may be longer than its {column.length} characters"
-    if role in _HELD and idle.get(column.name, 0.0) > _BEFORE:
+    if role in _HELD and idle.get(column.name, 0.0) - failed > _BEFORE:
         return "it is filled in for rows that nobody has begun"
     return None
 
@@ -142,17 +143,31 @@ def _idle_shares(facts: Facts, reading: Reading) -> dict[str, float]:
     return dict(by_value.get(ready, {}))
 
 
+def _failed_share(facts: Facts, reading: Reading, idle: dict[str, float]) -> float:
+    """Where one time says done and another failed: the share of rows that failed among those that are not done."""
+    if reading.kind == "valued":
+        return 0.0
+    return max((idle.get(c.name, 0.0) for c in facts.columns if c.kind == "time" and _says(c, FAILED)), default=0.0)
+
+
+def _says(column: Column, state: str) -> bool:
+    event = vocabulary.event_name(column.name)
+    return event is not None and event.state == state and event.sure >= 0.7
+
+
 def _times(made: Roles, reading: Reading, taken: set[str], idle: dict[str, float]) -> None:
     """Times that say done or failed, where they are not a role's: the user's own code sets them, so the lane does."""
     for column in made.facts.columns:
         if column.kind != "time" or column.name in taken or column.generated or not column.nullable:
             continue
-        event = vocabulary.event_name(column.name)
-        if event is None or event.state not in (DONE, FAILED) or event.sure < 0.7 or column.has_default:
+        state = next((state for state in (DONE, FAILED) if _says(column, state)), None)
+        if state is None or column.has_default:
             continue
-        if idle.get(column.name, 0.0) > _BEFORE:
+        # Beside a time or a flag that says done, rows that failed are among those that are not done.
+        beside = state == FAILED and reading.kind != "valued"
+        if not beside and idle.get(column.name, 0.0) > _BEFORE:
             continue
-        others = made._times.setdefault(event.state, {})
+        others = made._times.setdefault(state, {})
         if not others:
             others[column.name] = NOW
 

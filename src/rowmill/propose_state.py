@@ -155,9 +155,23 @@ def read_states(facts: Facts, named: str | None = None) -> Reading:
         return _question(undecided[0], f"the state may be in any of {', '.join(names)}", names)
     if strong:
         return strong[0]
-    every = tuple(c.name for c in facts.columns if c.kind != "other" and c.name not in facts.key)
+    every = tuple(c.name for c in facts.columns if _could_say(facts, c))
     nothing = Reading(facts, facts.columns[0], "valued")
-    return _question(nothing, f"no column of {facts.fullname} looks like a state", every)
+    text = f"no column of {facts.fullname} looks like a state: a lane needs one that says when a row is done"
+    return _question(nothing, f"{text}, such as status or finished_at", every)
+
+
+def _could_say(facts: Facts, column: Column) -> bool:
+    """Whether a column might be a state after all: few values, a flag or a time; and no role of its own."""
+    if column.name in facts.key or column.generated or column.kind == "other" or column.refers_to:
+        return False
+    said = roles_words.snake(column.name)
+    if any(said in names for names in vocabulary.ROLE_NAMES.values()) or said in vocabulary.BIRTHS:
+        return False
+    if column.kind == "time":
+        event = vocabulary.event_name(column.name)
+        return column.nullable and not column.has_default and (event is None or event.state != FAILED)
+    return column.kind == "bool" or len(column.seen) <= _MOST_VALUES
 
 
 def _question(reading: Reading, text: str, names: tuple[str, ...]) -> Reading:

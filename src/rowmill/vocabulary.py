@@ -192,6 +192,12 @@ def event_name(name: str) -> Meaning | None:
     return None if said in things else found
 
 
+def time_name(name: str) -> bool:
+    """Whether a column's name says that it holds a time, whatever its type: ``locked_at``, ``date_started``."""
+    said = words(name)
+    return re.search(r"(^(date|time|ts|dt) | (at|on|time|date|ts|dt|timestamp|datetime|utc)$)", said) is not None
+
+
 #: Running words that belong with a ready word, where a table has none of its own yet.
 _PARTNERS = {
     "pending": ("processing", "done", "failed"),

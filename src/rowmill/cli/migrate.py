@@ -12,7 +12,7 @@ from rich.text import Text
 from ..errors import RowmillError
 from ..mill import Mill
 from ..store import Database, ddl
-from ..store.build import Builder, own_drops
+from ..store.build import Builder, own_drops, unfinished_jobs
 from ..store.fill import fill
 from ..store.fleet import Fleet
 from ..store.inspect import check_file
@@ -98,6 +98,7 @@ async def _detach(
     own = await database.read(lambda run: own_drops(database, run))
     if apply and (records or own):
         await _nobody_works(database)
+        await _nothing_is_lost(database)
         await Builder(database, _teller(quiet), *times).detach(records)
     return {"statements": [*_undone(records), *({"kind": "own", "statement": text} for text in own)]}
 
@@ -117,6 +118,15 @@ async def _nobody_works(database: Database) -> None:
         raise RowmillError(
             f"{len(alive)} workers are at work: {', '.join(alive[:3])}",
             hint="stop them first; rowmill workers shows them",
+        )
+
+
+async def _nothing_is_lost(database: Database) -> None:
+    left = await database.read(lambda run: unfinished_jobs(database, run))
+    if left:
+        raise RowmillError(
+            f"{left} {'job is' if left == 1 else 'jobs are'} still to be done in {database.own('rowmill_jobs')}",
+            hint="let workers finish them first, or delete them: they would be lost",
         )
 
 

@@ -106,6 +106,8 @@ def run(
     idle = drained and _idle(supervisor)
     elsewhere = asyncio.run(_elsewhere(mill, env, chosen["lanes"])) if idle else []
     hints = [show.elsewhere_line(found, len(mill.environments)) for found in elsewhere]
+    if drained and supervisor.counts["left"]:
+        hints += asyncio.run(_left_running(mill, env, chosen["lanes"]))
     _close(supervisor, drained=drained, idle=idle, hints=hints, events=events, log=log)
     if as_json:
         rows = [show.elsewhere_value(found) for found in elsewhere]
@@ -203,6 +205,22 @@ def _left(supervisor: Supervisor) -> str:
     return "; ".join(told)
 
 
+async def _left_running(mill: Mill, env: list[str] | None, lanes: list[str] | None) -> list[Text]:
+    """Rows that a drain did not wait for: another worker may be at them, or have died long ago."""
+    lines = []
+    with contextlib.suppress(RowmillError):
+        async with Lookout(mill, env, lanes) as lookout:
+            for view, counts in (await lookout.ask(LaneView.count)).found:
+                if running := counts.states["running"]:
+                    what = f"{running} {'row' if running == 1 else 'rows'} of lane {view.lane.name!r} still running"
+                    if len(mill.environments) > 1:
+                        what += f" in {view.environment}"
+                    lines.append(
+                        Text(f"{what}: nothing shows who holds them. Try: rowmill release, or rowmill migrate")
+                    )
+    return lines
+
+
 def _close(
     supervisor: Supervisor, *, drained: bool, idle: bool, hints: Sequence[Text], events: Events, log: LogForm
 ) -> None:
@@ -221,7 +239,7 @@ def _close(
             errors.print(line, soft_wrap=True)
         return
     if drained:
-        rest = held_back or "nothing is ready or running"
+        rest = held_back or ("nothing is ready" if hints else "nothing is ready or running")
     elif supervisor.killed:
         rest = "what the killed had in hand is taken back when its lease runs out"
     else:
@@ -229,3 +247,5 @@ def _close(
     failed = f"{numbers['failed']} failed {'attempt' if numbers['failed'] == 1 else 'attempts'}"
     words = f"{numbers['done']} done, {failed}, {numbers['dead']} dead"
     errors.print(f"{'Drained' if drained else 'Stopped'}: {words}; {rest}.", highlight=False, soft_wrap=True)
+    for line in hints:
+        errors.print(line, soft_wrap=True)

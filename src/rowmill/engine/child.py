@@ -113,7 +113,7 @@ async def _serve(worker: Worker, line: Line) -> int:
     worker.expendable = True
     line.watch(orphaned, worker.grace + MARGIN)
     worker.tally.told = lambda tally: line.tell(
-        counts={"done": tally.completed, "failed": tally.failures, "dead": tally.died}
+        counts={"done": tally.completed, "failed": tally.failures, "dead": tally.died, "left": tally.left}
     )
     await worker.run()
     if worker.recycling:

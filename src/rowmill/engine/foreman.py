@@ -80,9 +80,14 @@ class Foreman:
                 os._exit(RECYCLE)
 
     async def drained(self) -> bool:
-        """Nothing under way here, and nothing ready or running anywhere; or nothing but rows paused without end."""
+        """Nothing under way here, and nothing ready or running anywhere; or nothing but rows paused without end.
+
+        Rows that run and show neither who holds them nor since when are not waited for: their worker may have died long
+        ago, and nobody could tell.
+        """
         worker = self._worker
         left: list[tuple[Place, Held, HeldBack]] = []
+        unseen = False
         if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.unsettled():
             return False
         for place in worker.places:
@@ -91,6 +96,7 @@ class Foreman:
             for held in place.held:
                 try:
                     unfinished = await held.store.unfinished()
+                    unseen = unseen or (not unfinished and await held.store.left_running())
                 except DatabaseError:
                     return False
                 if unfinished and held.refused is not None:
@@ -113,6 +119,8 @@ class Foreman:
                 "drain_held_back", logging.WARNING, worker=worker.id, environment=place.name, lane=lane,
                 count=rows.count, why=rows.why, hint="rowmill resume lets them go; this drain ends without them",
             )  # fmt: skip
+        if unseen:
+            worker.tally.leave()
         return True
 
     async def _held_back(self, held: Held) -> HeldBack | None:

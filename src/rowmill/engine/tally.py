@@ -35,7 +35,7 @@ class Tally:
 
     def __init__(self, events: Events, worker: str) -> None:
         self.events, self.worker = events, worker
-        self.completed = self.failures = self.losses = self.died = 0
+        self.completed = self.failures = self.losses = self.died = self.left = 0
         self.lanes: dict[str, Counter[str]] = {}
         self._told: dict[str, Counter[str]] = {}
         self._at = time.monotonic()
@@ -52,6 +52,11 @@ class Tally:
             "batch_claimed", logging.DEBUG, worker=self.worker, lane=held.store.lane.name,
             environment=held.store.binding.environment, batch_claimed_count=count,
         )  # fmt: skip
+
+    def leave(self) -> None:
+        """A drain ends, and rows are running that show neither who holds them nor since when."""
+        self.left = 1
+        self.told(self)
 
     def settled(self, held: Held, settlements: Sequence[Settlement]) -> None:
         """Outcomes were written."""

@@ -129,10 +129,21 @@ class LaneStore:
         roles = self.binding.roles.keys()
         return "worker" in roles and not {"heartbeat_at", "claimed_at", "updated_at"} & roles
 
+    @property
+    def sweeps(self) -> bool:
+        """A row shows who holds it, or since when: what a dead worker held comes back."""
+        return bool({"worker", "heartbeat_at", "claimed_at", "updated_at"} & self.binding.roles.keys())
+
     async def unfinished(self) -> bool:
-        """Whether some row is ready or running."""
-        text = f"select 1 where {self.ready_probe()} or {self.running_probe()}"
+        """Whether some row is ready, or running and sure to come back."""
+        probes = [self.ready_probe(), *([self.running_probe()] if self.sweeps else [])]
+        text = f"select 1 where {' or '.join(probes)}"
         return bool(await self.database.read(lambda run: run(text, ())))
+
+    async def left_running(self) -> bool:
+        """Whether a row is running that may never come back: nothing shows whether its worker is alive."""
+        text = f"select 1 where {self.running_probe()}"
+        return not self.sweeps and bool(await self.database.read(lambda run: run(text, ())))
 
     def make_claims(self, rows: Sequence[Any], now: float | None = None) -> list[Claim]:
         """Claims from the rows a claim returned, each with the values its fence will ask for.

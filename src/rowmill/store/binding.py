@@ -425,6 +425,15 @@ def _check_policy(binding: Binding, where: str) -> None:
             hint='add one (rowmill migrate does: worker text, claimed_at timestamptz), map it: roles={"worker": "..."},'
             " or accept the risk with unfenced=True",
         )
+    for role in ("worker", "claimed_at", "heartbeat_at", "updated_at", "attempts"):
+        column = found.get(role)
+        value = lane.running.get(column) if column else None
+        if isinstance(value, (str, int, float)):
+            raise DeclarationError(
+                f"{where}: running sets {column!r} to {value!r}, and its role {role} writes another value there: the"
+                " outcome of no claim would find its row",
+                hint=f'roles={{"{role}": None}}, or another column in running',
+            )
     if binding.counter is None:
         limit = f"max_attempts={binding.max_attempts}" if binding.max_attempts > 1 else found.get("max_attempts")
         if limit is not None:

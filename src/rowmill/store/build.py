@@ -18,9 +18,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..errors import Busy, DatabaseError, DeclarationError, Refused
+from ..options import UNFINISHED
 from . import schema
 from .database import Database, Postgres, Run, runner
 from .ddl import Change, index_state, settings, targets, with_state
+from .jobs import listed
 from .ledger import BEGUN, MADE, Ledger, Record
 from .translate import translated
 
@@ -279,20 +281,43 @@ _ORDER = ["index", "statistics", "storage", "column"]
 
 
 def own_drops(database: Database, run: Run) -> list[str]:
-    """What removes rowmill's own tables, and its schema where rowmill made it and nothing else is in it."""
+    """What removes rowmill's own tables and functions, and its schema where rowmill made it and it is empty then."""
     names = [name for name in schema.own_tables() if schema.exists(database, run, name)]
-    texts = [f"drop table {database.own(name)}" for name in names]
-    if "rowmill_schema" not in names or database.dialect.name != "postgresql" or database.schema is None:
+    tables = [f"drop table {database.own(name)}" for name in names]
+    if database.dialect.name != "postgresql":
+        return tables
+    place = database.schema
+    functions = run(
+        "select p.oid::regprocedure::text, p.proname from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
+        " where p.proname = any($1::text[]) and n.nspname = coalesce($2::text, current_schema()) order by 1",
+        (schema.own_functions(), place),
+    )
+    texts = [*(f"drop function {row[0]}" for row in functions), *tables]
+    if "rowmill_schema" not in names or place is None:
         return texts
     made = run(f"select 1 from {database.own('rowmill_schema')} where step = {schema.SCHEMA_MADE}", ())
     others = run(
         "select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace"
-        " where n.nspname = $1::text and c.relkind in ('r', 'v', 'm', 'S', 'f', 'p') and c.relname <> all($2::text[])",
-        (database.schema, names),
+        " where n.nspname = $1::text and c.relkind in ('r', 'v', 'm', 'S', 'f', 'p') and c.relname <> all($2::text[])"
+        # The sequence of an identity column goes with its table.
+        " and not exists (select 1 from pg_depend d where d.objid = c.oid and d.classid = 'pg_class'::regclass"
+        " and d.deptype in ('a', 'i'))"
+        " union all select 1 from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
+        " where n.nspname = $1::text and p.proname <> all($3::text[])",
+        (place, names, schema.own_functions()),
     )
     if made and not others:
-        texts.append(f"drop schema {database.dialect.identifier_preparer.quote(database.schema)}")
+        texts.append(f"drop schema {database.dialect.identifier_preparer.quote(place)}")
     return texts
+
+
+def unfinished_jobs(database: Database, run: Run) -> int:
+    """Jobs in rowmill's own table that are still to be done: to drop it would lose them."""
+    if not schema.exists(database, run, "rowmill_jobs"):
+        return 0
+    return int(
+        run(f"select count(*) from {database.own('rowmill_jobs')} where state in ({listed(UNFINISHED)})", ())[0][0]
+    )
 
 
 def _progress(run: Run) -> str:

@@ -82,7 +82,7 @@ class FunctionStatements(PostgresStatements):
         roles, types = self.roles, self.binding.sql_types
         found = [("worker", "text", roles.get("worker")), ("claimed_at", "", fence_time(self.binding)),
                  ("attempts", "", roles.get("attempts"))]  # fmt: skip
-        mark = [] if self.lane.unfenced else [(role, kind or types[c], c) for role, kind, c in found if c]
+        mark = [(role, kind or types[c], c) for role, kind, c in found if c]
         taken = {"worker", "claimed_at", "attempts", "result", "error", "delay", "permanent", "batch", "poison",
                  "previous_worker"}  # fmt: skip
         keys = [(f"key_{c}" if c in taken else c, types[c], c) for c in self.binding.key]

@@ -141,8 +141,8 @@ def notes(binding: Binding, resolved: Resolved, options: Options) -> list[str]:
     """What a caller has to know, a line each."""
     lane, table = binding.lane, f"{resolved.schema}.{resolved.name}"
     found = ["Commit a claim before working on it: until then nobody else can see that the row is taken."]
-    if not lane.unfenced:
-        held = " and ".join(["its key", *_marks(binding)])
+    if marks := _marks(binding):
+        held = " and ".join(["its key", *marks])
         found.append(f"The verbs about a claim take {held} as the claim returned them. If the row is no longer so, the"
                      " claim is lost: nothing is written, and the answer is false (of fail: null).")  # fmt: skip
     if binding.incarnated:

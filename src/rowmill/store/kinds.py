@@ -62,6 +62,7 @@ def understood(column: Column, seen: Mapping[Any, int]) -> Column:
     if kind == "int" and seen.keys() <= {0, 1, None} and not column.refers_to and not column.meanings:
         event = vocabulary.event_name(column.name)
         flag = event is not None and event.state in (vocabulary.DONE, vocabulary.RUNNING)
+        flag = flag and not vocabulary.time_name(column.name)  # seconds since 1970, and nothing has happened yet
         if flag and not vocabulary.state_name(column.name) and (seen or default in (0, 1)):
             kind, default = "bool", bool(default) if default is not None else None
             seen = {None if v is None else bool(v): n for v, n in seen.items()}

@@ -10,7 +10,8 @@ _TEXT = re.compile(r"'((?:[^']|'')*)'")
 _NUMBER = re.compile(r"(?<![\w.'])-?\d+(?![\w.'])")
 _RANGE = re.compile(r">=\s*\(?(-?\d+)\)?.*<=\s*\(?(-?\d+)\)?", re.DOTALL)
 _OTHERWISE = re.compile(r"<>|!=|~|\blike\b|\bnot\b|[^<>]>[^=]|<[^=>]|\blength\b|\bis\b", re.IGNORECASE)
-_MEANING = re.compile(r"(?<![\w.])(-?\d+)\s*(?:=>|->|[=:)–—-])\s*([^\W\d_][\w' -]*\w)")
+_STANDS = r"-?\d+\s*(?:=>|->|[=:)–—-])"
+_MEANING = re.compile(rf"(?<![\w.])(?={_STANDS})(-?\d+)\W+?([^\W\d_](?:(?!\s+{_STANDS})[\w' -])*\w)")
 
 
 def plain_default(text: Any, kind: str) -> Any:

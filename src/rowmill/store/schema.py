@@ -287,9 +287,18 @@ def ddl(database: Database, step: Step) -> list[str]:
 
 
 def own_tables() -> list[str]:
-    """Every table that the steps make, the list of steps last."""
-    made = re.findall(r"create table if not exists own\.(\w+)", "\n".join(t for s in STEPS for t in s.statements))
-    return [*reversed(made), "rowmill_schema"]
+    """Every table that the steps make, those that refer to others first, the list of steps last."""
+    made = re.findall(r"\bcreate table (?:if not exists )?own\.(\w+)", _every_statement())
+    return [*reversed(dict.fromkeys(made)), "rowmill_schema"]
+
+
+def own_functions() -> list[str]:
+    """Every function that the steps make; PostgreSQL only."""
+    return list(dict.fromkeys(re.findall(r"\bcreate (?:or replace )?function own\.(\w+)", _every_statement())))
+
+
+def _every_statement() -> str:
+    return "\n".join(text for step in STEPS for text in (*step.statements, *step.on_postgres, *step.on_sqlite))
 
 
 def opening(database: Database) -> list[str]:

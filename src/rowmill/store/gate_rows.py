@@ -135,21 +135,25 @@ order by g.dim, g.key {lock}"""
         lock = "for no key update" + ("" if wait else " skip locked")
         found = self.read(run, wanted, lock=lock)
         missing = [spot for spot in wanted if spot not in found]
-        if missing and self.make(run, missing):
+        if missing:
+            # Whoever made them: who comes second at the first use waits in the insert until the first has committed.
+            self.make(run, missing)
             found |= self.read(run, missing, lock=lock)
         return found
 
-    def make(self, run: Run, spots: Sequence[Spot]) -> bool:
-        """Rows for keys that have none; whether any was missing."""
+    def make(self, run: Run, spots: Sequence[Spot]) -> None:
+        """Rows for keys that have none."""
         lane = self.literal(self.lane)
         if not self.postgres:
-            text = f"insert or ignore into {self.table} (lane, dim, key) values ({lane}, :dim, :key) returning 1"
-            return bool([spot for spot in spots if run(text, {"dim": spot[0], "key": spot[1]})])
+            text = f"insert or ignore into {self.table} (lane, dim, key) values ({lane}, :dim, :key)"
+            for dim, key in spots:
+                run(text, {"dim": dim, "key": key})
+            return
         text = f"""insert into {self.table} (lane, dim, key, touched_at)
 select {lane}, s.dim, s.key, {self.now()} from jsonb_to_recordset($1::text::jsonb) as s(dim text, key text)
 order by 2, 3
-on conflict do nothing returning 1"""
-        return bool(run(text, (json.dumps([{"dim": dim, "key": key} for dim, key in spots]),)))
+on conflict do nothing"""
+        run(text, (json.dumps([{"dim": dim, "key": key} for dim, key in spots]),))
 
     # -- write
 

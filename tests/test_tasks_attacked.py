@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import asyncpg
 import pytest
 
 from databases import Db, Server
@@ -256,6 +257,11 @@ async def test_a_restart_of_the_database_does_not_end_the_wait_for_a_result() ->
         async with Kit(mill) as kit:
             await kit.drain()
         assert await waiting == "there"
+        await asyncio.to_thread(server.stop)
+        asking = asyncio.create_task(handle.result(timeout=60))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.start)
+        assert await asking == "there", "also where it was asked for while the database was away"
         await mill.close()
 
 
@@ -367,4 +373,17 @@ async def test_a_reason_to_cancel_may_be_any_text(db: Db) -> None:
     status = await handle.status()
     assert status is not None
     assert status.error == "why\\x00 ?"
+    await mill.close()
+
+
+async def test_postgres_refuses_a_due_time_that_no_driver_reads(pg: Db) -> None:
+    """A plain insert of one stopped its whole queue."""
+    mill = Mill(pg.url)
+    await mill.prepare()
+    insert = "insert into rowmill_jobs (task, run_after) values ('work', {})"
+    for wrong in ("'0044-03-15 BC'", "'20000-01-01'"):
+        with pytest.raises(asyncpg.CheckViolationError):
+            pg.execute(insert.format(wrong))
+    for right in ("'infinity'", "'-infinity'", "now()"):
+        pg.execute(insert.format(right))
     await mill.close()

@@ -84,6 +84,17 @@ class Counter:
 
     # -- results
 
+    async def standing(self, id: int, timeout: float | None) -> Status | None:
+        """How a job stands, through a restart of the database."""
+        until = time.monotonic() + min(_OUTAGE, _OUTAGE if timeout is None else timeout)
+        while True:
+            try:
+                return await self.jobs.status(id)
+            except (Unreachable, Busy):
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(_POLL[0])
+
     async def ended(self, id: int) -> None:
         """Until a job is over, or no longer there."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -304,11 +315,11 @@ class Desk:
     async def result(self, handle: Handle[Any], timeout: float | None) -> Any:
         """What a job returned, when it has."""
         counter = await self.counter(handle.environment)
-        status = await counter.jobs.status(handle.id)
+        status = await counter.standing(handle.id, timeout)
         if status is not None and not status.over:
             async with asyncio.timeout(timeout):
                 await counter.ended(handle.id)
-            status = await counter.jobs.status(handle.id)
+            status = await counter.standing(handle.id, None)
         if status is None:
             raise TaskFailed(f"job {handle.id} of task {handle.task!r} is no longer kept: its result is gone")
         if status.state == "done":

@@ -7,12 +7,14 @@ import random
 from datetime import timedelta as td
 from typing import Any
 
+import asyncpg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gated
 from databases import Db
+from farm import eventually
 from rowmill import DeclarationError, Event, Mill, domain
 from rowmill.allowance import Window
 from rowmill.budget import Limit
@@ -172,3 +174,23 @@ def test_after_the_wait_it_can_be_had(steps: list[tuple[float, int]], amount: in
 def test_the_registrable_domain_of_a_url(url: str, found: str | None) -> None:
     """C3"""
     assert domain(url) == found
+
+
+async def test_two_that_spend_for_the_first_time_at_once_both_get_their_answer(pg: Db) -> None:
+    """Who came second found no row, though the first had made it meanwhile, and its run failed."""
+    mill = Mill(pg.url)
+    budget = mill.budget("pages", count=(10, td(minutes=1)))
+    (_, database), other = mill.databases()[0], await asyncpg.connect(pg.url)
+    try:
+        await schema.ensure(database)
+        first = other.transaction()
+        await first.start()
+        await other.execute("insert into rowmill_gates (lane, dim, key) values ('', 'budget:pages', 'count/60')")
+        second = asyncio.create_task(take(database, mill.clock, "pages", budget.asked({"count": 4})))
+        waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        await asyncio.to_thread(eventually, lambda: pg.value(waits) == 1, 10)
+        await first.commit()
+        assert await second == 0
+    finally:
+        await other.close()
+        await database.close()

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -25,6 +26,7 @@ from uuid import UUID
 from .errors import WrongArguments
 
 _PLAIN = (str, int, float, bool, type(None))
+_BITS = 3300  # of the longest whole number: a thousand digits
 #: Kept as text: how it is written, how it is read.
 _AS_TEXT: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     datetime: (datetime.isoformat, datetime.fromisoformat),
@@ -44,15 +46,22 @@ class Unfit(Exception):
 
 def encode(value: Any, hint: Any = Any) -> Any:
     """A value as JSON takes it, if it fits the hint."""
+    try:
+        return _encode(value, hint)
+    except RecursionError:
+        raise Unfit("something less deeply nested") from None
+
+
+def _encode(value: Any, hint: Any) -> Any:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is inspect.Parameter.empty or isinstance(hint, typing.TypeVar):
         return _encode_plain(value)
     if origin is typing.Annotated:
-        return encode(value, inner[0])
+        return _encode(value, inner[0])
     if hint is None or hint is type(None):
         return _fits(value, type(None))
     if origin in (Union, types.UnionType):
-        return _first(lambda part: encode(value, part), inner, value)
+        return _first(lambda part: _encode(value, part), inner, value)
     if origin is Literal:
         if any(value == option and type(value) is type(option) for option in inner):
             return _encode_plain(value)
@@ -63,7 +72,7 @@ def encode(value: Any, hint: Any = Any) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = typing.get_type_hints(hint, include_extras=True)
         fields = {field.name for field in dataclasses.fields(_fits(value, hint)) if field.init}
-        return {name: encode(getattr(value, name), hints[name]) for name in fields}
+        return {name: _encode(getattr(value, name), hints[name]) for name in fields}
     container = origin or hint
     if inspect.isclass(container):
         if issubclass(container, enum.Enum):
@@ -76,23 +85,23 @@ def encode(value: Any, hint: Any = Any) -> Any:
             return _AS_TEXT[container][0](_fits(value, container))
         if typing.is_typeddict(container):
             hints = typing.get_type_hints(container, include_extras=True)
-            return {str(name): encode(part, hints.get(name, Any)) for name, part in _fits(value, dict).items()}
+            return {str(name): _encode(part, hints.get(name, Any)) for name, part in _fits(value, dict).items()}
         if issubclass(container, tuple):
             return _encode_tuple(value, container, inner)
         if issubclass(container, Mapping):
             key, part = inner or (Any, Any)
-            return {_key(name, key): encode(item, part) for name, item in _fits(value, Mapping).items()}
+            return {_key(name, key): _encode(item, part) for name, item in _fits(value, Mapping).items()}
         if issubclass(container, (Set, Sequence)) and not issubclass(container, str):
             wanted = container if container not in (Sequence, Set) else (list, tuple, set, frozenset, container)
             if isinstance(value, (str, bytes)) or not isinstance(value, wanted):
                 raise Unfit(f"a {container.__name__}")
-            return [encode(item, inner[0] if inner else Any) for item in value]
+            return [_encode(item, inner[0] if inner else Any) for item in value]
         if container is float and isinstance(value, int) and not isinstance(value, bool):
-            return value
+            return _number(value)
         if container in _PLAIN:
             if container is int and isinstance(value, bool):
                 raise Unfit("an int, not a bool")
-            return _fits(value, container)
+            return _number(_fits(value, container))
     raise Unfit(f"a type that can be kept as JSON; {_name(hint)} cannot (a dataclass or a pydantic model can)")
 
 
@@ -147,8 +156,17 @@ def _encode_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_encode_plain(part) for part in value]
     if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
-        return value
+        return _number(value)
     raise Unfit(f"a type hint: without one a {type(value).__name__} would come back as text")
+
+
+def _number(value: Any) -> Any:
+    """JSON has no word for some numbers, and Python none for writing the longest out."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Unfit(f"a number that JSON has, not {value}")
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        raise Unfit("a number of less than a thousand digits")
+    return value
 
 
 def _encode_tuple(value: Any, container: Any, inner: tuple[Any, ...]) -> list[Any]:
@@ -288,6 +306,13 @@ class Signature:
             hint = self.hints.get(name, Any)
             try:
                 if kind is inspect.Parameter.VAR_KEYWORD:
+                    if twice := [key for key in value if key in self._whole.parameters]:
+                        # Arguments are kept by name, and this one names two.
+                        raise WrongArguments(
+                            f"{where}: {twice[0]!r} is a parameter of its handler, and cannot be one of its"
+                            f" **{name}, too",
+                            hint=f"its handler takes {self}",
+                        )
                     packed.update({key: encode(part, hint) for key, part in value.items()})
                 elif kind is inspect.Parameter.VAR_POSITIONAL:
                     packed[name] = [encode(part, hint) for part in value]
@@ -310,7 +335,9 @@ class Signature:
             packed[name] = value
         if not self._required <= packed.keys():
             return None
-        return packed if all(type(value) is self._wanted[name] for name, value in packed.items()) else None
+        if not all(type(value) is self._wanted[name] for name, value in packed.items()):
+            return None
+        return None if any(type(value) is int and value.bit_length() > _BITS for value in packed.values()) else packed
 
     def needs(self) -> list[str]:
         """Names of the arguments that a call must give."""
@@ -319,6 +346,8 @@ class Signature:
 
     def unpack(self, packed: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Packed arguments as the handler takes them; raises WrongArguments where they do not fit its hints."""
+        if not isinstance(packed, Mapping):
+            raise WrongArguments(f"args is {_shown(packed)}, and must be an object: it takes {self}")
         if self._trivial and packed.keys() <= self._whole.parameters.keys():
             return [], dict(packed)
         args: list[Any] = []
@@ -355,5 +384,8 @@ class Signature:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # too deep, or too long a number
+        return f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:59]}…"

@@ -22,7 +22,7 @@ from .engine.lifespan import Lifespan
 from .engine.resources import Resource
 from .engine.tally import Tally
 from .engine.worker import Worker
-from .errors import Busy, DeclarationError, Unreachable, did_you_mean
+from .errors import Busy, DeclarationError, Unreachable, WrongArguments, did_you_mean
 from .events import Events, Subscriber
 from .lane import Lane
 from .schedule import Cron
@@ -165,6 +165,9 @@ class Mill:
         return cast(Declare, declare)
 
     def _task(self, handler: Handler, given: Mapping[str, Any], cron: Cron | None = None) -> Task[..., Any]:
+        for word in ("name", "queue"):
+            if word in given and (not isinstance(given[word], str) or not given[word]):
+                raise DeclarationError(f"a task's {word} is text, not {given[word]!r}")
         name = str(given.get("name") or getattr(handler, "__name__", "task"))
         known = (*task_words.TASK_PARAMETERS, *task_words.QUEUE_PARAMETERS)
         for option in given:
@@ -353,11 +356,11 @@ class Mill:
 
     async def enqueue_many(self, calls: Iterable[Call]) -> list[Handle[Any]]:
         """Enqueue calls of several tasks in one transaction: ``[a.call(...), b.call(...)]``."""
-        return await self._desk.enqueue(list(calls))
+        return await self._desk.enqueue(_calls(calls))
 
     def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Handle[Any]]:
         """``enqueue_many`` for code that does not await."""
-        return self._desk.enqueue_sync(list(calls))
+        return self._desk.enqueue_sync(_calls(calls))
 
     async def batch(self, calls: Iterable[Call], then: Call) -> Handle[Any]:
         """Enqueue calls, and one that runs when they have all ended, well or not: it asks ``job.joined()`` for the
@@ -390,3 +393,11 @@ class Mill:
                     await database.write(lambda run: run("select pg_notify($1, '')", (CHANNEL,)))
             finally:
                 await database.close()
+
+
+def _calls(given: Any) -> list[Call]:
+    found = task_words.listed_calls(given)
+    for call in found:
+        if not isinstance(call, Call):
+            raise WrongArguments(f"{call!r} is no call", hint="task.call(...)")
+    return found

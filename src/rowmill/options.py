@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +13,10 @@ from .errors import DeclarationError, WrongArguments, did_you_mean
 UNFINISHED = ("ready", "running", "joining")
 STATES = (*UNFINISHED, "done", "dead", "canceled")
 CONFLICTS = ("ignore", "replace", "raise")
+_ZERO = timedelta(0)
+#: The longest time that is counted from now: what lies behind it, the databases' own times hold no more.
+FARTHEST = timedelta(days=365 * 1000)
+LONGEST_KEY = 500  # an index entry holds 2,700 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,13 @@ class Key:
     def __post_init__(self) -> None:
         if not isinstance(self.value, str) or not self.value:
             raise WrongArguments(f"a key is text, not {self.value!r}")
+        if len(self.value) > LONGEST_KEY or any(
+            letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in self.value
+        ):
+            raise WrongArguments(
+                f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} letters, no NUL or surrogate",
+                hint="a hash of it can",
+            )
         if not self.states:
             object.__setattr__(self, "states", UNFINISHED if self.within is None else (*UNFINISHED, "done"))
         for state in self.states:
@@ -43,8 +54,8 @@ class Key:
             raise WrongArguments(
                 f"key {self.value!r}: conflict={self.conflict!r}", hint=did_you_mean(str(self.conflict), CONFLICTS)
             )
-        if self.within is not None and not isinstance(self.within, timedelta):
-            raise WrongArguments(f"key {self.value!r}: within is a timedelta, not {self.within!r}")
+        if self.within is not None and not (isinstance(self.within, timedelta) and _ZERO < self.within <= FARTHEST):
+            raise WrongArguments(f"key {self.value!r}: within is a positive timedelta, not {self.within!r}")
 
     @property
     def strict(self) -> bool:
@@ -66,6 +77,14 @@ class Keep:
     age: timedelta | None = timedelta(days=7)
     count: int | None = None
     dead: timedelta | None = timedelta(days=30)
+
+    def __post_init__(self) -> None:
+        for name in ("age", "dead"):
+            given = getattr(self, name)
+            if given is not None and not (isinstance(given, timedelta) and _ZERO <= given <= FARTHEST):
+                raise DeclarationError(f"Keep: {name} is a timedelta or None, not {given!r}")
+        if self.count is not None and not (type(self.count) is int and 0 <= self.count < 2**31):
+            raise DeclarationError(f"Keep: count is a whole number or None, not {self.count!r}")
 
     @classmethod
     def of(cls, given: Any, where: str) -> Keep:
@@ -95,6 +114,11 @@ class Options:
         after = self.run_after
         if after is not None and not isinstance(after, (datetime, timedelta)):
             raise WrongArguments(f"run_after is a datetime or a timedelta, not {after!r}")
+        if isinstance(after, timedelta) and abs(after) > FARTHEST:
+            raise WrongArguments(f"run_after={after!r} is too far away", hint=f"at most {FARTHEST.days} days")
+        if isinstance(after, datetime) and not 1000 < after.year < 9999:
+            # What the database can keep, and the drivers cannot read, would stop the whole queue.
+            raise WrongArguments(f"run_after={after!r} is too far away")
         if isinstance(after, datetime) and after.tzinfo is None:
             raise WrongArguments(
                 f"run_after={after!r} does not say in which time zone", hint="datetime.now(UTC) + ..., or a timedelta"
@@ -103,6 +127,13 @@ class Options:
             raise WrongArguments(f"priority is a whole number, lower goes first; not {self.priority!r}")
         if self.key is not None and not isinstance(self.key, (str, Key)):
             raise WrongArguments(f"key is text or a Key, not {self.key!r}")
+        if isinstance(self.key, str):
+            Key(self.key)
+
+    def under(self, common: Options) -> Options:
+        """These, and the common ones where these say nothing."""
+        said = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(common, **said) if said else common
 
     @property
     def unique(self) -> Key | None:

@@ -6,6 +6,7 @@ after the gap, one that comes twice comes once, and jobs of every hour or minute
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,9 @@ from .errors import DeclarationError, did_you_mean
 MISSED = ("skip", "once", "all")
 #: A tick that is enqueued later than this was missed.
 PUNCTUAL = timedelta(minutes=1)
-_MOST = 10_000  # ticks that are looked at in one go: every minute of a week
+#: Ticks that are enqueued in one go: every minute of a week.
+MOST = 10_000
+_INSTANT = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Cron:
     def __post_init__(self) -> None:
         try:
             ZoneInfo(self.tz)
-        except (KeyError, ValueError, OSError):
+        except (KeyError, ValueError, OSError, TypeError):
             raise DeclarationError(
                 f"cron {self.expression!r}: there is no time zone {self.tz!r}", hint='tz="America/Montreal", tz="UTC"'
             ) from None
@@ -62,17 +65,24 @@ class Cron:
 
     def due(self, since: datetime, now: datetime) -> tuple[list[datetime], datetime]:
         """The ticks to enqueue of those after ``since`` and up to ``now``, and up to where that settles the matter."""
-        passed: list[datetime] = []
-        for tick in self.after(since):
-            if tick > now or len(passed) >= _MOST:
-                break
-            passed.append(tick)
-        if not passed:
-            return [], since
-        late = [tick for tick in passed if now - tick > PUNCTUAL]
-        timely = passed[len(late) :]
-        if self.missed == "all":
-            return passed, passed[-1]
-        if self.missed == "once" and late and not timely:
-            return late[-1:], passed[-1]
-        return (timely[-1:] if self.missed == "once" else timely), passed[-1]
+        # However long nobody was there: what is left out, or made up for once, need not be counted through.
+        begin = since if self.missed == "all" else max(since, now - PUNCTUAL - _INSTANT)
+        passed = list(itertools.islice(itertools.takewhile(lambda tick: tick <= now, self.after(begin)), MOST))
+        if self.missed == "skip" or not passed:
+            last = passed[-1] if passed else self._last(since, now)
+            if last is None:
+                return [], since
+            return (passed if self.missed == "skip" or passed else [last]), last
+        return (passed[-1:] if self.missed == "once" else passed), passed[-1]
+
+    def _last(self, since: datetime, now: datetime) -> datetime | None:
+        """Its last tick after ``since`` and up to ``now``: looked for in ever longer stretches before ``now``."""
+        stretch = timedelta(hours=1)
+        while True:
+            begin = max(since, now - stretch) if stretch < now - since else since
+            last = None
+            for tick in itertools.takewhile(lambda tick: tick <= now, self.after(begin)):
+                last = tick
+            if last is not None or begin == since:
+                return last
+            stretch *= 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from .arguments import Signature, decode
+from .arguments import Signature, Unfit, decode
 from .errors import DeclarationError, WrongArguments, did_you_mean
 from .lane import PARAMETERS, Lane
 from .options import OPTIONS, UNFINISHED, Keep, Key, Options
@@ -112,8 +112,15 @@ class Handle(Generic[R_co]):
         or TimeoutError after ``timeout`` seconds.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and not isinstance(seconds, (int, float)):
+            raise WrongArguments(f"timeout is a number of seconds or a timedelta, not {timeout!r}")
         kept = await self._desk.result(self, seconds)
-        value: Any = decode(kept, self._task.signature.returns) if kept is not None else None
+        value: Any = None
+        if kept is not None:
+            try:
+                value = decode(kept, self._task.signature.returns)
+            except (Unfit, ValueError, TypeError, ArithmeticError):
+                value = kept  # the handler returned something else than it says: that was kept, as it was
         return value  # type: ignore[no-any-return]
 
     def result_sync(self, timeout: float | timedelta | None = None) -> R_co:
@@ -172,8 +179,10 @@ class Task(Generic[P, R]):
                     " not tell them apart",
                     hint=f"another name, or positional only: def {self.name}({parameter.name}, /, ...)",
                 )
-        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+        if not isinstance(self.max_attempts, int) or not 1 <= self.max_attempts < 2**31:
             raise DeclarationError(f"{where}: max_attempts must be a whole number of at least 1")
+        if self.classify is not None and not callable(self.classify):
+            raise DeclarationError(f"{where}: classify must be a function of the error, not {self.classify!r}")
         if self.timeout is not None and (not isinstance(self.timeout, timedelta) or self.timeout <= timedelta(0)):
             raise DeclarationError(f"{where}: timeout must be a positive timedelta, not {self.timeout!r}")
         if not callable(self.backoff):
@@ -304,14 +313,26 @@ class Task(Generic[P, R]):
         common = Options(**options)
         where, pack = f"task {self.name!r}", self.signature.pack
         found = []
-        for given in calls:
+        for given in listed_calls(calls):
             if isinstance(given, Call):
-                found.append(given)
+                found.append(replace(given, options=given.options.under(common)) if options else given)
             elif isinstance(given, Mapping):
                 found.append(Call(self, pack(where, (), given), common))
-            else:
+            elif isinstance(given, (tuple, list)):
                 found.append(Call(self, pack(where, tuple(given), {}), common))
+            else:
+                raise WrongArguments(
+                    f"{where}: a call is a dict or a tuple of arguments, or a task.call(...), not {given!r}",
+                    hint='enqueue_many([{"to": "a@example.org"}, ...])',
+                )
         return found
+
+
+def listed_calls(calls: Any) -> list[Any]:
+    """What ``enqueue_many`` was given, as a list."""
+    if isinstance(calls, (Mapping, str, Call)) or not isinstance(calls, Iterable):
+        raise WrongArguments(f"enqueue_many takes a list of calls, not {calls!r}")
+    return list(calls)
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

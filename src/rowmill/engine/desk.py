@@ -13,10 +13,20 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..clock import Clock
-from ..errors import DeclarationError, RowmillError, TaskCanceled, TaskFailed, WrongArguments, did_you_mean
+from ..errors import (
+    Busy,
+    DeclarationError,
+    RowmillError,
+    TaskCanceled,
+    TaskFailed,
+    Unreachable,
+    WrongArguments,
+    did_you_mean,
+)
 from ..store import Database, flows, schema
 from ..store.callers import Verb, caller, drive, drive_async, on
 from ..store.database import Postgres, runner, uncut
@@ -30,6 +40,7 @@ from .wake import AWAIT, DONE, Bell, listen
 T = TypeVar("T")
 _POLL = (0.2, 2.0)  # how soon, and how late at most, a result is looked for without a word that it is there
 _ANNOUNCE_EVERY = 10.0
+_OUTAGE = 60.0  # how long those who await results are not told that the database is away
 
 
 class Counter:
@@ -57,7 +68,7 @@ class Counter:
         """Jobs in a transaction of their own: by COPY where they are many, else in as few statements as may be."""
         if isinstance(self.database, Postgres) and self._direct is not None:
             if copies(calls):
-                return await copy(self._direct, self.database, self.clock, calls)
+                return await copy(self._direct, self.database, self.clock, calls, wake)
             if len(calls) == 1 and simple(calls[0]):
                 return [await add_one(self._direct, self.say, calls[0], wake)]
         verb = add(self.say, calls, wake=wake)
@@ -73,11 +84,22 @@ class Counter:
 
     # -- results
 
+    async def standing(self, id: int, timeout: float | None) -> Status | None:
+        """How a job stands, through a restart of the database."""
+        until = time.monotonic() + min(_OUTAGE, _OUTAGE if timeout is None else timeout)
+        while True:
+            try:
+                return await self.jobs.status(id)
+            except (Unreachable, Busy):
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(_POLL[0])
+
     async def ended(self, id: int) -> None:
         """Until a job is over, or no longer there."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(id, []).append(waiter)
-        if self._waiting is None or self._waiting.done():
+        if self._waiting is None:
             self._waiting = asyncio.create_task(self._watch())
         try:
             await waiter
@@ -92,14 +114,22 @@ class Counter:
         """One look for all that is awaited here: when a word comes that something is done, and now and then."""
         bell = Bell()
         listening = asyncio.create_task(listen(self.database, bell.ring, DONE))
-        announced, pause = 0.0, _POLL[0]
+        announced, pause, seen = 0.0, _POLL[0], time.monotonic()
         try:
             while self._awaited:
-                if self.say.postgres and time.monotonic() - announced > _ANNOUNCE_EVERY:
-                    announced = time.monotonic()
-                    await self.database.write(lambda run: run("select pg_notify($1, $2)", (CHANNEL, AWAIT)))
                 known = len(self._awaited)
-                for id in await self.jobs.over(self._awaited):
+                try:
+                    if self.say.postgres and time.monotonic() - announced > _ANNOUNCE_EVERY:
+                        announced = time.monotonic()
+                        await self.database.write(lambda run: run("select pg_notify($1, $2)", (CHANNEL, AWAIT)))
+                    over = await self.jobs.over(self._awaited)
+                    seen = time.monotonic()
+                except (Unreachable, Busy):
+                    # A restart of the database is no end of the job. What lasts longer is told to those who wait.
+                    if time.monotonic() - seen > _OUTAGE:
+                        raise
+                    over, announced = set(), 0.0
+                for id in over:
                     for waiter in self._awaited.pop(id, []):
                         if not waiter.done():
                             waiter.set_result(None)
@@ -114,14 +144,17 @@ class Counter:
                         waiter.set_exception(error)
             self._awaited.clear()
         finally:
+            self._waiting = None  # before anything is awaited: who comes now begins another watch
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
 
     async def close(self) -> None:
         """Let go of all connections."""
-        if self._waiting is not None:
-            self._waiting.cancel()
-            await asyncio.gather(self._waiting, return_exceptions=True)
+        if (waiting := self._waiting) is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        for waiter in [waiter for waiters in self._awaited.values() for waiter in waiters if not waiter.done()]:
+            waiter.set_exception(RowmillError("the Mill was closed while this result was awaited"))
         if self._direct is not None:
             await self._direct.close()
         await self.database.close()
@@ -137,7 +170,7 @@ class Desk:
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Counter]] = (
             weakref.WeakKeyDictionary()
         )
-        self._own: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._own: _Own | None = None
         self._guard = threading.Lock()
 
     def environment(self, name: str | None) -> str:
@@ -146,7 +179,7 @@ class Desk:
         if name is None:
             return next(iter(known))
         if name not in known:
-            raise WrongArguments(f"there is no environment {name!r}", hint=did_you_mean(name, known))
+            raise WrongArguments(f"there is no environment {name!r}", hint=did_you_mean(str(name), known))
         return name
 
     def _unopened(self, name: str) -> Counter:
@@ -166,8 +199,10 @@ class Desk:
             await counter.close()
         with self._guard:
             own, self._own = self._own, None
-        if own is not None and own[0] == os.getpid():
-            await asyncio.to_thread(_stop, own[1], self)
+            idle = own is not None and not own.calls
+        # Where other threads still wait for something in it, the last of them ends it.
+        if own is not None and idle and own.pid == os.getpid():
+            await asyncio.to_thread(_stop, own.loop, self)
 
     async def close_here(self) -> None:
         """Close what the running loop has opened."""
@@ -280,9 +315,11 @@ class Desk:
     async def result(self, handle: Handle[Any], timeout: float | None) -> Any:
         """What a job returned, when it has."""
         counter = await self.counter(handle.environment)
-        async with asyncio.timeout(timeout):
-            await counter.ended(handle.id)
-        status = await counter.jobs.status(handle.id)
+        status = await counter.standing(handle.id, timeout)
+        if status is not None and not status.over:
+            async with asyncio.timeout(timeout):
+                await counter.ended(handle.id)
+            status = await counter.standing(handle.id, None)
         if status is None:
             raise TaskFailed(f"job {handle.id} of task {handle.task!r} is no longer kept: its result is gone")
         if status.state == "done":
@@ -314,20 +351,38 @@ class Desk:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run_coroutine_threadsafe(work, self._loop()).result()
+            return self._wait(work)
         work.close()
         raise RowmillError(
             "a call that does not await, inside a running event loop: it would stop the loop",
             hint="await task.enqueue(...), or call it in a thread",
         )
 
-    def _loop(self) -> asyncio.AbstractEventLoop:
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         with self._guard:
-            if self._own is None or self._own[0] != os.getpid():  # a forked process has the loop, but not its thread
-                loop = asyncio.new_event_loop()
-                threading.Thread(target=_serve, args=(loop,), name="rowmill-desk", daemon=True).start()
-                self._own = (os.getpid(), loop)
-            return self._own[1]
+            if self._own is None or self._own.pid != os.getpid():  # a forked process has the loop, but not its thread
+                self._own = _Own(os.getpid(), asyncio.new_event_loop())
+                thread = threading.Thread(target=_serve, args=(self._own.loop,), name="rowmill-desk", daemon=True)
+                thread.start()
+            own = self._own
+            own.calls += 1
+        try:
+            return asyncio.run_coroutine_threadsafe(work, own.loop).result()
+        finally:
+            with self._guard:
+                own.calls -= 1
+                last = not own.calls and own is not self._own
+            if last:
+                _stop(own.loop, self)
+
+
+@dataclass(eq=False)
+class _Own:
+    """The loop for code that does not await, and how many calls wait for something in it."""
+
+    pid: int
+    loop: asyncio.AbstractEventLoop
+    calls: int = 0
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import Unfit, decode, encode
 from ..claim import Claim, Settlement
 from ..errors import Busy, LostClaim, RowmillError
+from ..outcome import Dead
 from ..store import LaneStore, flows
 from ..store.enqueue import Say
 from ..store.jobs import Jobs
@@ -66,6 +67,15 @@ class Flow:
         self._jobs = Jobs(store.database, store.clock)
         self._steps: dict[str, Any] | None = None
         self._spawned = 0
+        self._used: set[tuple[str, str]] = set()
+
+    def _once(self, what: str, name: str) -> None:
+        """A second of the same name would be given what the first one got, without having run."""
+        if (what, name) in self._used:
+            raise Dead(
+                f"job.{what} {name!r} stands twice in one run: each needs a name of its own, f'{name} {{number}}'"
+            )
+        self._used.add((what, name))
 
     async def _known(self) -> dict[str, Any]:
         if self._steps is None:
@@ -77,6 +87,7 @@ class Flow:
         hint = _returns(function)
         known = await self._known()
         if name in known:
+            self._once("step", name)
             return decode(known[name], hint)
         result = function(*args, **kwargs)
         value = await result if inspect.isawaitable(result) else result
@@ -95,6 +106,7 @@ class Flow:
         hint = _returns(function)
         known = asyncio.run_coroutine_threadsafe(self._known(), loop).result()
         if name in known:
+            self._once("step", name)
             return decode(known[name], hint)
         value = function(*args, **kwargs)
         asyncio.run_coroutine_threadsafe(self._keep(name, value, hint), loop).result()
@@ -110,6 +122,7 @@ class Flow:
         for attempt in range(_TRIES):
             if await flows.keep_step(self._store, self._claim, name, kept):
                 (await self._known())[name] = kept
+                self._once("step", name)
                 return
             await self._still_held(attempt)
         raise Busy(f"job {self._claim.id!r} stayed locked by somebody else")
@@ -125,6 +138,7 @@ class Flow:
         """Add children and wait for them: the run ends, and the job is run again when they have all ended."""
         self._spawned += 1
         branch = name or f"spawn-{self._spawned}"
+        self._once("spawn", branch)
         wanted = list(calls)
         for call in wanted:
             if not isinstance(call, Call):

@@ -10,6 +10,7 @@ from typing import Any
 from ..clock import Clock
 from ..errors import DatabaseError
 from ..events import Events
+from ..schedule import MOST
 from ..store import Database
 from ..store.ticks import Ticks
 from ..task import Task
@@ -53,6 +54,8 @@ class Scheduler:
             count = await self._ticks.enqueue(task, task.cron, last[name], now)
             if count:
                 self._events.emit("cron_enqueued", task=name, count=count)
+            if count >= MOST:
+                nearest = now.timestamp()  # there are more to be made up for
             coming = task.cron.next(max(now, last[name]))
             if coming is not None:
                 nearest = min(nearest, coming.timestamp())

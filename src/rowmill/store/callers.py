@@ -106,7 +106,7 @@ def caller(tx: Any) -> Caller:
     if isinstance(tx, (AsyncSession, AsyncConnection)):
         return Caller(_dialect(tx), _sqlalchemy(tx), True)
     if isinstance(tx, sqlite3.Connection):
-        return Caller("sqlite", lambda sql, values: tx.execute(sql, values).fetchall(), False)
+        return Caller("sqlite", lambda sql, values: _tupled(tx.cursor()).execute(sql, values).fetchall(), False)
     package = type(tx).__module__.partition(".")[0]
     if package == "aiosqlite":
         return Caller("sqlite", _aiosqlite(tx), True)
@@ -157,10 +157,18 @@ def _sqlalchemy(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
 
 def _aiosqlite(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
     async def run(sql: str, values: Values) -> Rows:
-        async with tx.execute(sql, values) as cursor:
+        async with tx.cursor() as cursor:
+            _tupled(cursor)
+            await cursor.execute(sql, values)
             return list(await cursor.fetchall())
 
     return run
+
+
+def _tupled(cursor: Any) -> Any:
+    """Rows by position, whatever the connection's own rows are."""
+    cursor.row_factory = None
+    return cursor
 
 
 def _asyncpg(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:

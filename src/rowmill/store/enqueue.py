@@ -136,14 +136,15 @@ select added.id from added, told order by added.id"""
             " order by id desc limit 1"
         )
 
-    def replace(self) -> str:
+    def replace(self, wake: bool) -> str:
         """New arguments for a job that has not begun."""
         args = "cast(cast(:args as text) as jsonb)" if self.postgres else ":args"
         due = self.now("cast(:delay as double precision)" if self.postgres else ":delay")
         after = "cast(cast(:run_after as text) as timestamptz)" if self.postgres else ":run_after"
-        return (
+        return self._told(
             f"update {self.table} set args = {args}, priority = :priority, run_after = coalesce({after}, {due})"
-            " where id = :id and state = 'ready' returning id"
+            " where id = :id and state = 'ready' returning id",
+            wake,
         )
 
 
@@ -201,20 +202,20 @@ def _add_keyed(say: Say, call: Call, key: Key, wake: bool, place: Place | None) 
                 return int(added[0][0])
             found = yield say.holder(), where
         if found:
-            answer = yield from _taken(say, call, key, int(found[0][0]))
+            answer = yield from _taken(say, call, key, int(found[0][0]), wake)
             if answer is not None:
                 return answer
     raise RowmillError(f"task {call.task.name!r}: the job with key {key.value!r} ended again and again; try once more")
 
 
-def _taken(say: Say, call: Call, key: Key, id: int) -> Verb[int | None]:
+def _taken(say: Say, call: Call, key: Key, id: int, wake: bool) -> Verb[int | None]:
     """The key is taken by that job: what the call does then."""
     if key.conflict == "raise":
         raise KeyTaken(f"task {call.task.name!r}: job {id} has the key {key.value!r}", id=id)
     if key.conflict == "replace":
         timing = _timing(say, call)
         yield (
-            say.replace(),
+            say.replace(wake),
             {
                 "id": id,
                 **_plain_values(call),
@@ -299,7 +300,7 @@ async def add_one(direct: Direct, say: Say, call: Call, wake: bool) -> int:
         return int(await connection.fetchval(text, *given))
 
 
-async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence[Call]) -> list[int]:
+async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence[Call], wake: bool) -> list[int]:
     """Add jobs by COPY: the fastest way in. Their ids are taken from the sequence first."""
     reserve = "select nextval(pg_get_serial_sequence($1, 'id')), now() from generate_series(1, $2)"
     async with direct.connection() as connection:
@@ -315,5 +316,6 @@ async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence
         await connection.copy_records_to_table(
             "rowmill_jobs", records=records, columns=columns, schema_name=database.schema
         )
-        await connection.execute(f"select pg_notify('{CHANNEL}', '')")
+        if wake:
+            await connection.execute(f"select pg_notify('{CHANNEL}', '')")
     return ids

@@ -152,7 +152,7 @@ order by g.dim, g.key {lock}"""
         found = self.read(run, wanted, lock=lock)
         missing = [spot for spot in wanted if spot not in found]
         if missing:
-            # Where somebody else has made them in the meantime, they are there as well.
+            # Whoever made them: who comes second at the first use waits in the insert until the first has committed.
             self.make(run, missing)
             found |= self.read(run, missing, lock=lock)
         return found

@@ -10,6 +10,7 @@ from typing import Any
 from ..clock import Clock
 from ..options import UNFINISHED, Keep
 from ..task import Status
+from .base import bounded
 from .callers import on
 from .database import Database
 from .enqueue import Say
@@ -68,6 +69,8 @@ class Jobs:
     async def over(self, ids: Iterable[int]) -> set[int]:
         """Which of these have ended, or are gone."""
         wanted = set(ids)
+        if not wanted:
+            return wanted
         text = f"select id, state from {self.table} where id in ({', '.join(str(int(id)) for id in wanted)})"
         states = {row[0]: row[1] for row in await self._run(text, {})}
         return {id for id in wanted if states.get(id) not in UNFINISHED}
@@ -80,7 +83,7 @@ class Jobs:
             f"update {self.table} set state = 'canceled', finished_at = {self.say.now()}, error = :reason"
             f" where id = :id and state in ({listed(UNFINISHED)}) returning parent_id"
         )
-        rows = await self._run(text, {"id": id, "reason": reason}, write=True)
+        rows = await self._run(text, {"id": id, "reason": bounded(str(reason))}, write=True)
         return bool(rows), rows[0][0] if rows else None
 
     # -- retention

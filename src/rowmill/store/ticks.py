@@ -33,10 +33,11 @@ class Ticks:
         return at if self.say.postgres else at.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "milliseconds")
 
     async def register(self, tasks: Sequence[Task[Any, Any]]) -> None:
-        """Crons that are new are counted from now on."""
+        """Crons that are new, or have another expression than before, are counted from now on."""
         insert = (
-            f"insert into {self.table} (name, expression, tz, last_tick) values (:name, :expression, :tz,"
-            f" {self.say.now()}) on conflict (name) do update set expression = excluded.expression, tz = excluded.tz"
+            f"insert into {self.table} as c (name, expression, tz, last_tick) values (:name, :expression, :tz,"
+            f" {self.say.now()}) on conflict (name) do update set expression = excluded.expression, tz = excluded.tz,"
+            " last_tick = excluded.last_tick where c.expression <> excluded.expression or c.tz <> excluded.tz"
         )
         for task in tasks:
             assert task.cron is not None

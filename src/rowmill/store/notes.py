@@ -70,6 +70,8 @@ class Notes:
         return turned
 
     async def _learn_from(self, settlements: Sequence[Settlement]) -> list[Turned]:
+        if not self._learns:  # nothing but a refusal with a time tells these gates anything
+            settlements = [s for s in settlements if s.closes is not None]
         ends: dict[Spot, list[Ended]] = {}
         for settlement in settlements:
             word = "" if settlement.kind == "done" else settlement.word

@@ -49,7 +49,6 @@ async def _gated(view: LaneView) -> dict[str, str]:
             turns = TurnStatements(say, dims[0], table)
             return {
                 "claim, each key in turn": turns.claim(begun=True),
-                "claim, gate rows for new keys": turns.refresh(),
                 "claim, when held back rows may go": turns.when(),
                 "claim, gate rows of keys that are over": turns.forget(),
             }

@@ -3,10 +3,11 @@
 A statement sees one snapshot, taken before any lock: what it counts may be old by the time it holds the lock. So
 every claim bumps the version of the gate rows it takes from, and the lock is had only where the version still is
 the one that the snapshot shows: then nobody has claimed of that key since, and nobody can until the commit. Rows
-running can only have become fewer. There is no counter that could leak.
+running can only have become fewer. There is no counter that could leak. A key that has no gate row yet gets one in the
+claim itself: of two that make it only one succeeds, and takes.
 
-Keys take turns: each worker walks the keys that have ready rows from the one it was served last, and then around, by
-a loose index scan: key by key, whatever number of rows stands behind each, and only as far as it takes.
+Keys take turns: each worker walks the keys that have ready rows from the one it was served last on, and then from the
+first, by a loose index scan: key by key, whatever number of rows stands behind each, and only as far as it takes.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from .gating import Dimension, LooseShare
 if TYPE_CHECKING:
     from .postgres import PostgresLane, PostgresStatements
 
-#: Looking for new keys takes at most this share of the time; forgetting idle ones goes with it, now and then.
-_SHARE, _KEYS_EVERY, _FORGET_EVERY, _IDLE = 0.05, 1.0, 30.0, 60.0
+#: Gate rows of keys that are idle for so long are forgotten, and looked for so often.
+_IDLE, _FORGET_EVERY = 60.0, 30.0
+#: A claim that takes longer is dear: seconds, and seconds for each row asked for. And when it is planned anew again.
+DEAR, DEAR_PER_ROW, _GUISE_AGAIN = 0.01, 0.0002, 5.0
 #: Rows held back by what runs elsewhere are looked for again after this, where no time is known.
 HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
 _NO_LIMIT = "'infinity'::float8"
+#: What is asked of a gate's row.
+_STATE = ("version", "tokens", "refilled_at", "delay", "streak", "open_until", "closed_until", "paused_until", "most")
 
 
 class TurnStatements:
@@ -66,7 +71,7 @@ class TurnStatements:
     def _breaker(self) -> tuple[str, str]:
         """SQL for the streak, and for whether it is open."""
         if self.dim.breaker is None:
-            return "_g.streak", f"_g.open_until > {self.say.plain_now()}"
+            return "coalesce(_g.streak, 0)", f"_g.open_until > {self.say.plain_now()}"
         own, names = self.dim.breaker, self.dim.columns
         streak = f"coalesce({own.value(names.streak, '_g.key')}, 0)"
         opened = f"(select {own.until(names.open_until)} from {own.table} where {own.of('_g.key')})"
@@ -138,74 +143,90 @@ class TurnStatements:
 
     # -- statements
 
-    def _walk(self, name: str, bound: str, first: int) -> str:
-        """The keys of ready rows within a bound, one after the other."""
+    def _walk(self, begun: bool) -> str:
+        """The keys of ready rows, one after the other."""
         say, phrase = self.say, self.dim.phrase
-        ready = f"from {say.table} where {say.ready_state()} and {bound}"
-        return f"""{name} as (
-  (select {phrase} as key, {first} as turn {ready} order by {phrase} limit 1)
+        # What is known only when it runs stands in a query of its own: a plan made for one value would look so much
+        # cheaper than one for all values that the server would plan every claim anew.
+        after = f"{phrase} > (select $2::text::{self.dim.kind})" if begun else f"{phrase} is not null"
+        ready = f"from {say.table} where {say.ready_state()}"
+        return f"""walk as (
+  (select {phrase} as key, 1 as turn {ready} and {after} order by {phrase} limit 1)
   union all
-  select _n.key, {name}.turn + 1 from {name} cross join lateral (
-    select {phrase} as key {ready} and {phrase} > {name}.key order by {phrase} limit 1) _n
+  select _n.key, walk.turn + 1 from walk cross join lateral (
+    select {phrase} as key {ready} and {phrase} > walk.key order by {phrase} limit 1) _n
 )"""
+
+    def _gate(self) -> str:
+        """The gate's row of a key as the snapshot has it; its version is NULL where there is none yet."""
+        state = ", ".join(f"_o.{name}" for name in _STATE)
+        return f"""(select _k.key::text as key, {state} from (select) _e
+    left join {self.table} _o on {self.where} and _o.key = _k.key::text limit 1)"""
 
     def claim(self, *, begun: bool = False, loose: int = 0) -> str:
         """$1 how many, $2 the key that was served last where there is one, then worker where it is asked for.
         ``loose``: for how many rows without a key room is kept.
         """
-        say, dim, phrase = self.say, self.dim, self.dim.phrase
+        say, dim = self.say, self.dim
         rows, found = say._match("chosen")
         columns = say.names(say.binding.columns)
         tokens, kept = "", ""
         if self.group.rate is not None:
             tokens = ", _t.tokens, _s.speed, _s.size"
             kept = ", held.tokens as _tokens, held.speed as _speed, held.size as _size"
-        # From the key served last, and then around.
-        last, walks = f"$2::text::{dim.kind}", [self._walk("ahead", f"{phrase} is not null", 1)]
-        if begun:
-            walks = [
-                self._walk("ahead", f"{phrase} > {last}", 1),
-                self._walk("around", f"{phrase} <= {last}", 1_000_000_000),
-            ]
-        keys = "select * from ahead" + (" union all select * from around" if begun else "")
         me = "$3::text" if begun else "$2::text"
-        walks[:0] = [self._counted(me)] if self._counts else []
-        return f"""with recursive {", ".join(walks)}, turns as materialized (
+        running = f"{self._counted(me)}, " if self._counts else ""
+        return f"""with recursive {running}{self._walk(begun)}, turns as materialized (
   -- read as the snapshot has it, and only as far as needed
   select _g.key, _g.version, _x.free, _k.turn{tokens}
-  from ({keys}) _k
-  cross join lateral (select * from {self.table} where {self.where} and key = _k.key::text limit 1) _g{self._states()}
-  where {self._open()}
+  from walk _k
+  cross join lateral {self._gate()} _g{self._states()}
+  where octet_length(_g.key) <= {LONGEST} and {self._open()}
 ), held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select turns.*, _l.spot from turns cross join lateral (
+  select turns.*, _l.spot from turns left join lateral (
     select _g.ctid as spot from {self.table} _g
     where {self.where} and _g.key = turns.key and _g.version = turns.version
     for no key update skip locked
-  ) _l
+  ) _l on true
+  where turns.version is null or _l.spot is not null
 ), picked as materialized (
   select _j.*, held.spot as _spot, held.key as _key, held.turn as _turn{kept} from held cross join lateral (
     select {rows} from {say.table}
     where {dim.within("held.key")} and {say.ready()}
     order by {dim.phrase}, {say.order()}
-    limit least(held.free, $1::bigint)::bigint
+    limit least(held.free, (select $1::bigint))::bigint
     for no key update skip locked
   ) _j
-  limit $1::bigint{self._kept_free(loose)}
-){self._loose(rows)}, chosen as (
-  select {rows} from picked{f" union all select {rows} from loose" if dim.nullable else ""}
+  limit (select $1::bigint){self._kept_free(loose)}
+), made as (
+  -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
+  insert into {self.table} (lane, dim, key, version, touched_at)
+  select {_text(say.lane.name)}, {_text(dim.label)}, _n._key, 1, {say.plain_now()}
+  from (select distinct _key from picked where _spot is null) _n order by _n._key
+  on conflict do nothing
+  returning key
+){self._loose(rows, loose if begun else None)}, chosen as (
+  select {rows} from picked where _spot is not null{self._or_made()}{self._and_loose(rows)}
 ), bump as (
   update {self.table} _g set {self._bumped()}
-  where _g.ctid = any(array(select _spot from picked))
+  where _g.ctid = any(array(select _spot from picked where _spot is not null))
 ), taken as (
   update {say.table} set
     {say.assignments(say.claim_set(me))}
   where {found}
   returning {columns}, {dim.phrase}::text as _key
 )
-select {say.names(say.binding.columns, "taken.")}, _p._turn, taken._key from taken
-left join (select distinct _key, _turn from picked) _p on _p._key = taken._key
-order by {say.order("taken.")}"""
+select {say.names(say.binding.columns, "taken.")}, taken._key, (select _key from picked order by _turn desc limit 1),
+  (select count(*) from made)
+from taken order by {say.order("taken.")}"""
+
+    def _or_made(self) -> str:
+        """Tokens are taken from a row that is there, after the rows were: a new key's first turn is the next."""
+        return " or _key in (select key from made)" if self.group.rate is None else ""
+
+    def _and_loose(self, rows: str) -> str:
+        return f"\n  union all select {rows} from loose" if self.dim.nullable else ""
 
     def _kept_free(self, loose: int) -> str:
         """Room for so many rows without a key, as far as there are any."""
@@ -215,16 +236,19 @@ order by {say.order("taken.")}"""
         some = f"select 1 from {say.table} where {self.dim.phrase} is null and {say.ready()} limit {loose}"
         return f" - (select count(*) from ({some}) _e)"
 
-    def _loose(self, rows: str) -> str:
-        """Rows without a key are not held back; they take the room that is left."""
+    def _loose(self, rows: str, most: int | None) -> str:
+        """Rows without a key are not held back: they take the room that is left, once all keys have had their turn
+        (``most`` is None), and their share before.
+        """
         if not self.dim.nullable:
             return ""
         say = self.say
+        left = "greatest($1::bigint - (select count(*) from picked), 0)"
         return f""", loose as materialized (
   select {rows} from {say.table}
   where {self.dim.phrase} is null and {say.ready()} and {say.unpaused()}
   order by {say.order()}
-  limit greatest($1::bigint - (select count(*) from picked), 0)
+  limit {left if most is None else f"least({left}, {most})"}
   for no key update skip locked
 )"""
 
@@ -241,23 +265,6 @@ order by {say.order("taken.")}"""
             delay = f"(select case when min(_speed) > 0 then {delay} else '0' end {mine})"
             parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {delay}")
         return ", ".join(parts)
-
-    def refresh(self) -> str:
-        """Gate rows for keys that have none: a loose index scan, key by key, whatever stands behind each."""
-        say, phrase = self.say, self.dim.phrase
-        ready = f"{say.ready_state()} and {phrase} is not null"
-        return f"""with recursive k as (
-  (select {phrase} as key from {say.table} where {ready} order by 1 limit 1)
-  union all
-  select (select {phrase} from {say.table} where {ready} and {phrase} > k.key order by 1 limit 1)
-  from k where k.key is not null
-)
-insert into {self.table} (lane, dim, key, touched_at)
-select {_text(say.lane.name)}, {_text(self.dim.label)}, k.key::text, {say.plain_now()} from k
-where octet_length(k.key::text) <= {LONGEST}
-  and not exists (select 1 from {self.table} _g where {self.where} and _g.key = k.key::text)
-on conflict do nothing
-returning 1"""
 
     def forget(self) -> str:
         """Gate rows that say nothing: no row ready or running, and no state that a fresh one would not have."""
@@ -311,63 +318,75 @@ class Turns:
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
         #: The key served last.
         self._last: str | None = None
-        self._refresh_at = self._keys_at = self._forget_at = 0.0
-        #: Whether new keys were looked for since the last claim that came short.
-        self._fresh = False
+        self._forget_at = time.monotonic() + _FORGET_EVERY * random.uniform(0, 1)
+        #: How many gate rows were made here, and the number at which the server is told to look at them anew.
+        self._made, self._count_at = 0, 100
+        #: The server keeps its plan for a text. A new guise of the text gets a plan for what the table is like now.
+        self._guise, self._guise_at = 0, 0.0
         #: Claims in a row that got nothing although something was free: somebody holds the rows themselves.
         self._in_vain = 0
         self._share = LooseShare()
 
     async def claim(self, count: int) -> list[Claim]:
-        """Rows of as many keys as it takes. New keys are looked for where it came short; and now and then where those
-        that are known, or rows without a key, keep it full.
-        """
+        """Rows of as many keys as it takes: from the one served last on, and then from the first."""
         began = time.monotonic()
+        begun = self._last is not None
         claims = await self._take(count, began)
-        self._fresh = began >= self._refresh_at
-        if self._fresh and (len(claims) < count or began >= self._keys_at) and await self._refresh():
-            claims += await self._take(count - len(claims), began) if len(claims) < count else []
-        self._in_vain = 0 if claims else self._in_vain + 1
+        if begun and len(claims) < count:
+            self._last = None
+            claims += await self._take(count - len(claims), began)
+        await self._mind_plans(time.monotonic() - began, count)
         self.store.look_again = None
         if len(claims) < count:
-            self.store.look_again = await self._when()
+            self._last = None
+            self.store.look_again, free = await self._when()
+            if free and not self._in_vain:  # a key that has only now got its gate row, or that others had locked
+                claims += await self._take(count - len(claims), began)
+                self.store.look_again = (await self._when())[0] if len(claims) < count else None
+        self._in_vain = 0 if claims else self._in_vain + 1
+        if began > self._forget_at:
+            self._forget_at = began + _FORGET_EVERY * random.uniform(0.7, 1.3)
+            await self.store.database.write(lambda run: run(self.store._text("forget", self.say.forget), ()))
         return claims
 
     async def _take(self, count: int, began: float) -> list[Claim]:
         begun, loose = self._last is not None, self._share.of(count) if self.dim.nullable else 0
-        text = self.store._text(("turns", begun, loose), lambda: self.say.claim(begun=begun, loose=loose))
+        text = self.store._text(
+            ("turns", begun, loose, self._guise),
+            lambda: self.say.claim(begun=begun, loose=loose) + f"\n-- {self._guise}" * bool(self._guise),
+        )
         values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
         rows = await self.store.database.write(lambda run: run(text, tuple(values)))
-        served = [row for row in rows if row[-2] is not None]
-        if served:
-            self._last = max(served, key=lambda row: row[-2])[-1]
+        if rows:
+            self._last = rows[0][-2] or self._last
+            self._made += rows[0][-1]
         claims = self.store.make_claims(rows, began)
+        label = self.dim.label
         for claim, row in zip(claims, rows, strict=True):
-            claim.gates = {self.dim.label: row[-1]} if row[-1] is not None else {}
+            claim.gates = {label: row[-3]} if row[-3] is not None else {}
         return claims
 
-    async def _refresh(self) -> bool:
-        began = time.monotonic()
-        found = await self.store.database.write(lambda run: run(self.store._text("keys", self.say.refresh), ()))
-        took = time.monotonic() - began
-        self._refresh_at, self._keys_at = began + took / _SHARE, began + _KEYS_EVERY
-        if began > self._forget_at:
-            self._forget_at = began + _FORGET_EVERY * random.uniform(0.7, 1.3)
-            await self.store.database.write(lambda run: run(self.store._text("forget", self.say.forget), ()))
-        return bool(found)
+    async def _mind_plans(self, took: float, count: int) -> None:
+        """A plan that was made for a few rows reads all of them once they are many."""
+        if self._made >= self._count_at:
+            self._count_at = 4 * self._made
+            await self.store.database.write(lambda run: run(f"analyze {self.say.table}", ()))
+        now = time.monotonic()
+        if took > DEAR + DEAR_PER_ROW * count and now > self._guise_at:
+            self._guise, self._guise_at = self._guise + 1, now + _GUISE_AGAIN
 
-    async def _when(self) -> float | None:
-        """When to look again, by this process's clock; None: at the next poll."""
+    async def _when(self) -> tuple[float | None, bool]:
+        """When to look again, by this process's clock (None: at the next poll); and whether a key is free even now."""
         text = self.store._text("when", self.say.when)
         me = (self.store.worker,) if self.dim.group.process is not None else ()
         wait, ready = (await self.store.database.read(lambda run: run(text, me)))[0]
         now = time.monotonic()
         if wait == 0:  # others were faster, or held its lock
-            return now + random.uniform(0, min(_LOCKED_AGAIN * 2.0 ** min(self._in_vain, 10), HELD_AGAIN))
+            return now + random.uniform(0, min(_LOCKED_AGAIN * 2.0 ** min(self._in_vain, 10), HELD_AGAIN)), True
         times = [now + max(wait, _least_wait(self.dim))] if wait is not None else []
-        if ready:  # rows held back by what others run, or of a key that is not known yet
-            times += [now + HELD_AGAIN, *([] if self._fresh else [max(self._refresh_at, now)])]
-        return min(times) if times else None
+        if ready:  # rows held back by what others run
+            times.append(now + HELD_AGAIN)
+        return min(times) if times else None, False
 
 
 def _least_wait(dim: Dimension) -> float:

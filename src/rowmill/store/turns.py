@@ -33,6 +33,9 @@ _NO_LIMIT = "'infinity'::float8"
 class TurnStatements:
     """What is said to PostgreSQL. The gate's row is ``_g``, so that no column of the user's is meant by mistake."""
 
+    #: SQL for how many rows a claim is to take, and for the key that was served last.
+    count, last = "$1::bigint", "$2::text"
+
     def __init__(self, say: PostgresStatements, dim: Dimension, table: str) -> None:
         self.say, self.dim, self.group, self.table = say, dim, dim.group, table
         self.where = f"lane = {_text(say.lane.name)} and dim = {_text(dim.label)}"
@@ -155,20 +158,19 @@ class TurnStatements:
         """
         say, dim, phrase = self.say, self.dim, self.dim.phrase
         rows, found = say._match("chosen")
-        columns = say.names(say.binding.columns)
         tokens, kept = "", ""
         if self.group.rate is not None:
             tokens = ", _t.tokens, _s.speed, _s.size"
             kept = ", held.tokens as _tokens, held.speed as _speed, held.size as _size"
         # From the key served last, and then around.
-        last, walks = f"$2::text::{dim.kind}", [self._walk("ahead", f"{phrase} is not null", 1)]
+        last, walks = f"{self.last}::{dim.kind}", [self._walk("ahead", f"{phrase} is not null", 1)]
         if begun:
             walks = [
                 self._walk("ahead", f"{phrase} > {last}", 1),
                 self._walk("around", f"{phrase} <= {last}", 1_000_000_000),
             ]
         keys = "select * from ahead" + (" union all select * from around" if begun else "")
-        me = "$3::text" if begun else "$2::text"
+        me = self._me(begun)
         walks[:0] = [self._counted(me)] if self._counts else []
         return f"""with recursive {", ".join(walks)}, turns as materialized (
   -- read as the snapshot has it, and only as far as needed
@@ -188,10 +190,10 @@ class TurnStatements:
     select {rows} from {say.table}
     where {dim.within("held.key")} and {say.ready()}
     order by {dim.phrase}, {say.order()}
-    limit least(held.free, $1::bigint)::bigint
+    limit least(held.free, {self.count})::bigint
     for no key update skip locked
   ) _j
-  limit $1::bigint{self._kept_free(loose)}
+  limit {self.count}{self._kept_free(loose)}
 ){self._loose(rows)}, chosen as (
   select {rows} from picked{f" union all select {rows} from loose" if dim.nullable else ""}
 ), bump as (
@@ -201,11 +203,20 @@ class TurnStatements:
   update {say.table} set
     {say.assignments(say.claim_set(me))}
   where {found}
-  returning {columns}, {dim.phrase}::text as _key
-)
-select {say.names(say.binding.columns, "taken.")}, _p._turn, taken._key from taken
-left join (select distinct _key, _turn from picked) _p on _p._key = taken._key
+  {self._taken()}
 order by {say.order("taken.")}"""
+
+    def _me(self, begun: bool) -> str:
+        """SQL for the worker."""
+        return "$3::text" if begun else "$2::text"
+
+    def _taken(self) -> str:
+        """What the claim answers with: the rows, and whose turn it was."""
+        columns = self.say.binding.columns
+        return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _key
+)
+select {self.say.names(columns, "taken.")}, _p._turn, taken._key from taken
+left join (select distinct _key, _turn from picked) _p on _p._key = taken._key"""
 
     def _kept_free(self, loose: int) -> str:
         """Room for so many rows without a key, as far as there are any."""
@@ -224,7 +235,7 @@ order by {say.order("taken.")}"""
   select {rows} from {say.table}
   where {self.dim.phrase} is null and {say.ready()} and {say.unpaused()}
   order by {say.order()}
-  limit greatest($1::bigint - (select count(*) from picked), 0)
+  limit greatest({self.count} - (select count(*) from picked), 0)
   for no key update skip locked
 )"""
 

@@ -43,13 +43,14 @@ class App:
         row = {"name": kind, "kind": kind, "base_url": self.sites.address(kind), "rate_limit_per_minute": rate}
         return self.db.insert("sources", [row | columns])[0]
 
-    def coins(self, count: int, condition: str = "circulated") -> list[int]:
+    def coins(self, count: int, first: int = 0) -> list[int]:
         """Intakes of coins that are all different, with a job for each source."""
-        rows = [{"title": coin(n)["title"], "condition": condition} for n in range(count)]
+        rows = [{"title": coin(n)["title"], "condition": "circulated"} for n in range(first, first + count)]
         ids = self.db.insert("coin_intakes", rows)
         for source in self.db.query("select id from sources order by id"):
             jobs = [
-                {"intake_id": each, "source_id": source["id"], "query_params": coin(n)} for n, each in enumerate(ids)
+                {"intake_id": each, "source_id": source["id"], "query_params": coin(n)}
+                for n, each in enumerate(ids, first)
             ]
             self.db.insert("scrape_jobs", jobs)
         return ids

@@ -1,9 +1,7 @@
 -- A worker in plain SQL, for psql: one price, read out of a printed guide, for the next coin in line.
 --   psql "$DATABASE_URL" -v ON_ERROR_STOP=1 -v worker=clerk-1 -v price_cents=4250 -f by_hand.sql
-\set job_id ''
-select * from claim_next_pending_job(worker => :'worker') \gset job_
-select :'job_id' <> '' as claimed \gset
-\if :claimed
+select job.* from (select 1) one left join claim_next_pending_job(worker => :'worker') job on true \gset job_
+\if :{?job_id}
   begin;
   insert into price_points (intake_id, source_id, dedupe_key, url, title, price_cents, price_type, observed_on,
                             match_strength)

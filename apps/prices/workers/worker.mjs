@@ -85,7 +85,10 @@ async function work(job) {
 
 const LEFT = "select exists (select 1 from scrape_jobs where status not in ('succeeded', 'failed')) as any"
 
-for (;;) {
+let stopping = false
+process.on('SIGTERM', () => { stopping = true })
+
+while (!stopping) {
   const { rows } = await pool.query('select * from claim_next_pending_job(worker => $1)', [worker])
   if (rows.length) await work(rows[0])
   else if (drain && !(await pool.query(LEFT)).rows[0].any) break

@@ -182,6 +182,19 @@ def test_keys_take_turns_and_a_pause_holds_callers_back(pg: Db) -> None:
     assert [row["source_id"] for row in held(functions)] == [few]
 
 
+def test_a_new_key_is_found_while_a_known_one_always_has_something_ready(pg: Db) -> None:
+    """C8: also where no Python worker is there to look for new keys."""
+    functions = install_now(pg, declared(pg, Concurrency(1000, by="source_id")))
+    known, new = (systems.insert_source(pg)[0] for _ in range(2))
+    systems.insert_scrape(pg, 400, source_id=known)
+    assert functions.claim() is not None
+    systems.insert_scrape(pg, 1, source_id=new)
+    # Each claim in a transaction of its own: the chance that none of 300 looks around is one in a hundred million.
+    claim = f"perform * from {functions.full('claim')}('w'); commit;"
+    pg.execute(f"do $$ begin for _ in 1..300 loop {claim} end loop; end $$")
+    assert pg.value("select status from scrape_jobs where source_id = ?", new) == "running"
+
+
 def test_stuck_rows_are_taken_back_while_others_are_held_back(pg: Db) -> None:
     """D2, D3: a dead worker's row is claimed, although rows of another source are ready and may not go."""
     functions = install_now(pg, declared(pg, LISTED))

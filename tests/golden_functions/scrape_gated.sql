@@ -13,8 +13,9 @@ begin
     raise exception using errcode = '22023', message = 'a claim needs the name of its worker';
   end if;
   for _rm_try in 1..3 loop
-    -- Rows whose holder is gone, and keys that are new: where nothing was to be had, and now and then in any case.
-    if _rm_try > 1 or pg_catalog.mod(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp()))::bigint, 60::bigint) = 0::bigint then
+    -- Rows whose holder is gone, and keys that are new: where nothing was to be had, and now and then in any case, so
+    -- that keys which always have something ready keep nobody else waiting.
+    if _rm_try = 2 or _rm_try = 1 and (pg_catalog.mod(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp()))::bigint, 60::bigint) = 0::bigint or pg_catalog.random() < 0.0625) then
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
       select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison from public.scrape_jobs t
@@ -129,7 +130,7 @@ select taken.* from taken
 order by taken.created_at, taken.id;
     exit when found;
     -- Somebody else may have had the keys locked at that moment.
-    perform pg_catalog.pg_sleep(case when _rm_try > 1 then 0.02 * pg_catalog.random() else 0 end);
+    perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);
   end loop;
 end
 $rowmill$;

@@ -24,6 +24,8 @@ from .statements import POISONED
 _SWEPT_BY_A_CLAIM = 100
 #: How often a claim through gates looks before it answers with nothing.
 _TRIES = 3
+#: The share of claims through gates that sweep and look for new keys although there is something to be had.
+_LOOKS_AROUND = 0.0625
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,9 @@ end"""
   _rm_last text;
 begin
 {named}  for _rm_try in 1..{_TRIES} loop
-    -- Rows whose holder is gone, and keys that are new: where nothing was to be had, and now and then in any case.
-    if _rm_try > 1 or {turn} then
+    -- Rows whose holder is gone, and keys that are new: where nothing was to be had, and now and then in any case, so
+    -- that keys which always have something ready keep nobody else waiting.
+    if _rm_try = 2 or _rm_try = 1 and ({turn} or pg_catalog.random() < {_LOOKS_AROUND}) then
 {self.sweep_loop(str(_SWEPT_BY_A_CLAIM), told=False)}
     {turns.new_keys()};
       exit when not exists (select 1 from {self.table} where {self.ready()});
@@ -162,7 +165,7 @@ begin
     {turns.claim(begun=True)};
     exit when found;
     -- Somebody else may have had the keys locked at that moment.
-    perform pg_catalog.pg_sleep(case when _rm_try > 1 then 0.02 * pg_catalog.random() else 0 end);
+    perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);
   end loop;
 end"""
 

@@ -36,7 +36,7 @@ _RATES = {"listing": 240, "api": 480, "auction": 300}
 #: Shorter than in earnest, so that there is something to see within a minute.
 _QUICK = {"BASE_DELAY_MINUTES": "0.02", "BREAKER_PAUSE_SECONDS": "4", "POLL_SECONDS": "1", "WORKER_CONCURRENCY": "2",
           "JOB_LOCK_TIMEOUT_SECONDS": "10", "HEARTBEAT_SECONDS": "2", "SWEEP_SECONDS": "2"}  # fmt: skip
-_AT_MOST, _TICK, _LINE_EVERY = 120.0, 0.5, 5.0
+_AT_MOST, _TICK, _LINE_EVERY = 240.0, 0.5, 5.0
 
 _OPEN = "select count(*) from scrape_jobs where status not in ('succeeded', 'failed')"
 _PAUSED = "select exists (select 1 from sources where name = 'auction' and paused_until is not null)"

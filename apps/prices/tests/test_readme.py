@@ -9,10 +9,14 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from apps.prices.settings import Settings
 
 from .conftest import ROOT, App
 
+#: Each of them starts half a dozen processes: seconds on a quiet machine, minutes on a busy one.
+pytestmark = pytest.mark.timeout(240)
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
@@ -21,7 +25,7 @@ def run(app: App, command: list[str] | str, **settings: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**app.environment(**settings), "PATH": path, "COLUMNS": "120"}
     done = subprocess.run(
-        command, shell=isinstance(command, str), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+        command, shell=isinstance(command, str), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr

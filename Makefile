@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
-.PHONY: demo test check bench bench-quick format browser
+.PHONY: demo test check bench bench-quick format browser node prices
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -15,7 +15,11 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(VENV)/bin/rowmill demo
 
-test: check browser
+# Price collection for coins, on this machine: sites, database, workers. apps/prices/README.md
+prices: $(STAMP)
+	@$(PY) -m apps.prices $(ARGS)
+
+test: check browser node
 	$(PY) -m pytest -n 2 --dist worksteal
 
 check: $(STAMP)
@@ -29,6 +33,12 @@ browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 		{ apt-get update --quiet --quiet && apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core; } || \
 		{ echo 'No Chromium, and it could not be installed. Try: sudo apt-get install chromium'; exit 1; }
+
+# The database driver of the worker in Node; where there is no Node, or no registry, its test is left out, and says so.
+node:
+	@test -d apps/prices/workers/node_modules/pg || ! command -v npm >/dev/null || \
+		npm --prefix apps/prices/workers install --no-audit --no-fund --no-package-lock --loglevel=error || \
+		echo 'The worker in Node is not tested: its driver could not be installed. Try: make node'
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

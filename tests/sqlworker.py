@@ -9,7 +9,8 @@ from typing import Any
 from databases import Db, Row
 from rowmill import Mill
 from rowmill.store.binding import fence_time
-from rowmill.store.functions import Function, Options, render
+from rowmill.store.functions import Function, Options, check, render
+from rowmill.store.gated_functions import resolve_gates
 from rowmill.store.install import install
 from rowmill.store.resolve import resolve
 from rowmill.testing import Kit
@@ -54,7 +55,11 @@ async def installed(db: Db, mill: Mill, lane: str | None = None, **options: Any)
         store = await kit.store(lane)
         binding, chosen = store.binding, Options(**options)
         resolved = await resolve(binding, store.database, store.statements)  # type: ignore[arg-type]
-        made = render(binding, resolved, chosen)
+        gates = None
+        if binding.lane.groups:
+            check(binding, resolved, chosen)
+            gates = await resolve_gates(tuple(store.notes.dims.values()), store.database, store.notes.rows.table)
+        made = render(binding, resolved, chosen, gates)
         await install(store.database, made, chosen)
     roles = {"worker": binding.roles.get("worker"), "claimed_at": fence_time(binding),
              "attempts": binding.roles.get("attempts")}  # fmt: skip

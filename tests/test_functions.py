@@ -374,17 +374,13 @@ def test_what_cannot_be_a_function_is_refused_with_a_word(pg: Db, options: dict[
 
 
 def test_a_lane_that_functions_could_not_serve_is_refused(pg: Db) -> None:
-    """Gates are kept by Python workers; and where only the table of workers shows life, others look dead."""
+    """Where only the table of workers shows life, others look dead."""
     pg.execute("create table jobs (id integer primary key, status text, worker text)")
     mill = Mill(pg.url)
-    lane = mill.lane("jobs", **STATES)(handle)
+    mill.lane("jobs", **STATES)(handle)
     with pytest.raises(DeclarationError, match="taken back at once"):
         install_now(pg, mill)
     pg.execute("alter table jobs add column heartbeat_at timestamptz")
-    lane.gates = ["any"]
-    with pytest.raises(DeclarationError, match="gates"):
-        install_now(pg, mill)
-    del lane.gates
     assert install_now(pg, mill).claim() is None
 
 

@@ -8,11 +8,14 @@ import typer
 
 from ..errors import DeclarationError
 from ..store.function_bodies import FunctionStatements
-from ..store.functions import Options, after, notes, render
+from ..store.functions import Options, after, check, notes, render
+from ..store.gate_view import lane_gates
+from ..store.gated_functions import FunctionGates, resolve_gates
 from ..store.inspect import LaneView
 from ..store.install import drop, install, installed
 from ..store.postgres import PostgresStatements
 from ..store.resolve import resolve
+from ..store.schema import GATES, ensure, taken
 from ..store.texts import commented, one_line, texts
 from .app import AsJson, UsageError, app, errors, load, print_json, run_async, said
 from .lookout import Lookout, one_lane
@@ -121,15 +124,30 @@ def _pairs(words: list[str]) -> dict[str, str]:
 
 async def _functions(view: LaneView, say: PostgresStatements, options: Options, apply: bool) -> dict[str, Any]:
     resolved = await resolve(view.binding, view.database, say)
-    made = render(view.binding, resolved, options)
+    check(view.binding, resolved, options)
+    gates = await _gates(view, apply) if view.lane.groups else None
+    made = render(view.binding, resolved, options, gates)
     if apply:
         await install(view.database, made, options)
     return {
         "applied": apply,
-        "notes": notes(view.binding, resolved, options),
+        "notes": notes(view.binding, resolved, options, gates),
         "functions": [{"verb": f.verb, "name": f.name, "signature": f.signature, "sql": f.sql} for f in made],
         "after": after(made, options, view.binding.dialect.identifier_preparer.quote),
     }
+
+
+async def _gates(view: LaneView, apply: bool) -> FunctionGates:
+    """A lane's gates for its functions, which name the table of gates in full: it has to be there."""
+    own = await (ensure if apply else taken)(view.database)
+    if not own.has(GATES):
+        why = f"cannot be made: {own.refused}" if apply else "is not there yet"
+        raise DeclarationError(
+            f"lane {view.lane.name!r} has gates, and their table rowmill_gates {why}",
+            hint="rowmill migrate APP --apply, by somebody who may create tables",
+        )
+    gates = await lane_gates(view)
+    return await resolve_gates(gates.dims, view.database, gates.rows.table)
 
 
 async def _dropped(view: LaneView, say: PostgresStatements, _: Options, apply: bool) -> dict[str, Any]:

@@ -15,12 +15,15 @@ from ..clock import Clock
 from ..retry import LONGEST, Exponential, Fixed
 from .base import ERROR_LENGTH
 from .binding import Binding, fence_time
+from .gated_functions import FunctionGates, FunctionTurns
 from .postgres import PostgresStatements
 from .resolve import Resolved
 from .singly import NOT_BACK
 from .statements import POISONED
 
 _SWEPT_BY_A_CLAIM = 100
+#: How often a claim through gates looks before it answers with nothing.
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,11 @@ class Parameter:
 class FunctionStatements(PostgresStatements):
     """The phrases of a lane with every name in full."""
 
-    def __init__(self, binding: Binding, resolved: Resolved) -> None:
-        super().__init__(replace(binding, sql_types=resolved.types), Clock())
-        self.resolved = resolved
+    def __init__(self, binding: Binding, resolved: Resolved, gates: FunctionGates | None = None) -> None:
+        super().__init__(
+            replace(binding, sql_types=resolved.types), Clock(), gates=gates.table if gates is not None else None
+        )
+        self.resolved, self._gates = resolved, gates
         self.table = f"{self.name(resolved.schema)}.{self.name(resolved.name)}"
         # With schemas in the path an operator there could fit a column's type better than the server's own.
         self.equals = " operator(pg_catalog.=) " if resolved.path else " = "
@@ -123,6 +128,8 @@ class FunctionStatements(PostgresStatements):
         second = "pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp()))::bigint"
         turn = f"pg_catalog.mod({second}, {every}::bigint) = 0::bigint"
         named = _refusal("$1 is null or $1 = ''::text", "a claim needs the name of its worker") if worker else ""
+        if self._gates is not None:
+            return self._gated_claim_body(FunctionTurns(self, self._gates, count), turn, named)
         return f"""declare
   _rm_row record;
 begin
@@ -136,6 +143,31 @@ begin
   -- Locked by somebody else means: being claimed. Such rows are passed over, nobody waits, nobody gets a row twice.
   return query
   {self.take(count, worker)};
+end"""
+
+    def _gated_claim_body(self, turns: FunctionTurns, turn: str, named: str) -> str:
+        return f"""declare
+  _rm_row record;
+  _rm_last text;
+begin
+{named}  for _rm_try in 1..{_TRIES} loop
+    -- Rows whose holder is gone: where nothing was to be had, and now and then in any case.
+    if _rm_try = 2 or _rm_try = 1 and {turn} then
+{self.sweep_loop(str(_SWEPT_BY_A_CLAIM), told=False)}
+      exit when not exists (select 1 from {self.table} where {self.ready()});
+    end if;
+    {turns.find_last()};
+    if _rm_last is not null then
+      return query
+      {turns.claim(begun=True)};
+      exit when found;
+    end if;
+    return query
+    {turns.claim()};
+    exit when found;
+    -- Somebody else may have had the keys locked at that moment.
+    perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);
+  end loop;
 end"""
 
     def heartbeat_body(self) -> str:
@@ -158,11 +190,20 @@ end"""
         pairs = ",\n      ".join(f"({as_text(c)}::text, {as_text(value)}::text)" for c, value in written.items())
         given = f" from pg_catalog.jsonb_populate_record(null::{self.table}, ${place}) _rm_given)"
         marks = ", ".join(f"${i}" for i in range(1, place + 1))
+        told = ""
+        if self._gates is not None and (learnt := FunctionTurns(self, self._gates).succeeded()):
+            told = f"""  select {self._gates.dim.phrase}::text into _rm_key from {self.table}
+  where {self.holds()}
+  for no key update;
+  if not found then
+    return false;
+  end if;
+{learnt}"""
         return f"""declare
   _rm_list text;
-  _rm_count bigint;
+  _rm_count bigint;{self._key_declared()}
 begin
-  if ${place} is null or ${place} = '{{}}'::jsonb then
+{told}  if ${place} is null or ${place} = '{{}}'::jsonb then
     update {self.table} set
       {self.assignments(written, "      ")}
     where {self.holds()};
@@ -193,28 +234,33 @@ end"""
 
     def fail_body(self) -> str:
         place = len(self.fenced)
-        error, delay, permanent = (f"${place + i}" for i in (1, 2, 3))
+        error, delay, permanent, retry_after = (f"${place + i}" for i in (1, 2, 3, 4))
         text = f"pg_catalog.left(coalesce({error}, 'failed'::text), {self._error_length()})"
         dead, retry = self.settle_set("dead", text, "null"), self.settle_set("retry", text, "_rm_delay")
+        key, into, learnt, asked = "", "", "", ""
+        if self._gates is not None:
+            key, into = f", {self._gates.dim.phrase}::text", ", _rm_key"
+            asked = f"\n    extract(epoch from {retry_after})::double precision,"
+            learnt = FunctionTurns(self, self._gates).failed(f"coalesce({permanent}, false)", retry_after)
         return f"""declare
   _rm_attempt bigint;
   _rm_limit bigint;
-  _rm_delay double precision;
+  _rm_delay double precision;{self._key_declared()}
 begin
-  select {self.attempt()}, {self.limit()} into _rm_attempt, _rm_limit from {self.table}
+  select {self.attempt()}, {self.limit()}{key} into _rm_attempt, _rm_limit{into} from {self.table}
   where {self.holds()}
   for no key update;
   if not found then
     return null;
   end if;
-  if coalesce({permanent}, false) or _rm_attempt >= _rm_limit then
+{learnt}  if coalesce({permanent}, false) or _rm_attempt >= _rm_limit then
     update {self.table} set
       {self.assignments(dead, "      ")}
     where {self.holds()};
     return 'dead';
   end if;
   _rm_delay := least(greatest(coalesce(
-    extract(epoch from {delay})::double precision,
+    extract(epoch from {delay})::double precision,{asked}
     {self.backoff()}
   ), 0::double precision), {LONGEST.total_seconds()}::double precision);
   update {self.table} set
@@ -222,6 +268,9 @@ begin
   where {self.holds()};
   return 'retry';
 end"""
+
+    def _key_declared(self) -> str:
+        return "\n  _rm_key text;" if self._gates is not None else ""
 
     def release_body(self) -> str:
         return f"""begin

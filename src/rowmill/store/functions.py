@@ -13,6 +13,7 @@ from ..errors import DeclarationError, did_you_mean
 from ..retry import Exponential, Fixed
 from .binding import Binding, fence_time
 from .function_bodies import FunctionStatements, Parameter, as_text, dollar_quoted
+from .gated_functions import FunctionGates, check_gates
 from .resolve import Resolved
 
 #: verb -> what its function is called behind the prefix
@@ -53,10 +54,15 @@ class Function:
     sql: str
 
 
-def render(binding: Binding, resolved: Resolved, options: Options) -> list[Function]:
-    """The functions of one lane, or a clear word why there can be none."""
+def render(
+    binding: Binding, resolved: Resolved, options: Options, gates: FunctionGates | None = None
+) -> list[Function]:
+    """The functions of one lane, with its gates if it has any (``resolve_gates``), or a clear word why there can be
+    none.
+    """
     check(binding, resolved, options)
-    say, types = FunctionStatements(binding, resolved), resolved.types
+    assert (gates is None) == (not binding.lane.groups), "a lane's functions mind its gates"
+    say, types = FunctionStatements(binding, resolved, gates), resolved.types
     worker = [Parameter("worker", "text")] if "worker" in binding.roles else []
     count, rows = f"${len(worker) + 1}", f"setof {say.table}"
     keys = say.fenced[: len(binding.key)]
@@ -68,6 +74,8 @@ def render(binding: Binding, resolved: Resolved, options: Options) -> list[Funct
     result = Parameter("result", "jsonb", "'{}'::jsonb")
     failure = [Parameter("error", "text", "null"), Parameter("delay", "interval", "null"),
                Parameter("permanent", "boolean", "false")]  # fmt: skip
+    if gates is not None:
+        failure.append(Parameter("retry_after", "interval", "null"))
     limit = f"greatest(coalesce({count}, 1), 0)"
     made: dict[str, tuple[list[Parameter], str, str]] = {
         "claim": (worker, f"{rows}", say.claim_body("1")),
@@ -137,7 +145,7 @@ end"""
     return found
 
 
-def notes(binding: Binding, resolved: Resolved, options: Options) -> list[str]:
+def notes(binding: Binding, resolved: Resolved, options: Options, gates: FunctionGates | None = None) -> list[str]:
     """What a caller has to know, a line each."""
     lane, table = binding.lane, f"{resolved.schema}.{resolved.name}"
     found = ["Commit a claim before working on it: until then nobody else can see that the row is taken."]
@@ -155,6 +163,9 @@ def notes(binding: Binding, resolved: Resolved, options: Options) -> list[str]:
         found.append(f"Call heartbeat about every {lane.heartbeat} while a run goes on; the lease is {lane.lease}.")
     if binding.renew == "claimed_at":
         found.append("A heartbeat moves the claim's time and returns it: it is the claimed_at of the next call.")
+    if gates is not None:
+        found.append("They keep to the lane's gates, and to pauses: no row may mean that none may start yet. fail tells"
+                     " the breaker; its retry_after closes the key for all workers.")  # fmt: skip
     if lane.settled_hooks:
         found.append("The lane's on_settled is Python: it does not run for rows that these functions settle.")
     if resolved.path:
@@ -167,8 +178,9 @@ def notes(binding: Binding, resolved: Resolved, options: Options) -> list[str]:
     if options.definer:
         found.append("They run with the rights of their owner: whoever may call them needs no right on the table.")
     else:
+        more = f"; the same on {', '.join(gates.tables)}, and insert on {gates.table}" if gates is not None else ""
         found.append(
-            f"They run with the caller's rights: he needs usage of the schema, and select and update on {table}."
+            f"They run with the caller's rights: he needs usage of the schema, and select and update on {table}{more}."
         )
     who = ", ".join(options.grants) or "nobody"
     found.append(f"Granted to {who}; rights given by hand are taken away when they are installed again (--grant ROLE).")
@@ -183,11 +195,8 @@ def _marks(binding: Binding) -> list[str]:
 def check(binding: Binding, resolved: Resolved, options: Options) -> None:
     """Refuse a lane that functions could not serve by its own rules."""
     lane, where = binding.lane, f"lane {binding.lane.name!r}"
-    if getattr(lane, "gates", None):
-        raise DeclarationError(
-            f"{where} has gates, and the functions would not keep to them",
-            hint="let Python workers serve this lane, or take its gates away",
-        )
+    if lane.groups:
+        check_gates(binding, resolved)
     if type(lane.backoff) not in (Fixed, Exponential):
         raise DeclarationError(
             f"{where}: its backoff is a Python function, which the database cannot run",

@@ -38,6 +38,9 @@ _STATE = ("version", "tokens", "refilled_at", "delay", "streak", "open_until", "
 class TurnStatements:
     """What is said to PostgreSQL. The gate's row is ``_g``, so that no column of the user's is meant by mistake."""
 
+    #: SQL for how many rows a claim is to take, and for the key that was served last.
+    count, last = "$1::bigint", "$2::text"
+
     def __init__(self, say: PostgresStatements, dim: Dimension, table: str) -> None:
         self.say, self.dim, self.group, self.table = say, dim, dim.group, table
         self.where = f"lane = {_text(say.lane.name)} and dim = {_text(dim.label)}"
@@ -148,7 +151,7 @@ class TurnStatements:
         say, phrase = self.say, self.dim.phrase
         # What is known only when it runs stands in a query of its own: a plan made for one value would look so much
         # cheaper than one for all values that the server would plan every claim anew.
-        after = f"{phrase} > (select $2::text::{self.dim.kind})" if begun else f"{phrase} is not null"
+        after = f"{phrase} > (select {self.last}::{self.dim.kind})" if begun else f"{phrase} is not null"
         ready = f"from {say.table} where {say.ready_state()}"
         return f"""walk as (
   (select {phrase} as key, 1 as turn {ready} and {after} order by {phrase} limit 1)
@@ -169,12 +172,11 @@ class TurnStatements:
         """
         say, dim = self.say, self.dim
         rows, found = say._match("chosen")
-        columns = say.names(say.binding.columns)
         tokens, kept = "", ""
         if self.group.rate is not None:
             tokens = ", _t.tokens, _s.speed, _s.size"
             kept = ", held.tokens as _tokens, held.speed as _speed, held.size as _size"
-        me = "$3::text" if begun else "$2::text"
+        me = self._me(begun)
         running = f"{self._counted(me)}, " if self._counts else ""
         return f"""with recursive {running}{self._walk(begun)}, turns as materialized (
   -- read as the snapshot has it, and only as far as needed
@@ -195,10 +197,10 @@ class TurnStatements:
     select {rows} from {say.table}
     where {dim.within("held.key")} and {say.ready()}
     order by {dim.phrase}, {say.order()}
-    limit least(held.free, (select $1::bigint))::bigint
+    limit least(held.free, (select {self.count}))::bigint
     for no key update skip locked
   ) _j
-  limit (select $1::bigint){self._kept_free(loose)}
+  limit (select {self.count}){self._kept_free(loose)}
 ), made as (
   -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
   insert into {self.table} (lane, dim, key, version, touched_at)
@@ -215,11 +217,20 @@ class TurnStatements:
   update {say.table} set
     {say.assignments(say.claim_set(me))}
   where {found}
-  returning {columns}, {dim.phrase}::text as _key
-)
-select {say.names(say.binding.columns, "taken.")}, taken._key, (select _key from picked order by _turn desc limit 1),
-  (select count(*) from made)
+  {self._taken()}
 from taken order by {say.order("taken.")}"""
+
+    def _me(self, begun: bool) -> str:
+        """SQL for the worker."""
+        return "$3::text" if begun else "$2::text"
+
+    def _taken(self) -> str:
+        """What the claim answers with: the rows and their keys, the key served last, how many gate rows were made."""
+        columns = self.say.binding.columns
+        return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _key
+)
+select {self.say.names(columns, "taken.")}, taken._key,
+  (select _key from picked order by _turn desc limit 1), (select count(*) from made)"""
 
     def _or_made(self) -> str:
         """Tokens are taken from a row that is there, after the rows were: a new key's first turn is the next."""
@@ -243,7 +254,7 @@ from taken order by {say.order("taken.")}"""
         if not self.dim.nullable:
             return ""
         say = self.say
-        left = "greatest($1::bigint - (select count(*) from picked), 0)"
+        left = f"greatest({self.count} - (select count(*) from picked), 0)"
         return f""", loose as materialized (
   select {rows} from {say.table}
   where {self.dim.phrase} is null and {say.ready()} and {say.unpaused()}

@@ -1,0 +1,327 @@
+-- claim
+create or replace function public.scrape_claim_next(worker text)
+returns setof public.scrape_jobs
+language plpgsql volatile security invoker
+set search_path = pg_catalog, pg_temp
+as $rowmill$
+#variable_conflict use_column
+declare
+  _rm_row record;
+  _rm_last text;
+begin
+  if $1 is null or $1 = ''::text then
+    raise exception using errcode = '22023', message = 'a claim needs the name of its worker';
+  end if;
+  for _rm_try in 1..3 loop
+    -- Rows whose holder is gone: where nothing was to be had, and now and then in any case.
+    if _rm_try = 2 or _rm_try = 1 and pg_catalog.mod(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp()))::bigint, 60::bigint) = 0::bigint then
+    -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
+    for _rm_row in
+      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison from public.scrape_jobs t
+      where t.status = 'running' and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+      limit 100
+      for no key update skip locked
+    loop
+      begin
+        if _rm_row._poison then
+          raise exception using message = 'taken back too often: its worker died or stopped renewing in every run';
+        end if;
+        update public.scrape_jobs t set
+          status = 'pending',
+          locked_by = null,
+          locked_at = null,
+          heartbeat_at = null,
+          attempts = coalesce(attempts, 0) + 1
+        where t.id = _rm_row._k0;
+      exception when integrity_constraint_violation or raise_exception then
+        begin
+          update public.scrape_jobs t set
+            status = 'failed',
+            completed_at = now(),
+            error_message = pg_catalog.left(case when _rm_row._poison then sqlerrm else 'the database would not take it back: '::text || sqlerrm end, 2000),
+            attempts = coalesce(attempts, 0) + 1
+          where t.id = _rm_row._k0;
+        exception when integrity_constraint_violation or raise_exception then
+          raise warning 'a row of % can neither go back nor end: %', 'scrape_jobs', sqlerrm;
+        end;
+      end;
+    end loop;
+      exit when not exists (select 1 from public.scrape_jobs where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled))));
+    end if;
+    select _g.key into _rm_last from public.rowmill_gates _g
+    where lane = 'scrape' and dim = 'source_id' order by _g.touched_at desc nulls last limit 1;
+    if _rm_last is not null then
+      return query
+      with recursive running as materialized (
+  select jsonb_object_agg(_c.key, _c.n) as n from (
+    select source_id::text as key, count(*) as n from public.scrape_jobs
+    where status = 'running' and source_id is not null group by 1
+  ) _c
+), walk as (
+  (select source_id as key, 1 as turn from public.scrape_jobs where status in ('pending', 'retryable') and source_id > (select _rm_last::bigint) order by source_id limit 1)
+  union all
+  select _n.key, walk.turn + 1 from walk cross join lateral (
+    select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id > walk.key order by source_id limit 1) _n
+), turns as materialized (
+  -- read as the snapshot has it, and only as far as needed
+  select _g.key, _g.version, _x.free, _k.turn, _t.tokens, _s.speed, _s.size
+  from walk _k
+  cross join lateral (select _k.key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
+    left join public.rowmill_gates _o on lane = 'scrape' and dim = 'source_id' and _o.key = _k.key::text limit 1) _g
+  cross join lateral (select (select rate_limit_per_minute from public.sources where id = _g.key::bigint)::float8 as listed) _f
+  cross join lateral (select case when _f.listed > 0 then _f.listed / 60.0 when _f.listed <= 0 then 0.0 end as speed, case when _f.listed > 0 then 2.0 else 0.0 end as size) _s
+  cross join lateral (select case when _s.speed is null then 'infinity'::float8 else least(_s.size, coalesce(
+    _g.tokens + greatest(extract(epoch from now() - _g.refilled_at), 0)::float8 * _s.speed,
+    _s.size)) end as tokens) _t
+  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce(((select n from running) ->> _g.key)::bigint, 0) end, floor(_t.tokens + 1e-06)) as free) _x
+  where octet_length(_g.key) <= 2000 and coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
+    and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
+    and _x.free > 0
+), held as materialized (
+  -- locked only if nothing has changed since the snapshot
+  select turns.*, _l.spot from turns left join lateral (
+    select _g.ctid as spot from public.rowmill_gates _g
+    where lane = 'scrape' and dim = 'source_id' and _g.key = turns.key and _g.version = turns.version
+    for no key update skip locked
+  ) _l on true
+  where turns.version is null or _l.spot is not null
+), picked as materialized (
+  select _j.*, held.spot as _spot, held.key as _key, held.turn as _turn, held.tokens as _tokens, held.speed as _speed, held.size as _size from held cross join lateral (
+    select ctid from public.scrape_jobs
+    where source_id >= held.key::bigint and source_id <= held.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled)))
+    order by source_id, created_at, id
+    limit least(held.free, (select 1::bigint))::bigint
+    for no key update skip locked
+  ) _j
+  limit (select 1::bigint)
+), made as (
+  -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
+  insert into public.rowmill_gates (lane, dim, key, version, touched_at)
+  select 'scrape', 'source_id', _n._key, 1, now()
+  from (select distinct _key from picked where _spot is null) _n order by _n._key
+  on conflict do nothing
+  returning key
+), chosen as (
+  select ctid from picked where _spot is not null
+), bump as (
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from picked where _spot = _g.ctid)
+  where _g.ctid = any(array(select _spot from picked where _spot is not null))
+), taken as (
+  update public.scrape_jobs set
+    status = 'running',
+    heartbeat_at = (select clock_timestamp()),
+    locked_at = (select clock_timestamp()),
+    locked_by = $1
+  where ctid = any(array(select ctid from chosen))
+  returning *
+)
+select taken.*
+from taken order by taken.created_at, taken.id;
+      exit when found;
+    end if;
+    return query
+    with recursive running as materialized (
+  select jsonb_object_agg(_c.key, _c.n) as n from (
+    select source_id::text as key, count(*) as n from public.scrape_jobs
+    where status = 'running' and source_id is not null group by 1
+  ) _c
+), walk as (
+  (select source_id as key, 1 as turn from public.scrape_jobs where status in ('pending', 'retryable') and source_id is not null order by source_id limit 1)
+  union all
+  select _n.key, walk.turn + 1 from walk cross join lateral (
+    select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id > walk.key order by source_id limit 1) _n
+), turns as materialized (
+  -- read as the snapshot has it, and only as far as needed
+  select _g.key, _g.version, _x.free, _k.turn, _t.tokens, _s.speed, _s.size
+  from walk _k
+  cross join lateral (select _k.key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
+    left join public.rowmill_gates _o on lane = 'scrape' and dim = 'source_id' and _o.key = _k.key::text limit 1) _g
+  cross join lateral (select (select rate_limit_per_minute from public.sources where id = _g.key::bigint)::float8 as listed) _f
+  cross join lateral (select case when _f.listed > 0 then _f.listed / 60.0 when _f.listed <= 0 then 0.0 end as speed, case when _f.listed > 0 then 2.0 else 0.0 end as size) _s
+  cross join lateral (select case when _s.speed is null then 'infinity'::float8 else least(_s.size, coalesce(
+    _g.tokens + greatest(extract(epoch from now() - _g.refilled_at), 0)::float8 * _s.speed,
+    _s.size)) end as tokens) _t
+  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce(((select n from running) ->> _g.key)::bigint, 0) end, floor(_t.tokens + 1e-06)) as free) _x
+  where octet_length(_g.key) <= 2000 and coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
+    and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
+    and _x.free > 0
+), held as materialized (
+  -- locked only if nothing has changed since the snapshot
+  select turns.*, _l.spot from turns left join lateral (
+    select _g.ctid as spot from public.rowmill_gates _g
+    where lane = 'scrape' and dim = 'source_id' and _g.key = turns.key and _g.version = turns.version
+    for no key update skip locked
+  ) _l on true
+  where turns.version is null or _l.spot is not null
+), picked as materialized (
+  select _j.*, held.spot as _spot, held.key as _key, held.turn as _turn, held.tokens as _tokens, held.speed as _speed, held.size as _size from held cross join lateral (
+    select ctid from public.scrape_jobs
+    where source_id >= held.key::bigint and source_id <= held.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled)))
+    order by source_id, created_at, id
+    limit least(held.free, (select 1::bigint))::bigint
+    for no key update skip locked
+  ) _j
+  limit (select 1::bigint)
+), made as (
+  -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
+  insert into public.rowmill_gates (lane, dim, key, version, touched_at)
+  select 'scrape', 'source_id', _n._key, 1, now()
+  from (select distinct _key from picked where _spot is null) _n order by _n._key
+  on conflict do nothing
+  returning key
+), chosen as (
+  select ctid from picked where _spot is not null
+), bump as (
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from picked where _spot = _g.ctid)
+  where _g.ctid = any(array(select _spot from picked where _spot is not null))
+), taken as (
+  update public.scrape_jobs set
+    status = 'running',
+    heartbeat_at = (select clock_timestamp()),
+    locked_at = (select clock_timestamp()),
+    locked_by = $1
+  where ctid = any(array(select ctid from chosen))
+  returning *
+)
+select taken.*
+from taken order by taken.created_at, taken.id;
+    exit when found;
+    -- Somebody else may have had the keys locked at that moment.
+    perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);
+  end loop;
+end
+$rowmill$;
+
+-- complete
+create or replace function public.scrape_complete(id bigint, worker text, claimed_at timestamp with time zone, result jsonb default '{}'::jsonb)
+returns boolean
+language plpgsql volatile security invoker
+set search_path = pg_catalog, pg_temp
+as $rowmill$
+#variable_conflict use_column
+declare
+  _rm_list text;
+  _rm_count bigint;
+  _rm_key text;
+begin
+  select source_id::text into _rm_key from public.scrape_jobs
+  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    and status = 'running'
+  for no key update;
+  if not found then
+    return false;
+  end if;
+  -- Where the key is well, and that was written a moment ago, there is nothing to lock and to write.
+  if exists (select 1 from public.sources where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < clock_timestamp() + -1.0 * interval '1 second')) then
+    insert into public.rowmill_gates (lane, dim, key, touched_at)
+    select 'scrape', 'source_id', _rm_key, now() where not exists (
+      select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key)
+    on conflict do nothing;
+    perform 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key for no key update;
+    update public.sources set failure_streak = 0, paused_until = null, last_success_at = clock_timestamp() + 0 * interval '1 second'
+    where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < clock_timestamp() + -1.0 * interval '1 second');
+  end if;
+  if $4 is null or $4 = '{}'::jsonb then
+    update public.scrape_jobs set
+      status = 'succeeded',
+      completed_at = now()
+    where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    and status = 'running';
+    return found;
+  end if;
+  select pg_catalog.string_agg(k, ', '::text) into _rm_list
+  from pg_catalog.jsonb_object_keys($4) k
+  where k <> all (array['intake_id', 'source_id', 'query_params', 'attempts', 'retry_count', 'next_retry_at', 'locked_by', 'locked_at', 'heartbeat_at', 'created_at', 'completed_at', 'error_message']::text[]);
+  if _rm_list is not null then
+    raise exception using errcode = '22023', message = 'result has columns that it may not set: '::text || _rm_list,
+      hint = 'the columns of scrape_jobs except its key and its state: intake_id, source_id, query_params, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message';
+  end if;
+  -- The columns of result are written with the outcome in one statement, typed by the table.
+  select pg_catalog.string_agg(a, ', '::text) into _rm_list from (
+    select pg_catalog.quote_ident(v.c) || ' = '::text || v.e from (values
+      ('status'::text, '''succeeded'''::text),
+      ('completed_at'::text, 'now()'::text)
+    ) v(c, e) where not $4 ? v.c
+    union all
+    select pg_catalog.quote_ident(k) || ' = (select _rm_given.'::text || pg_catalog.quote_ident(k)
+      || ' from pg_catalog.jsonb_populate_record(null::public.scrape_jobs, $4) _rm_given)'::text
+    from pg_catalog.jsonb_object_keys($4) k
+  ) s(a);
+  execute 'update public.scrape_jobs set '::text || _rm_list || ' where id = $1 and locked_by = $2 and pg_catalog.date_trunc(''milliseconds''::text, locked_at) = pg_catalog.date_trunc(''milliseconds''::text, $3)
+    and status = ''running'''::text
+    using $1, $2, $3, $4;
+  get diagnostics _rm_count = row_count;
+  return _rm_count > 0;
+end
+$rowmill$;
+
+-- fail
+create or replace function public.scrape_fail(id bigint, worker text, claimed_at timestamp with time zone, error text default null, delay interval default null, permanent boolean default false, retry_after interval default null)
+returns text
+language plpgsql volatile security invoker
+set search_path = pg_catalog, pg_temp
+as $rowmill$
+#variable_conflict use_column
+declare
+  _rm_attempt bigint;
+  _rm_limit bigint;
+  _rm_delay double precision;
+  _rm_key text;
+begin
+  select coalesce(retry_count, 0) + 1, 6, source_id::text into _rm_attempt, _rm_limit, _rm_key from public.scrape_jobs
+  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    and status = 'running'
+  for no key update;
+  if not found then
+    return null;
+  end if;
+  if _rm_key is not null then
+    insert into public.rowmill_gates (lane, dim, key, touched_at)
+    select 'scrape', 'source_id', _rm_key, now() where not exists (
+      select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key)
+    on conflict do nothing;
+    perform 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key for no key update;
+    if (case when coalesce($6, false) then 'permanent' when $7 is not null then 'rate' else 'transient' end) in ('transient', 'permanent', 'rate') then
+      update public.sources set failure_streak = coalesce(failure_streak, 0) + 1, paused_until = case when coalesce(failure_streak, 0) + 1 >= 3 and not coalesce(paused_until > clock_timestamp() + 0 * interval '1 second', false) then clock_timestamp() + 300.0 * interval '1 second' else paused_until end, last_failure_at = clock_timestamp() + 0 * interval '1 second'
+    where id = _rm_key::bigint;
+    end if;
+    if $7 > interval '0' then
+      update public.rowmill_gates _g set version = _g.version + 1,
+        closed_until = greatest(_g.closed_until, clock_timestamp() + $7)
+      where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key;
+    end if;
+  end if;
+  if coalesce($6, false) or _rm_attempt >= _rm_limit then
+    update public.scrape_jobs set
+      status = 'failed',
+      completed_at = now(),
+      retry_count = coalesce(retry_count, 0) + 1,
+      error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
+    where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    and status = 'running';
+    return 'dead';
+  end if;
+  _rm_delay := least(greatest(coalesce(
+    extract(epoch from $5)::double precision,
+    extract(epoch from $7)::double precision,
+    least(60.0::double precision * pg_catalog.power(2::double precision, least(_rm_attempt - 1::bigint, 62::bigint)::double precision), 86400.0::double precision)
+  ), 0::double precision), 3153600000.0::double precision);
+  update public.scrape_jobs set
+    status = 'retryable',
+    locked_by = null,
+    locked_at = null,
+    heartbeat_at = null,
+    next_retry_at = now() + _rm_delay * interval '1 second',
+    retry_count = coalesce(retry_count, 0) + 1,
+    error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
+  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    and status = 'running';
+  return 'retry';
+end
+$rowmill$;

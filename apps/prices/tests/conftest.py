@@ -24,8 +24,7 @@ ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)
 #: Settings of worker processes that would else take minutes.
 QUICK = {
-    "POLL_SECONDS": "0.5", "BASE_DELAY_MINUTES": "0.01", "JOB_LOCK_TIMEOUT_SECONDS": "2", "HEARTBEAT_SECONDS": "0.4",
-    "SWEEP_SECONDS": "0.5", "CACHE_ENABLED": "false", "HTTP_TIMEOUT_SECONDS": "20",
+    "POLL_SECONDS": "0.5", "BASE_DELAY_MINUTES": "0.01", "CACHE_ENABLED": "false", "HTTP_TIMEOUT_SECONDS": "60",
 }  # fmt: skip
 
 
@@ -88,7 +87,7 @@ class App:
         events = [json.loads(line) for line in lines if line.startswith("{")]
         return [event for event in events if event["event"] == name]
 
-    def all_final(self, seconds: float = 90) -> None:
+    def all_final(self, seconds: float = 200) -> None:
         """Wait until no job is left."""
         text = "select count(*) from scrape_jobs where status not in ('succeeded', 'failed')"
         eventually(lambda: self.db.value(text) == 0, seconds)
@@ -107,7 +106,7 @@ def coin(number: int) -> dict[str, Any]:
             "denomination": "dollar", "series": "Morgan"}  # fmt: skip
 
 
-def eventually(look: Callable[[], bool], seconds: float = 60) -> None:
+def eventually(look: Callable[[], bool], seconds: float = 120) -> None:
     """Processes of others give no signal that could be waited for."""
     end = time.monotonic() + seconds
     while not look():

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
+import pytest
+
 from .conftest import App, eventually
 
-#: What a busy machine may let pass between a claim and the request at the site.
-STALL = 1.5
+#: Up to five processes each: seconds on a quiet machine, minutes on a busy one.
+pytestmark = pytest.mark.timeout(300)
 
 
 def most_within(times: Sequence[float], seconds: float) -> int:
@@ -23,12 +25,15 @@ def assert_no_rate_exceeded(app: App, site: str, per_minute: int, burst: int) ->
     """From the site's own log: over any window, no more than the bucket and what flowed into it; and by the database's
     own times of the claims, to which no stall adds anything.
     """
-    text = """select extract(epoch from locked_at)::float8 as at from scrape_jobs
+    text = """select query_params->>'title' as title, extract(epoch from locked_at)::float8 as at from scrape_jobs
               where source_id = (select id from sources where name = ?)"""
-    claimed = [row["at"] for row in app.db.query(text, site)]
+    by_title = {row["title"]: row["at"] for row in app.db.query(text, site)}
+    claimed, answered = list(by_title.values()), [seen for seen in app.sites.seen(site) if seen.status == 200]
+    # How long a busy machine let pass between a claim and its request.
+    stall = max(seen.at - by_title[seen.query] for seen in answered) + 0.5
     for window in (0.2, 0.5, 1.0, 2.0, 5.0):
         flow = per_minute / 60
-        assert most_within([seen.at for seen in app.sites.seen(site)], window) <= burst + flow * (window + STALL)
+        assert most_within([seen.at for seen in app.sites.seen(site)], window) <= burst + flow * (window + stall)
         assert most_within(claimed, window) <= burst + flow * window + 0.01, f"{site}: claims within {window} s"
 
 
@@ -42,14 +47,16 @@ def test_four_processes_share_rates_and_one_breaker_while_a_source_fails_for_a_w
     app.coins(24)
     app.sites.moods["auction"].failing = True
     for n in range(4):
-        app.start(f"w-{n}", BREAKER_PAUSE_SECONDS="5", RATE_BURST="3", BASE_DELAY_MINUTES="0.02")
+        app.start(f"w-{n}", BREAKER_PAUSE_SECONDS="60", RATE_BURST="3", BASE_DELAY_MINUTES="0.02")
     opened = "select paused_until from sources where name = 'auction' and paused_until is not null"
     eventually(lambda: bool(app.db.query(opened)))
-    until: datetime = app.db.value(opened)
     # Those that were under way when it opened shall meet the site as it was.
     under_way = "select count(*) from scrape_jobs where source_id = 3 and status = 'running'"
-    eventually(lambda: app.db.value(under_way) == 0, 4)
+    eventually(lambda: app.db.value(under_way) == 0, 50)
     app.sites.moods["auction"].failing = False
+    # By hand, as the README says: the test need not wait for the minute to end.
+    app.db.execute("update sources set paused_until = now() + interval '2 seconds' where name = 'auction'")
+    until: datetime = app.db.value(opened)
     app.all_final()
 
     assert app.statuses() == {"succeeded": 72}
@@ -97,8 +104,9 @@ def test_a_killed_workers_job_is_finished_by_another_after_the_timeout(app: App)
     """D11, D3, X2: SIGKILL in mid-job; the sweep logs who held it, attempts + 1, and not before the timeout."""
     app.source("api")
     app.coins(1)
-    app.sites.moods["api"].latency = 30
-    victim = app.start("victim")
+    app.sites.moods["api"].latency = 50
+    short = {"JOB_LOCK_TIMEOUT_SECONDS": "4", "HEARTBEAT_SECONDS": "0.5", "SWEEP_SECONDS": "0.5"}
+    victim = app.start("victim", **short)
     eventually(lambda: len(app.sites.seen("api")) == 1)
     beat = "select heartbeat_at from scrape_jobs"
     first = app.db.value(beat)
@@ -107,11 +115,11 @@ def test_a_killed_workers_job_is_finished_by_another_after_the_timeout(app: App)
     victim.wait(10)
     app.sites.moods["api"].latency = 0
     last = app.db.value(beat)
-    app.start("rescuer")
+    app.start("rescuer", **short)
     app.all_final()
     row = app.db.one("select * from scrape_jobs")
     assert (row["status"], row["locked_by"], row["attempts"], row["retry_count"]) == ("succeeded", "rescuer", 1, 0)
-    assert (row["locked_at"] - last).total_seconds() >= 2, "not before JOB_LOCK_TIMEOUT_SECONDS"
+    assert (row["locked_at"] - last).total_seconds() >= 4, "not before JOB_LOCK_TIMEOUT_SECONDS"
     (swept,) = app.events("row_swept")
     assert (swept["previous_worker"], swept["id"]) == ("victim", row["id"])
     assert app.db.value("select count(*) from price_points") > 0

@@ -132,7 +132,7 @@ async def test_a_stepped_job_has_the_name_of_a_slot_as_the_lane_declares_it(lite
     async def look(job: Job) -> None:
         slots.append(job.slot)
 
-    gated.lane(mill, look, name="crawl", slot_name="{lane}-processor-{n}")
+    gated.lane(mill, look, slot_name="{lane}-processor-{n}")
     async with Kit(mill) as k:
         await k.step()
     assert slots == ["crawl-processor-1"]

@@ -12,8 +12,6 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import httpx
-from google import genai
-from google.genai import errors, types
 
 from rowmill import Dead, DeclarationError
 from rowmill.retry import retry_after
@@ -108,10 +106,17 @@ class OpenAI:
 class Gemini:
     """Google's Gemini, through its own library."""
 
-    def __init__(self, client: genai.Client, model: str, most: int) -> None:
-        self._client, self._model, self._most = client, model, most
+    def __init__(self, http: httpx.AsyncClient, url: str, key: str, model: str, most: int) -> None:
+        from google import genai  # takes seconds to import, and half of the users never need it
+
+        # A client of our own: the library takes another one where that happens to be installed.
+        options = genai.types.HttpOptions(base_url=url, httpx_async_client=http)
+        self._client = genai.Client(api_key=key, http_options=options)
+        self._model, self._most = model, most
 
     async def ask(self, prompt: str, key: str) -> Reply:
+        from google.genai import errors, types
+
         config = types.GenerateContentConfig(
             max_output_tokens=self._most, temperature=0, response_mime_type="application/json",
             http_options=types.HttpOptions(headers={"idempotency-key": key}),
@@ -131,7 +136,7 @@ class Gemini:
         return Reply(answer.text, answer.model_version or self._model, used.prompt_token_count or 0, made)
 
 
-def _gemini_delay(error: errors.APIError) -> timedelta | None:
+def _gemini_delay(error: Any) -> timedelta | None:
     """Gemini tells the delay in the body: ``"retryDelay": "17s"``."""
     if match := re.search(r"retryDelay['\"]: ['\"]([\d.]+)s", str(error.details)):
         return timedelta(seconds=float(match[1]))
@@ -161,9 +166,7 @@ async def open_model(settings: Settings) -> AsyncIterator[Model]:
         raise DeclarationError(f"no key for the model at {url}", hint="ANALYSIS_MODEL_KEY=...")
     if settings.provider == "gemini":
         async with httpx.AsyncClient(timeout=settings.model_seconds, trust_env=False) as http:
-            # A client of our own: the library takes another one where that happens to be installed.
-            options = types.HttpOptions(base_url=url, httpx_async_client=http)
-            yield Model(Gemini(genai.Client(api_key=settings.model_key, http_options=options), name, most))
+            yield Model(Gemini(http, url, settings.model_key, name, most))
         return
     async with httpx.AsyncClient(
         base_url=url.rstrip("/") + "/", timeout=settings.model_seconds, trust_env=False,

@@ -97,21 +97,22 @@ def build(settings: Settings, url: str | None = None) -> Mill:
             prompt = prompts.Prompt(**info["prompt"])
             reply = await answers.find(job, prompt.hash)
             if reply is None:
-                reply = await _ask(job, prompt, model, answers, settings.answer_tokens)
+                reply = await _ask(job, prompt, model, answers, settings)
             return {"extractedInfo": {**info, "analysis": models.read(reply.text), "model": reply.model}}
 
     return mill
 
 
-async def _ask(job: Job, prompt: prompts.Prompt, model: Model, answers: Answers, answer_tokens: int) -> models.Reply:
+async def _ask(job: Job, prompt: prompts.Prompt, model: Model, answers: Answers, settings: Settings) -> models.Reply:
     """Ask within the budget: take the most that a call can use up, and give back what it did not.
 
     Who is killed in between has taken too much, never too little. A refusal costs the row no attempt.
     """
     if model.throttled_for:
         raise Snooze(model.throttled_for, "the model is throttled")
-    most = prompt.tokens + answer_tokens
-    await job.spend("model", tokens=most)
+    most = prompt.tokens + settings.answer_tokens
+    # Waiting holds a processor, and counts towards the limit of the run: not for long.
+    await job.spend("model", wait=settings.seconds("stuck") / 5, tokens=most)
     try:
         reply = await model.ask(prompt.text, key=f"{job.id}-{prompt.hash[:16]}")
     except Throttled as throttled:

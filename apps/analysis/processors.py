@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -93,11 +94,12 @@ class Processors:
         """What each processor is doing, as a plain value."""
         now = time.monotonic()
         return {
+            "pid": os.getpid(),
             "processors": [
                 {"name": p.name, "phase": p.phase, "state": p.state, "job": p.job, "error": p.error,
                  "seconds": round(now - p.since, 1) if p.since else None}
                 for p in self.all.values()
-            ]
+            ],
         }  # fmt: skip
 
     async def watch(self, write: Write) -> None:

@@ -31,6 +31,12 @@ class Page:
     headers: httpx.Headers
 
 
+class Unwell(Exception):
+    """A site may answer better another time. It says nothing of other sites: what it asks for in Retry-After must not
+    hold up a whole phase.
+    """
+
+
 class Web:
     """The way to websites. A page that will never be there ends a run as ``Dead``; all else raises, to be retried."""
 
@@ -42,7 +48,7 @@ class Web:
         try:
             async with asyncio.timeout(self._seconds), self._client.stream("GET", url) as answer:
                 if answer.status_code in (408, 425, 429) or answer.status_code >= 500:
-                    answer.raise_for_status()
+                    raise Unwell(f"the site answers {answer.status_code}")
                 if answer.status_code >= 400:
                     raise Dead(f"the site answers {answer.status_code}")
                 kind = answer.headers.get("content-type", "text/html").partition(";")[0].strip().lower()

@@ -12,7 +12,7 @@ import pytest
 from apps.analysis.settings import Settings
 from apps.analysis.tests import world
 from apps.standins import sites
-from apps.standins.internet import Internet
+from apps.standins.internet import Answer, Internet
 from apps.standins.model import Behaviour, Model, scripted
 from databases import Db, as_time
 from rowmill.testing import Kit
@@ -149,6 +149,19 @@ async def test_what_will_never_be_a_page_is_given_up_at_once(
     assert stepped is not None
     assert (stepped.outcome, stepped.error) == ("dead", reason)
     assert world.row(lite, key)["retryCount"] == 3
+
+
+async def test_a_site_that_asks_for_patience_does_not_hold_up_the_others(
+    lite: Db, settings: Settings, net: Internet
+) -> None:
+    """E5, E6: 503 with Retry-After is one site's failure, not a throttle of the phase."""
+    await _tables(lite)
+    net.sites["tired.example"] = lambda request: Answer("later", 503, {"retry-after": "3600"})
+    world.insert(lite, url="https://tired.example/")
+    world.insert(lite, url="https://lively.example/")
+    async with Kit(world.mill_on(lite, settings)) as kit:
+        outcomes = [stepped.outcome for _ in range(2) if (stepped := await kit.step(PHASES[0]))]
+    assert outcomes == ["retry", "done"]
 
 
 @pytest.mark.parametrize("url", ["http://localhost/", "http://10.0.0.1/", "http://a.169-254-169-254.ip.example/"])

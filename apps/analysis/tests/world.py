@@ -22,6 +22,7 @@ from apps.standins import sites
 from apps.standins.internet import Internet
 from apps.standins.model import Model
 from databases import Db, Row
+from farm import eventually
 from rowmill import Mill
 from rowmill.store import Database
 
@@ -111,16 +112,22 @@ class Workers:
         self._environ = {**os.environ, **settings.environ(), "ROWMILL_DATABASE_URL": db.url}
         self._environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.killed: set[int] = set()
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        # In order first: the supervisor of a worker that is killed leaves it to end by itself.
         for process in self.running.values():
             if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in self.running.values():
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
                 process.kill()
-            process.wait(timeout=10)
+                process.wait(timeout=10)
 
     def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "rowmill", "run", "apps.analysis:mill", "--worker-id", name, *options]
@@ -128,6 +135,19 @@ class Workers:
             process = subprocess.Popen(command, env=self._environ, cwd=ROOT, stdout=log, stderr=log)
         self.running[name] = process
         return process
+
+    @staticmethod
+    def up(db: Db) -> int:
+        """How many have begun to work."""
+        if db.dialect == "postgresql" and not db.value("select to_regclass('rowmill_workers') is not null"):
+            return 0
+        return int(db.value("select count(*) from rowmill_workers"))
+
+    def pid(self, db: Db, name: str) -> int:
+        """The process that works under a name: not its supervisor, and not one that was killed."""
+        wanted = "select pid from rowmill_workers where id = ?"
+        eventually(lambda: db.value(wanted, name) not in self.killed, 60, every=0.1)
+        return int(db.value(wanted, name))
 
     def stop(self) -> None:
         """In order, all of them."""

@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
-.PHONY: demo test check bench bench-quick format browser
+.PHONY: analysis demo test check bench bench-quick format browser
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -14,6 +14,10 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	@$(VENV)/bin/rowmill demo
+
+# The applications, each on its stand-ins and an embedded PostgreSQL.
+analysis: $(STAMP)
+	@$(PY) -m apps.analysis
 
 test: check browser
 	$(PY) -m pytest -n 2 --dist worksteal

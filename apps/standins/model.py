@@ -92,10 +92,9 @@ class Model:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._answers: dict[str, tuple[str, int, int]] = {}
-        self._server = Internet(default=self._answer)
 
     def __enter__(self) -> Model:
-        self._server.__enter__()
+        self._server = Internet(default=self._answer).__enter__()
         self.url = f"http://{self._server.address}"
         return self
 

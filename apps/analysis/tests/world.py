@@ -32,6 +32,7 @@ HURRIED = Settings(
     pace_starts=500, pace_seconds=1, poll_seconds=0.2, untouched_seconds=0.01, stuck_seconds=2.5, sweep_seconds=0.5,
     backoff_seconds=0.2, health_seconds=0.5, model_key="secret",
 )  # fmt: skip
+FAR = datetime(2999, 1, 1, tzinfo=UTC)
 _numbers = itertools.count(1)
 
 

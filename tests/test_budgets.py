@@ -78,6 +78,33 @@ async def test_many_that_spend_at_once_never_spend_more_than_there_is(db: Db) ->
     assert db.value("select count(*) from pages where attempts > 1") == 0
 
 
+async def test_what_is_given_back_makes_room_once_and_not_again_when_the_period_is_over(db: Db) -> None:
+    """A run takes an estimate and gives back what it did not use: room now, and no more than the limit later."""
+    gated.make(db)
+    gated.fill(db, ["a"] * 4)
+    mill = Mill(db.url)
+    mill.budget("model", tokens=(1000, td(minutes=1)))
+
+    async def ask(job: Any) -> None:
+        if job.id == 1:
+            await job.spend("model", tokens=1000, wait=td(0))
+            kit.advance(td(seconds=30))
+            await job.spend("model", tokens=-900)
+            await job.spend("model", tokens=-900)  # more than was taken: only what is left of it
+            await job.spend("model", tokens=100, wait=td(0))
+        else:
+            await job.spend("model", tokens=900 if job.id == 2 else 1, wait=td(0))
+
+    gated.lane(mill, ask)
+    async with Kit(mill) as kit:
+        assert (await kit.step()).outcome == "done"  # type: ignore[union-attr]
+        assert (await kit.step()).outcome == "done"  # type: ignore[union-attr]
+        kit.advance(td(seconds=32))  # the first taking is out of the window; 100 and 900 are in it
+        stepped = await kit.step()
+        assert stepped is not None
+        assert stepped.outcome == "snooze"
+
+
 async def test_the_first_to_spend_may_come_together(db: Db) -> None:
     """The rows of a budget are made by whoever comes first; the others find them."""
     databases = [Database.open(db.url) for _ in range(8)]
@@ -85,7 +112,7 @@ async def test_the_first_to_spend_may_come_together(db: Db) -> None:
     for n in range(10):
         asked = [(Limit("tokens", 5, 60.0), 1.0), (Limit("money", 100, 60.0), 1.0)]
         waits = await asyncio.gather(*(take(database, Clock(), f"budget {n}", asked) for database in databases))
-        assert sorted(wait > 0 for wait in waits) == [False] * 5 + [True] * 3
+        assert sorted(taken.wait > 0 for taken in waits) == [False] * 5 + [True] * 3
     for database in databases:
         await database.close()
 
@@ -190,7 +217,7 @@ async def test_two_that_spend_for_the_first_time_at_once_both_get_their_answer(p
         waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         await asyncio.to_thread(eventually, lambda: pg.value(waits) == 1, 10)
         await first.commit()
-        assert await second == 0
+        assert (await second).wait == 0
     finally:
         await other.close()
         await database.close()

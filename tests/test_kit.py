@@ -13,6 +13,7 @@ from types import SimpleNamespace as Some
 
 import pytest
 
+import gated
 from databases import Db
 from rowmill import Job, Mill, RowmillError
 from rowmill.pytest import kit as kit
@@ -120,3 +121,18 @@ def test_a_models_fields_and_choices_are_taken_for_columns_and_values() -> None:
     assert type(work.running["theState"]) is str
     assert work.roles == {"updated_at": "seen", "worker": None}
     assert work.order_by == ["-owner_id", " key desc"]
+
+
+async def test_a_stepped_job_has_the_name_of_a_slot_as_the_lane_declares_it(lite: Db) -> None:
+    gated.make(lite)
+    gated.fill(lite, ["a"])
+    mill = Mill(lite.url)
+    slots: list[str] = []
+
+    async def look(job: Job) -> None:
+        slots.append(job.slot)
+
+    gated.lane(mill, look, slot_name="{lane}-processor-{n}")
+    async with Kit(mill) as k:
+        await k.step()
+    assert slots == ["crawl-processor-1"]

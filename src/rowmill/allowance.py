@@ -84,6 +84,14 @@ class Window:
         at = max(math.floor(now / self.cell), *self.cells, 0) if self.cells else math.floor(now / self.cell)
         self.cells[at] = self.cells.get(at, 0.0) + amount
 
+    def take_back(self, amount: float, at: float) -> None:
+        """Less was used at that time than was added then. Where it is out of the window already, nothing is left to
+        take back: elsewhere it would make room for others twice.
+        """
+        cell = math.floor(at / self.cell)
+        if cell in self.cells:
+            self.cells[cell] = max(self.cells[cell] - amount, 0.0)
+
     def wait(self, amount: float, limit: float, now: float) -> float:
         """Seconds until ``amount`` more is within ``limit``."""
         over = self.used + amount - limit

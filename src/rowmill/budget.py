@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +53,32 @@ class Budget:
                     f"{amount:g} {limit.unit} can never be had: the budget {self.name!r} is {limit.most:g} in"
                     f" {timedelta(seconds=limit.seconds)}"
                 )
+        return found
+
+
+@dataclass
+class Spent:
+    """What one run has taken from the budgets, and when: what it gives back is taken from there again."""
+
+    taken: dict[str, list[tuple[float, dict[Limit, float]]]] = field(default_factory=dict)
+
+    def note(self, budget: str, asked: Sequence[tuple[Limit, float]], at: float) -> None:
+        """So much was taken at that time, in the database's seconds since 1970."""
+        self.taken.setdefault(budget, []).append((at, {limit: amount for limit, amount in asked if amount > 0}))
+
+    def returned(self, budget: str, asked: Sequence[tuple[Limit, float]]) -> list[tuple[Limit, float, float]]:
+        """Negative amounts as limit, amount and when it was taken. The oldest goes first: what is still in a period
+        is then never counted too low. More than this run has taken cannot be given back.
+        """
+        found = []
+        for limit, amount in asked:
+            left = max(-amount, 0.0)
+            for at, amounts in self.taken.get(budget, ()):
+                some = min(left, amounts.get(limit, 0.0))
+                if some > 0:
+                    amounts[limit] -= some
+                    left -= some
+                    found.append((limit, some, at))
         return found
 
 

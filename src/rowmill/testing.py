@@ -139,7 +139,7 @@ class Kit:
         store = await self.store(claim.lane, claim.environment)
         kind = TaskExecution if store.lane.own else Execution
         execution = kind(Held(store), self._resources, lambda: self._threads)
-        job = execution.job(claim, self.worker_id, f"{claim.lane}-1")
+        job = execution.job(claim, self.worker_id, store.lane.slot_name.format(lane=claim.lane, n=1))
         child = Child(store.lane) if store.lane.isolation == "process" else None
         try:
             settlement = await execution.run(job, claim, child)

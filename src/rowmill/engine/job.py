@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..budget import Spent
 from ..claim import Claim, Settlement
 from ..errors import Busy, DatabaseError, DeclarationError, LostClaim, RowmillError, Unreachable, did_you_mean
 from ..outcome import Snooze
@@ -44,6 +45,7 @@ class Job(Mapping[str, Any]):
         self.latest: tuple[float, str | None] | None = None
         self.finished: Settlement | None = None
         self._flowing: Flow | None = None
+        self._spent = Spent()
 
     # -- the row
 
@@ -122,17 +124,21 @@ class Job(Mapping[str, Any]):
         """Take from a budget of the Mill: ``await job.spend("gemini", tokens=1200)``; all of it or nothing.
 
         Waits while it can be had within ``wait``; otherwise the run ends as ``Snooze``, no attempt spent, until it can.
-        A negative amount gives back what was taken too much.
+        A negative amount gives back what this run has taken too much, as if it had never been taken.
         """
         known = self._store.lane.budgets
         if budget not in known:
             raise DeclarationError(f"there is no budget {budget!r}", hint=did_you_mean(budget, known))
         asked = known[budget].asked(amounts)
+        returned, more = self._spent.returned(budget, asked), [(limit, n) for limit, n in asked if n > 0]
+        if not returned and not more:
+            return
         deadline = time.monotonic() + wait.total_seconds()
-        while (left := await take_budget(self._store.database, self._store.clock, budget, asked)) > 0:
-            if time.monotonic() + left > deadline:
-                raise Snooze(timedelta(seconds=left), f"the budget {budget!r} is used up")
-            await asyncio.sleep(left + random.uniform(0, 0.02))
+        while (taken := await take_budget(self._store.database, self._store.clock, budget, more, returned)).wait > 0:
+            if time.monotonic() + taken.wait > deadline:
+                raise Snooze(timedelta(seconds=taken.wait), f"the budget {budget!r} is used up")
+            await asyncio.sleep(taken.wait + random.uniform(0, 0.02))
+        self._spent.note(budget, more, taken.at)
 
     # -- flows: for tasks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..allowance import Window
 from ..budget import Limit
@@ -13,8 +14,22 @@ from .database import Database, Run
 from .gate_rows import Change, GateRows
 
 
-async def take(database: Database, clock: Clock, name: str, asked: Sequence[tuple[Limit, float]]) -> float:
-    """Spend all of it, or nothing: 0, or the seconds until all of it could be had."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """``wait``: 0, or the seconds until all of it could be had. ``at``: when it was taken, in seconds since 1970."""
+
+    wait: float
+    at: float
+
+
+async def take(
+    database: Database,
+    clock: Clock,
+    name: str,
+    asked: Sequence[tuple[Limit, float]],
+    returned: Sequence[tuple[Limit, float, float]] = (),
+) -> Taken:
+    """Spend all of it, or nothing; ``returned`` (limit, amount, when it was taken) is given back before."""
     own = await schema.taken(database)
     if not own.has(schema.GATES):
         raise RowmillError(
@@ -23,18 +38,21 @@ async def take(database: Database, clock: Clock, name: str, asked: Sequence[tupl
         )
     rows = GateRows(database, clock, "")
 
-    def verb(run: Run) -> float:
-        spots = {limit: (f"budget:{name}", f"{limit.unit}/{limit.seconds:g}") for limit, _ in asked}
+    def verb(run: Run) -> Taken:
+        limits = [*(limit for limit, _ in asked), *(limit for limit, _, _ in returned)]
+        spots = {limit: (f"budget:{name}", f"{limit.unit}/{limit.seconds:g}") for limit in limits}
         # Held until the commit, in the order of the key: who comes second sees what the first has spent.
         states = rows.lock(run, spots.values(), wait=True)
         now = rows.epoch(run)
-        windows = {limit: Window.read(limit.seconds, states[spots[limit]].cells, now) for limit, _ in asked}
-        wait = max(windows[limit].wait(amount, limit.most, now) for limit, amount in asked)
+        windows = {limit: Window.read(limit.seconds, states[spots[limit]].cells, now) for limit in spots}
+        for limit, amount, at in returned:
+            windows[limit].take_back(amount, at)
+        wait = max((windows[limit].wait(amount, limit.most, now) for limit, amount in asked), default=0.0)
         if wait > 0:
-            return wait
+            return Taken(wait, now)
         for limit, amount in asked:
             windows[limit].add(amount, now)
-        rows.write(run, [Change(*spots[limit], {"cells": windows[limit].text()}) for limit, _ in asked])
-        return 0.0
+        rows.write(run, [Change(*spots[limit], {"cells": windows[limit].text()}) for limit in spots])
+        return Taken(0.0, now)
 
     return await database.transact(verb)

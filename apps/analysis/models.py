@@ -1,0 +1,175 @@
+"""Language models behind one call: an OpenAI-compatible endpoint, or Gemini."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import httpx
+
+from rowmill import Dead, DeclarationError
+from rowmill.retry import retry_after
+
+from .content import storable
+from .settings import Settings
+
+OPENAI = ("https://api.openai.com/v1", "gpt-4o-mini")
+GEMINI = ("https://generativelanguage.googleapis.com", "gemini-2.0-flash")
+#: What every analysis has.
+KEYS = ("summary", "category", "audience", "keywords")
+_PATIENCE = timedelta(seconds=10)
+
+
+class Throttled(Exception):
+    """The model wants to be left alone for a while. Nothing was used up."""
+
+    def __init__(self, after: timedelta | None) -> None:
+        self.after = after or _PATIENCE
+        super().__init__(f"the model is throttled for {self.after.total_seconds():g} s")
+
+
+class BadAnswer(Exception):
+    """The model answered, and what it said is not an analysis."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said, and what that used up."""
+
+    text: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+class Provider(Protocol):
+    """A model service. ``key`` tells it that two calls are one, where it can tell."""
+
+    async def ask(self, prompt: str, key: str) -> Reply: ...
+
+
+class Model:
+    """A provider, and for how long it wants to be left alone: told to one run, heeded by all of the process."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._closed_until = 0.0
+
+    @property
+    def throttled_for(self) -> timedelta:
+        """How long nobody should ask; zero: go ahead."""
+        return timedelta(seconds=max(self._closed_until - time.monotonic(), 0.0))
+
+    async def ask(self, prompt: str, key: str) -> Reply:
+        """One call. Raises ``Throttled``, ``Dead`` for a prompt that the model will never take, or what went wrong."""
+        try:
+            return await self._provider.ask(prompt, key)
+        except Throttled as throttled:
+            self._closed_until = max(self._closed_until, time.monotonic() + throttled.after.total_seconds())
+            raise
+
+
+class OpenAI:
+    """Any endpoint that speaks OpenAI's chat completions."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str, most: int) -> None:
+        self._client, self._model, self._most = client, model, most
+
+    async def ask(self, prompt: str, key: str) -> Reply:
+        body = {"model": self._model, "messages": [{"role": "user", "content": prompt}], "max_tokens": self._most,
+                "temperature": 0, "response_format": {"type": "json_object"}}  # fmt: skip
+        answer = await self._client.post("chat/completions", json=body, headers={"idempotency-key": key})
+        if answer.status_code in (429, 503):
+            raise Throttled(retry_after(answer.headers))
+        if answer.status_code in (400, 413, 422):
+            raise Dead(f"the model refuses the prompt: {answer.status_code} {answer.text[:300]}")
+        answer.raise_for_status()
+        try:
+            said = answer.json()
+            usage = said["usage"]
+            text = said["choices"][0]["message"]["content"]
+            return Reply(str(text), said.get("model", self._model), usage["prompt_tokens"], usage["completion_tokens"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise BadAnswer(f"not an answer of chat completions: {error!r}") from None
+
+
+class Gemini:
+    """Google's Gemini, through its own library."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str, key: str, model: str, most: int) -> None:
+        from google import genai  # takes seconds to import, and half of the users never need it
+
+        # A client of our own: the library takes another one where that happens to be installed.
+        options = genai.types.HttpOptions(base_url=url, httpx_async_client=http)
+        self._client = genai.Client(api_key=key, http_options=options)
+        self._model, self._most = model, most
+
+    async def ask(self, prompt: str, key: str) -> Reply:
+        from google.genai import errors, types
+
+        config = types.GenerateContentConfig(
+            max_output_tokens=self._most, temperature=0, response_mime_type="application/json",
+            http_options=types.HttpOptions(headers={"idempotency-key": key}),
+        )  # fmt: skip
+        try:
+            answer = await self._client.aio.models.generate_content(model=self._model, contents=prompt, config=config)
+        except errors.APIError as error:
+            if error.code in (429, 503):
+                raise Throttled(_gemini_delay(error)) from None
+            if error.code == 400:
+                raise Dead(f"the model refuses the prompt: {error.message}") from None
+            raise
+        used = answer.usage_metadata
+        if used is None or answer.text is None:
+            raise BadAnswer("Gemini answered without a text")
+        made = (used.candidates_token_count or 0) + (used.thoughts_token_count or 0)
+        return Reply(answer.text, answer.model_version or self._model, used.prompt_token_count or 0, made)
+
+
+def _gemini_delay(error: Any) -> timedelta | None:
+    """Gemini tells the delay in the body: ``"retryDelay": "17s"``."""
+    if match := re.search(r"retryDelay['\"]: ['\"]([\d.]+)s", str(error.details)):
+        return timedelta(seconds=float(match[1]))
+    return retry_after(getattr(error.response, "headers", None))
+
+
+def read(text: str) -> dict[str, Any]:
+    """A model's answer as an analysis; models like to put their JSON into a fence."""
+    fenced = re.sub(r"^\s*```(?:json)?|```\s*$", "", text)
+    try:
+        said = json.loads(fenced)
+    except ValueError:
+        raise BadAnswer(f"the model's answer is not JSON: {text[:200]!r}") from None
+    if not isinstance(said, dict) or (lacking := [key for key in KEYS if not said.get(key)]):
+        raise BadAnswer(f"the model's answer lacks {', '.join(lacking) if isinstance(said, dict) else 'everything'}")
+    analysis: dict[str, Any] = storable({key: said[key] for key in KEYS})
+    return analysis
+
+
+@asynccontextmanager
+async def open_model(settings: Settings) -> AsyncIterator[Model]:
+    """The model that the settings name."""
+    url, name = OPENAI if settings.provider == "openai" else GEMINI
+    url, name = settings.model_url or url, settings.model_name or name
+    most = settings.answer_tokens
+    if not settings.model_key:
+        raise DeclarationError(f"no key for the model at {url}", hint="ANALYSIS_MODEL_KEY=...")
+    if settings.provider == "gemini":
+        async with httpx.AsyncClient(timeout=settings.model_seconds, trust_env=False) as http:
+            yield Model(Gemini(http, url, settings.model_key, name, most))
+        return
+    async with httpx.AsyncClient(
+        base_url=url.rstrip("/") + "/", timeout=settings.model_seconds, trust_env=False,
+        headers={"authorization": f"Bearer {settings.model_key}"},
+    ) as http:  # fmt: skip
+        yield Model(OpenAI(http, name, most))

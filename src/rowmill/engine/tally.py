@@ -74,6 +74,8 @@ class Tally:
                 self.failures += 1
                 lane["fail_count"] += 1
                 self.died += kind == "dead"
+            if held.failures is not None and kind in ("retry", "dead", "canceled") and settlement.error is not None:
+                held.failures.settled(settlement)
             if kind in ("retry", "dead"):
                 self._emit("job_failed", logging.WARNING, held, settlement)
             elif detailed and kind != "release":
@@ -129,6 +131,8 @@ class Tally:
             return
         self.died += row.poison
         self.told(self)
+        if held.failures is not None:
+            held.failures.swept(held.store.lane.name, row)
         self._lane(held)["poisoned" if row.poison else "swept"] += 1
         self.events.emit(
             "row_poisoned" if row.poison else "row_swept",

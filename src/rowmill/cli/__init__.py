@@ -11,6 +11,7 @@ from . import migrate as migrate
 from . import pause as pause
 from . import run as run
 from . import sql as sql
+from . import top as top
 from . import why as why
 from .app import app, main
 

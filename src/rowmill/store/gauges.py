@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import Busy
@@ -28,13 +29,13 @@ class Gauges:
     held_keys: dict[str, int]
 
 
-async def gauges(view: LaneView) -> Gauges:
-    """Ask a lane in one environment."""
+async def gauges(view: LaneView, states: Sequence[str] = STATES) -> Gauges:
+    """Ask a lane in one environment. ``states`` may be any of the lane's, and ``stuck``."""
     since = [age for role in ("run_after", "created_at") if (age := view.age_of(role))]
     wait = f"coalesce({', '.join(since)})" if len(since) > 1 else (since or ["null"])[0]
     rows: dict[str, int] = {}
     oldest: float | None = None
-    for state in STATES:
+    for state in states:
         condition = view.condition(state)
         if condition is None:
             continue

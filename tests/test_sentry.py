@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sentry_sdk
+from sentry_sdk.integrations.logging import LoggingIntegration
 
 from databases import Db
 from farm import JOBS
@@ -175,7 +176,9 @@ async def test_a_poisoned_row_is_a_failure_with_a_breadcrumb(lite: Db, receiver:
         "update jobs set status = 'running', worker = 'gone', attempts = 9, claimed_at = '2020-01-01 00:00:00.000',"
         " heartbeat_at = '2020-01-01 00:00:00.000'"
     )
-    report(mill, **small(receiver))
+    report(
+        mill, **small(receiver, integrations=[LoggingIntegration()])
+    )  # by itself it sends what is logged as an error
     await mill.worker(drain=True).run()
     mill.events.emit("environment_down", 40, environment="default", error="connect to 10.0.0.9 failed")
     sentry_sdk.flush(5)

@@ -74,13 +74,19 @@ class Tally:
                 self.failures += 1
                 lane["fail_count"] += 1
                 self.died += kind == "dead"
-            if held.failures is not None and kind in ("retry", "dead", "canceled") and settlement.error is not None:
-                held.failures.settled(settlement)
+                self._write_down(held, settlement)
+            elif kind == "canceled":
+                self._write_down(held, settlement)
             if kind in ("retry", "dead"):
                 self._emit("job_failed", logging.WARNING, held, settlement)
             elif detailed and kind != "release":
                 self._emit("job_settled", logging.DEBUG, held, settlement)
         self.told(self)
+
+    @staticmethod
+    def _write_down(held: Held, settlement: Settlement) -> None:
+        if held.failures is not None and settlement.error is not None:
+            held.failures.settled(settlement)
 
     def _emit(self, name: str, level: int, held: Held, settlement: Settlement) -> None:
         claim = settlement.claim

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..carrier import TRACE
 from ..claim import Claim, Report, Settlement
 from ..store import LaneStore
-from ..task import TRACE
 from ..tracing import Carrier, Tracer
 from .held import Held
 

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from .arguments import Signature, Unfit, decode
+from .carrier import own_arguments
 from .errors import DeclarationError, WrongArguments, did_you_mean
 from .lane import PARAMETERS, Lane
 from .options import OPTIONS, UNFINISHED, Keep, Key, Options
@@ -202,7 +203,7 @@ class Task(Generic[P, R]):
     def invoke(self, job: Any, /, **resources: Any) -> Any:
         """Call the handler for a claimed job, its arguments as it declares them."""
         try:
-            args, kwargs = self.signature.unpack(job["args"])
+            args, kwargs = self.signature.unpack(own_arguments(job["args"]))
         except WrongArguments as error:
             raise Dead(f"the arguments do not fit the handler: {error.message}") from None
         if self.takes_job:

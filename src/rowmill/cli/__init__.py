@@ -4,12 +4,14 @@ from . import act as act
 from . import adopt as adopt
 from . import check as check
 from . import demo as demo
+from . import errors as errors
 from . import gates as gates
 from . import look as look
 from . import migrate as migrate
 from . import pause as pause
 from . import run as run
 from . import sql as sql
+from . import top as top
 from . import why as why
 from .app import app, main
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
 import typer
@@ -19,14 +20,15 @@ from ..store.schema import GATES, ensure, taken
 from ..store.texts import commented, one_line, texts
 from .app import AsJson, UsageError, app, errors, load, print_json, run_async, said
 from .lookout import Lookout, one_lane
+from .role import worker_role
 
-Words = Annotated[list[str], typer.Argument(metavar="[APP] LANE", help="the application, and the lane")]
-_FUNCTIONS = "Functions"
+Words = Annotated[list[str] | None, typer.Argument(metavar="[APP] LANE", help="the application, and the lane")]
+_FUNCTIONS, _ROLE = "Functions", "Role"
 
 
 @app.command()
 def sql(
-    words: Words,
+    words: Words = None,
     env: Annotated[
         str | None, typer.Option("--env", help="for this environment's database; default: the first", callback=said)
     ] = None,
@@ -66,20 +68,47 @@ def sql(
     remove: Annotated[
         bool, typer.Option("--drop", help="what removes those that are installed", rich_help_panel=_FUNCTIONS)
     ] = False,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            help="what makes this role one that may work on the lanes and do nothing else",
+            callback=said,
+            rich_help_panel=_ROLE,
+        ),
+    ] = None,
+    hide: Annotated[
+        list[str] | None,
+        typer.Option(help="a column it must not read: LANE.COLUMN (may be given again)", rich_help_panel=_ROLE),
+    ] = None,
+    writes: Annotated[
+        list[str] | None,
+        typer.Option(help="a column that the handler returns: LANE.COLUMN (may be given again)", rich_help_panel=_ROLE),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The statements as they will run: claim, settle for each outcome, renew, sweep.
 
     With --functions the same verbs as functions of the database: a worker in any language can work beside the Python
-    ones, also through PostgREST.
+    ones, also through PostgREST. With --role, and the lane left out for all: what a database role for workers needs.
     """
+    words = list(words or ())
+    if role is None and (hide or writes):
+        raise UsageError("--hide and --writes are about a role", hint="--role NAME")
+    if role is not None:
+        if functions:
+            raise UsageError("--role or --functions, one of them")
+        worker_role(words, env, role, hide or [], writes or [], as_json)
+        return
+    if not words and "ROWMILL_APP" not in os.environ:
+        raise UsageError("which lane?", hint="sql [APP] LANE")
     if len(words) > 2:
         raise typer.BadParameter(f"one application and one lane, not {len(words)} words")
     if not functions and (prefix is not None or name or schema or grant or apply or remove or security != "invoker"):
         raise UsageError("that option is about functions", hint="add --functions")
     options = Options(prefix, _pairs(name or []), schema, security == "definer", grant or ())
-    mill = load(words[0] if len(words) == 2 or ":" in words[0] else None)
-    lane = one_lane(mill, words[-1] if len(words) == 2 or ":" not in words[0] else None)
+    named = len(words) == 2 or (bool(words) and ":" in words[0])
+    mill = load(words[0] if named else None)
+    lane = one_lane(mill, words[-1] if len(words) == 2 or (words and not named) else None)
     (chosen,) = mill.select([lane])
     environment = env or next((e for e in mill.environments if chosen.serves(e)), next(iter(mill.environments)))
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..claim import Claim, Settlement
 from ..store import LaneStore
+from ..tracing import Tracer
 from .gatekeeper import Gatekeeper
 
 if TYPE_CHECKING:
+    from .failures import FailureLog
     from .follow import Follow
 
 
@@ -40,6 +42,10 @@ class Held:
         self.refused: str | None = None
         #: What follows when jobs of rowmill's own table have ended.
         self.follow: Follow | None = None
+        #: Where failures are written down.
+        self.failures: FailureLog | None = None
+        #: Who traces what is done with it, if anybody does.
+        self.tracer: Tracer | None = None
         self._claims: dict[tuple[Any, ...], Claim] = {}
         self._renewing: set[int] = set()
         self._settling: set[int] = set()

@@ -243,6 +243,12 @@ def reflect_table(
         warnings.simplefilter("ignore", sa.exc.SAWarning)
         try:
             table = sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False)
+            if seen := _seen(connection, table):
+                # A role that may not read some columns works on the others.
+                table = sa.Table(
+                    name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False,
+                    include_columns=seen,
+                )  # fmt: skip
         except (sa.exc.NoSuchTableError, sa.exc.OperationalError) as error:
             if isinstance(error, sa.exc.OperationalError) and "unknown database" not in str(error):
                 raise
@@ -274,6 +280,20 @@ def reflect_table(
         "select relkind = 'p' or relhassubclass from pg_class where oid = to_regclass($1::text)", (relation,)
     ).scalar()
     return table, types, bool(spread), kinds
+
+
+def _seen(connection: sa.Connection, table: sa.Table) -> list[str] | None:
+    """The columns that this role may read, where it may read some and not others."""
+    if connection.dialect.name != "postgresql":
+        return None
+    relation = connection.dialect.identifier_preparer.format_table(table)
+    rows = connection.exec_driver_sql(
+        "select attname, has_column_privilege(attrelid, attnum, 'select') from pg_attribute"
+        " where attrelid = to_regclass($1::text) and attnum > 0 and not attisdropped",
+        (relation,),
+    ).fetchall()
+    seen = [row[0] for row in rows if row[1]]
+    return seen if 0 < len(seen) < len(rows) else None
 
 
 def _compiles(column: sa.Column[Any]) -> bool:

@@ -1,0 +1,167 @@
+"""The files under deploy/, each read by the tool it is for where that is installed; and all of them by rowmill."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+from prometheus_client import CollectorRegistry
+from yamllint import linter
+from yamllint.config import YamlLintConfig
+
+from rowmill.cli import app
+from rowmill.engine.child import MARGIN
+from rowmill.prometheus import _Families
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+YAML = sorted(DEPLOY.rglob("*.yaml"))
+RULES = YamlLintConfig("extends: default\nrules: {line-length: {max: 140}, document-start: disable}")
+GAUGES = {"rowmill_up", "rowmill_rows", "rowmill_oldest_ready_seconds", "rowmill_held_keys", "rowmill_workers"}
+
+
+def tool(name: str, *words: str) -> str:
+    """What a tool says; a machine without it leaves this test out."""
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    ended = subprocess.run([name, *words], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return [found for found in yaml.safe_load_all((DEPLOY / name).read_text()) if found]
+
+
+def words_of(line: str) -> list[str]:
+    return shlex.split(line.partition("rowmill ")[2] if "rowmill " in line else line)
+
+
+def commands() -> dict[str, list[str]]:
+    """How each file starts a worker."""
+    (unit,) = re.findall(r"^ExecStart=(.*)$", (DEPLOY / "rowmill.service").read_text(), re.MULTILINE)
+    (image,) = re.findall(r"^CMD (\[.*\])$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    fly = tomllib.loads((DEPLOY / "fly.toml").read_text())
+    worker = documents("kubernetes/worker.yaml")[0]["spec"]["template"]["spec"]["containers"][0]
+    return {
+        "systemd": words_of(unit), "container": json.loads(image), "fly": words_of(fly["processes"]["worker"]),
+        "kubernetes": worker["args"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["systemd", "container", "fly", "kubernetes"])
+def test_every_file_starts_a_worker_with_options_that_there_are(where: str) -> None:
+    """X2: and waits for longer than the worker needs to end in good order."""
+    verb, *words = commands()[where]
+    group: Any = typer.main.get_command(app)
+    context = group.commands[verb].make_context(verb, list(words))
+    assert context.params["metrics_port"] == 9100
+    pod = documents("kubernetes/worker.yaml")[0]["spec"]["template"]["spec"]
+    patience = {
+        "systemd": re.findall(r"TimeoutStopSec=(\d+)", (DEPLOY / "rowmill.service").read_text())[0],
+        "fly": tomllib.loads((DEPLOY / "fly.toml").read_text())["kill_timeout"].rstrip("s"),
+        "kubernetes": pod["terminationGracePeriodSeconds"],
+    }  # fmt: skip
+    if where in patience:
+        assert float(patience[where]) > context.params["grace"] + MARGIN
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    """X2: nothing in it is misspelled or unknown."""
+    unit = (DEPLOY / "rowmill.service").read_text()
+    path = tmp_path / "rowmill.service"
+    path.write_text(unit.replace("/srv/shop/.venv/bin/rowmill", sys.executable))
+    said = tool("systemd-analyze", "verify", str(path))
+    assert "rowmill.service" not in said, said
+
+
+def test_the_alert_rules_fire_when_they_should() -> None:
+    """E8: promtool reads them, and plays their tests."""
+    tool("promtool", "check", "rules", str(DEPLOY / "prometheus/rules.yaml"))
+    tool("promtool", "test", "rules", str(DEPLOY / "prometheus/rules_test.yaml"))
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_every_yaml_file_is_tidy(path: Path) -> None:
+    """E8: yamllint has nothing to say."""
+    found = list(linter.run(path.read_text(), RULES))
+    assert not found, [str(problem) for problem in found]
+
+
+@pytest.mark.parametrize("name", ["kubernetes/worker.yaml", "kubernetes/hpa.yaml"])
+def test_kubernetes_would_take_every_object(name: str) -> None:
+    """X2: by the schema of a version that people run, strictly: no field that does not exist."""
+    for document in documents(name):
+        kubernetes_validate.validate(document, "1.30", strict=True)
+
+
+def test_what_scales_and_what_is_scaled_go_together() -> None:
+    """E8: a mistyped name would scale nothing, silently."""
+    worker, service = documents("kubernetes/worker.yaml")
+    labels = worker["spec"]["template"]["metadata"]["labels"]
+    assert worker["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
+    for name in ("kubernetes/keda.yaml", "kubernetes/hpa.yaml"):
+        (scaler,) = documents(name)
+        assert scaler["spec"]["scaleTargetRef"]["name"] == worker["metadata"]["name"]
+    (keda,) = documents("kubernetes/keda.yaml")
+    assert keda["kind"] == "ScaledObject"
+    assert keda["spec"]["triggers"][0]["metadata"]["threshold"].isdigit()
+
+
+def test_every_metric_that_a_file_names_is_one_that_rowmill_has() -> None:
+    """E8: in alert rules, on the dashboard, and where workers are scaled."""
+    registry = CollectorRegistry()
+    _Families(registry)
+    known = set(GAUGES)
+    for family in registry.collect():
+        endings = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("_total",)
+        known |= {family.name + ending for ending in endings}
+    named: dict[str, set[str]] = {}
+    for path in [*YAML, DEPLOY / "grafana/rowmill.json"]:
+        text = re.sub(r"^\s*#.*$", "", path.read_text(), flags=re.MULTILINE)
+        named[path.name] = set(re.findall(r"\browmill_[a-z_]+", text))
+    assert {name: found - known for name, found in named.items() if found - known} == {}
+    assert named["rowmill.json"] >= GAUGES | {"rowmill_outcomes_total", "rowmill_run_seconds_bucket"}
+    assert "rowmill_oldest_ready_seconds" in named["keda.yaml"] & named["hpa.yaml"]
+
+
+def test_the_dashboard_is_one_that_grafana_can_read(tmp_path: Path) -> None:
+    """E8: every panel has a place of its own and a question that Prometheus can read."""
+    dashboard = json.loads((DEPLOY / "grafana/rowmill.json").read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not taken & cells, panel["title"]
+        taken |= cells
+    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    if shutil.which("promtool"):
+        for variable, value in (("$__rate_interval", "5m"), ("$environment", ".*"), ("$lane", ".*")):
+            asked = [text.replace(variable, value) for text in asked]
+        rules = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(asked)]
+        path = tmp_path / "panels.yaml"
+        path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+        tool("promtool", "check", "rules", str(path))
+
+
+def test_the_container_runs_as_nobody_in_particular() -> None:
+    """X2: a numbered user, and a worker that gets the signals itself."""
+    lines = [line for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0].startswith("FROM ")
+    assert "USER 10001" in lines
+    assert json.loads(lines[-2].removeprefix("ENTRYPOINT ")) == ["rowmill"]
+    spec = documents("kubernetes/worker.yaml")[0]["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsUser"] == 10001

@@ -1,0 +1,143 @@
+"""A worker's role: what ``rowmill sql APP --role`` grants is enough to work, and no more than that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta as td
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from command import Command
+from databases import Db
+from farm import JOBS
+from rowmill import Concurrency, Dead, Mill, fixed
+
+ROLE = "lowly worker"
+LANE = (
+    "mill.lane('jobs', name='fetch', ready={'status': 'queued'}, running={'status': 'running'},"
+    " done={'status': 'done'}, dead={'status': 'dead'}, max_attempts=2)(handler)"
+)
+TASK = "mill.task(name='send')(handler)"
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def shop(pg: Db) -> Iterator[Db]:
+    """A database with a lane's table, with a column that is nobody's business, and another table."""
+    pg.execute(JOBS["postgresql"])
+    pg.execute("alter table jobs add column card text default '4111'; create table customers (id int, name text)")
+    pg.execute("alter table jobs enable row level security; revoke create on schema public from public")
+    yield pg
+    if pg.value(f"select count(*) from pg_roles where rolname = '{ROLE}'"):
+        pg.execute(f'drop owned by "{ROLE}"; drop role "{ROLE}"')
+
+
+def mill_over(url: str) -> Mill:
+    mill = Mill(url)
+
+    @mill.lane(
+        "jobs", name="fetch", ready={"status": "queued"}, running={"status": "running"}, done={"status": "done"},
+        dead={"status": "dead"}, max_attempts=2, backoff=fixed(td(0)), gates=[Concurrency(1, by="note")],
+    )  # fmt: skip
+    async def fetch(job: Any) -> dict[str, str]:
+        assert "card" not in job
+        if job["note"] == "bad":
+            raise Dead("no")
+        return {"note": "read"}
+
+    @mill.task
+    async def send(to: str) -> str:
+        return to
+
+    return mill
+
+
+async def test_the_role_is_enough_for_a_worker_and_reads_nothing_else(shop: Db, command: Command) -> None:
+    """C1, A7: also where the table has row level security; a column it must not see is not in its jobs."""
+    await prepared(shop)
+    for note in ("a", "a", "bad"):
+        shop.execute("insert into jobs (note) values (?)", note)
+    command.app(shop.url, LANE, TASK)
+    with ThreadPoolExecutor(1) as pool:
+        words = ("sql", "--role", ROLE, "--hide", "fetch.card", "--writes", "fetch.note")
+        made = pool.submit(lambda: [command.json(*words), command.json(*words)]).result()
+    for _ in range(2):  # again, and nothing is wrong
+        shop.execute(";\n".join(made[0]["statements"]))
+    lowly = shop.url.replace("postgres:", ROLE.replace(" ", "%20") + ":", 1)
+    mill = mill_over(lowly)
+    said: list[Any] = []
+    mill.on_event(said.append)
+    handles = [await mill.tasks["send"].enqueue(to="a")]
+    handles += await mill.enqueue_many([mill.tasks["send"].call(to=str(n)) for n in range(120)])  # by COPY
+    await mill.worker(drain=True, worker_id="w-1").run()
+    assert await handles[0].result(timeout=5) == "a"
+    await mill.close()
+    assert [r["status"] for r in shop.query("select status from jobs order by id")] == ["done", "done", "dead"]
+    assert shop.value("select count(*) from jobs where note = 'read'") == 2
+    assert shop.value("select count(*) from rowmill_jobs where state = 'done'") == 121
+    assert shop.value("select count(*) from rowmill_failures") == 1
+    assert shop.value("select state from rowmill_workers where id = 'w-1'") == "stopped"
+    assert not [e.name for e in said if e.name in ("failures_off", "workers_table_off", "statement_refused")]
+    for statement in (
+        "select card from jobs",
+        "select * from jobs",
+        "select * from customers",
+        "select * from rowmill_ddl",
+        "update jobs set card = null",
+        "insert into jobs (note) values ('x')",
+        "delete from jobs",
+        "create table mine (id int)",
+        "insert into rowmill_schema values (99, 'x')",
+    ):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await _run(lowly, statement)
+
+
+async def prepared(db: Db) -> None:
+    """With rowmill's own tables, made by their owner."""
+    owner = mill_over(db.url)
+    await owner.prepare()
+    await owner.close()
+
+
+async def _run(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def test_the_script_is_sql_that_can_be_read_and_says_what_it_does(shop: Db, command: Command) -> None:
+    """C1: for whoever has to run it; a slip of the pen is told."""
+    asyncio.run(prepared(shop))
+    command.app(shop.url, LANE)
+    shown = command("sql", "--role", ROLE)
+    assert shown.code == 0
+    assert shown.out.startswith("-- A role for workers")
+    assert "grant select (id, status, worker" in shown.out
+    assert "rowmill_jobs" not in shown.out, "there is no task"
+    shop.execute(shown.out)
+    wrong = command("sql", "--role", "x", "--hide", "fetch.crad")
+    assert wrong.code == 1
+    assert "card" in wrong.err
+    assert command("sql", "--role", "x", "--hide", "card").code == 2
+    assert command("sql", "fetch", "--hide", "fetch.card").code == 2
+
+
+def test_sqlite_has_no_roles(lite: Db, command: Command) -> None:
+    """C1: and it is said so."""
+    lite.execute(JOBS["sqlite"])
+    command.app(lite.url, LANE)
+    ended = command("sql", "--role", "x")
+    assert ended.code == 1
+    assert "SQLite" in ended.err

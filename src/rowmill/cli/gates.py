@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..errors import DatabaseError, RowmillError, did_you_mean
 from ..mill import Mill
+from ..store import values
 from ..store.gate_view import KeyView, LaneGates, has_table, lane_gates
 from ..store.gating import Dimension
 from ..store.inspect import LaneView
@@ -109,9 +110,9 @@ def _list(
     answers, budgets, several = run_async(main())
     found = [(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     if as_json:
-        values = [show_gates.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
+        listed = [values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
         shown = [{"environment": e, "budget": dim.removeprefix("budget:"), "cells": cells} for e, dim, cells in budgets]
-        print_json({"gates": values, "budgets": shown, "errors": [failure.value() for failure in answers.failures]})
+        print_json({"gates": listed, "budgets": shown, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
         return
     parts: list[RenderableType] = []
@@ -204,7 +205,7 @@ async def _set(
                 "environment": environment,
                 "lane": lane,
                 "by": dim.group.by,
-                **show_gates.key_value(after),
+                **values.key_value(after),
             }
         )
     else:

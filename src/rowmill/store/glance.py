@@ -103,7 +103,9 @@ class Glancer:
     async def _guess(self, tests: Mapping[str, str]) -> tuple[dict[str, int], list[str]]:
         """What the planner expects of every state, and which states are cheap to count. One statement, no row read."""
         table = self.view.statements.table
-        steps = [f"(select count(*) from (select 1 from {table} where {t} limit {BOUND + 1}) x)" for t in tests.values()]
+        steps = [
+            f"(select count(*) from (select 1 from {table} where {t} limit {BOUND + 1}) x)" for t in tests.values()
+        ]
         rows = await self.view.ask(f"explain (format json) select {', '.join(steps)}", seconds=1.0)
         document = json.loads(rows[0][0]) if isinstance(rows[0][0], str) else rows[0][0]
         plans = [p for p in document[0]["Plan"].get("Plans", ()) if p.get("Parent Relationship") == "InitPlan"]

@@ -269,9 +269,7 @@ class LaneView:
         known = [self._idle(), *(self.condition(s) for s in ("running", "done", "dead", "canceled"))]
         return " or ".join(f"({part})" for part in known if part)
 
-    async def select(
-        self, rest: str, marks: Marks, seconds: float, further: Sequence[str] = ()
-    ) -> list[Row]:
+    async def select(self, rest: str, marks: Marks, seconds: float, further: Sequence[str] = ()) -> list[Row]:
         """Rows with what they are shown with, and further columns; ``rest``: WHERE and all that follows."""
         columns = list(dict.fromkeys([*self._brief(), *further]))
         return [self._row(row, columns) for row in await self.ask(f"{self._select(columns)} {rest}", marks, seconds)]

@@ -134,7 +134,9 @@ class _Walk:
     def _search(self, text: str, marks: Marks) -> str:
         mark = marks.add(f"%{_escaped(text)}%")
         columns = self.binding.table.c
-        parts = [self._contains(c, mark) for c in self.binding.columns if isinstance(columns[c].type, (sa.String, sa.Enum))]
+        parts = [
+            self._contains(c, mark) for c in self.binding.columns if isinstance(columns[c].type, (sa.String, sa.Enum))
+        ]
         try:
             key = parse(self.binding, text)
         except DeclarationError:

@@ -26,7 +26,7 @@ _SLOW = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many: ``exact``, ``at_least`` so many, an ``estimate``, ``unknown`` (then None), or ``none``: no such state."""
+    """How many: ``exact``, ``at_least`` so many, an ``estimate``, ``unknown`` (then None); ``none``: no such state."""
 
     number: int | None
     how: str
@@ -65,7 +65,8 @@ class Glancer:
         """All counts, in a fraction of a second."""
         tests = {s: test for s in (*STATES, "stuck") if (test := self.view.condition(s)) is not None}
         counts = {state: Count(None, "none" if state not in tests else "unknown") for state in (*STATES, "stuck")}
-        guesses, cheap = {}, list(tests)
+        guesses: dict[str, int] = {}
+        cheap = list(tests)
         if self.view.postgres:
             guesses, cheap = await self._guess(tests)
         now = time.monotonic()

@@ -214,10 +214,7 @@ class LaneView:
 
     async def rows(self, state: str | None = None, limit: int = 20) -> list[Row]:
         """Rows of a state, or of all the lane's states: ready ones as they will be claimed, others newest first."""
-        if state is not None:
-            condition = self.need(state)
-        else:
-            condition = self.any_state()
+        condition = self.need(state) if state is not None else self.any_state()
         text = f"{self._select(self._brief())} where {condition}"
         try:
             found = await self.ask(f"{text} order by {self._order(state)} limit {limit}")

@@ -22,10 +22,13 @@ from ..events import Events
 from ..lane import Lane
 from ..store import Database, LaneStore, open_lane
 from ..store.fleet import Fleet, WorkerState
+from ..store.minutes import Minutes
+from ..store.schema import MINUTES, Own
 from ..store.schema import ensure as ensure_own
 from ..task import Queue
 from .follow import Follow
 from .held import Held
+from .minutes import Minutekeeper
 from .renew import Renewer
 from .scheduler import Scheduler
 from .sweep import Sweeper
@@ -70,6 +73,7 @@ class Place:
         self._tasks: list[asyncio.Task[None]] = []
         self.follow: Follow | None = None
         self._returning: asyncio.Task[None] | None = None
+        self._minutes: Minutekeeper | None = None
 
     @property
     def beating(self) -> bool:
@@ -153,8 +157,7 @@ class Place:
     async def open(self, crew: Crew) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
         me = crew.snapshot()
-        if crew.registers:
-            await ensure_own(self.database)
+        own = await ensure_own(self.database) if crew.registers else Own(frozenset())
         stores = [
             await open_lane(lane, self.name, self.database, crew.clock, me.id, me.incarnation) for lane in self.lanes
         ]
@@ -190,6 +193,9 @@ class Place:
             asyncio.create_task(sweeper.run()),
             asyncio.create_task(listen(self.database, lambda: self._wake(crew), awaited=awaited)),
         ]
+        if own.has(MINUTES):
+            self._minutes = Minutekeeper(self.name, Minutes(self.database, crew.clock), crew.tally, crew.events)
+            self._tasks.append(asyncio.create_task(self._minutes.run()))
         self.opened = True
         for store in stores:
             if lacks := store.binding.lacks():
@@ -235,6 +241,8 @@ class Place:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._renewer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._renewer.stop)
+        if self._minutes is not None:
+            await self._minutes.last()
         if self._fleet is not None:
             last.state, last.current = "stopped", []
             with contextlib.suppress(DatabaseError):  # else it is called dead after a silence

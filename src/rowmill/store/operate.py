@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from ..errors import DeclarationError
 from .database import runner
 from .inspect import LaneView
 from .keys import Key, Marks, among
@@ -65,6 +66,16 @@ class Operator:
     def release(self, chosen: Selection) -> AsyncIterator[list[Key]]:
         """Running rows back to ready as if they had not been claimed; a holder's outcome is then dropped."""
         return self._write(chosen, self.say.settle_set("release", "null", "0"), Marks(self.binding))
+
+    def schedule(self, chosen: Selection, seconds: float) -> AsyncIterator[list[Key]]:
+        """Let rows run so many seconds from now, and not before. For rows that are ready or waiting."""
+        due = self.binding.roles.get("run_after")
+        if due is None:
+            raise DeclarationError(
+                f"lane {self.view.lane.name!r} has no column for the time from which on a row may run",
+                hint="add run_after: rowmill migrate shows the statement",
+            )
+        return self._write(chosen, {due: self.say.later(due, str(float(seconds)))}, Marks(self.binding))
 
     async def count(self, chosen: Selection, most: int) -> int:
         """How many rows are meant, counted up to ``most``."""

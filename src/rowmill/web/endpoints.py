@@ -148,7 +148,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "operate",
         calls.acts("retry"),
         s.WRITTEN,
-        body=s.sent(ids=s.IDS, state=s.word("dead", "canceled", "waiting")),
+        body=s.one_of(s.sent(ids=s.IDS, state=s.word("dead", "canceled", "waiting")), "ids", "state"),
     ),
     Endpoint(
         "POST",
@@ -158,11 +158,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "operate",
         calls.acts("cancel"),
         s.WRITTEN,
-        body=s.sent(
-            ids=s.IDS,
-            state=s.word("ready", "waiting", "running"),
-            reason=s.text("what the error column says"),
-            running=s.flag("running rows too: their outcome is dropped"),
+        body=s.one_of(
+            s.sent(
+                ids=s.IDS,
+                state=s.word("ready", "waiting", "running"),
+                reason=s.text("what the error column says"),
+                running=s.flag("running rows too: their outcome is dropped"),
+            ),
+            "ids",
+            "state",
         ),
     ),
     Endpoint(
@@ -173,8 +177,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "operate",
         calls.acts("release"),
         s.WRITTEN,
-        body=s.sent(
-            ids=s.IDS, worker=s.text("all rows this worker holds", least=1), stuck=s.flag("all without a sign of life")
+        body=s.one_of(
+            s.sent(
+                ids=s.IDS,
+                worker=s.text("all rows this worker holds", least=1),
+                stuck={"const": True, "description": "all without a sign of life"},
+            ),
+            "ids",
+            "worker",
+            "stuck",
         ),
     ),
     Endpoint(
@@ -252,14 +263,18 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "enqueue",
         calls.enqueue,
         s.told(task=s.STRING, environment=s.STRING, lane=s.STRING, ids=s.listed(s.INTEGER)),
-        body=s.sent(
-            args={"type": "object", "description": "the handler's arguments by name"},
-            many=s.listed(s.OBJECT, minItems=1, maxItems=10_000, description="the arguments of each of many jobs"),
-            run_after=s.moment("not before"),
-            delay_seconds=s.number("not before so many seconds from now"),
-            priority=s.whole("lower goes first", least=-32768, most=32767),
-            key=s.text("no second job with this key while one is unfinished", most=500, least=1),
-            env=s.text("default: the first that the task is served in", most=200, least=1),
+        body=s.one_of(
+            s.sent(
+                args={"type": "object", "description": "the handler's arguments by name"},
+                many=s.listed(s.OBJECT, minItems=1, maxItems=10_000, description="the arguments of each of many jobs"),
+                run_after=s.moment("not before"),
+                delay_seconds=s.number("not before so many seconds from now"),
+                priority=s.whole("lower goes first", least=-32768, most=32767),
+                key=s.text("no second job with this key while one is unfinished", most=500, least=1),
+                env=s.text("default: the first that the task is served in", most=200, least=1),
+            ),
+            "args",
+            "many",
         ),
         status=201,
     ),

@@ -57,6 +57,11 @@ def sent(*required: str, **properties: Schema) -> Schema:
     return {**found, **({"required": list(required)} if required else {})}
 
 
+def one_of(schema: Schema, *names: str) -> Schema:
+    """An object that says exactly one of these."""
+    return {**schema, "oneOf": [{"required": [name]} for name in names]}
+
+
 def told(_further: bool = False, /, **properties: Schema) -> Schema:
     """An object that is answered: all that is named is there. ``_further``: and, by the lane's roles, more."""
     found = {"type": "object", "properties": properties, "required": list(properties)}

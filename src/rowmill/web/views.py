@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from starlette.requests import HTTPConnection
+
 from .. import inquiry, states
 from ..errors import DeclarationError, RowmillError, did_you_mean
 from ..lane import Lane
@@ -85,6 +87,15 @@ class Sight:
             return await minutes.history(list(self.mill.lanes), hours) if await minutes.exists() else None
 
         return await self.once(("minutes", environment, hours), ask)
+
+
+def sight_of(request: HTTPConnection) -> Sight:
+    """The application's sight of its Mill, made with the first request."""
+    state = request.app.state
+    if not hasattr(state, "sight"):
+        state.sight = Sight(state.lookout)
+    found: Sight = state.sight
+    return found
 
 
 async def _timed(work: Callable[[], Awaitable[T]]) -> T:
@@ -264,7 +275,7 @@ async def gates(sight: Sight, environment: str, lane: str, limit: int = _KEYS) -
 # -- workers, health
 
 
-async def workers(sight: Sight, *, everyone: bool = False) -> dict[str, Any]:
+async def workers(sight: Sight, *, everyone: bool = False, sees: Sees = lambda lane: True) -> dict[str, Any]:
     """Who works, on what, and when each was last heard of."""
 
     async def ask(name: str, database: Database) -> tuple[str, list[dict[str, Any]] | Failure]:
@@ -276,10 +287,14 @@ async def workers(sight: Sight, *, everyone: bool = False) -> dict[str, Any]:
     parts = await asyncio.gather(*(ask(*place) for place in sight.databases.items()))
     known = [(name, part) for name, part in parts if isinstance(part, list)]
     failed = [part.value() for _, part in parts if isinstance(part, Failure)]
-    return {"workers": inquiry.workers(known, everyone=everyone), "errors": failed}
+    found = inquiry.workers(known, everyone=everyone)
+    for worker in found:
+        worker["lanes"] = [name for name in worker["lanes"] if sees(name)]
+        worker["current"] = [job for job in worker["current"] if sees(job["lane"])]
+    return {"workers": [worker for worker in found if worker["lanes"]], "errors": failed}
 
 
-async def health(sight: Sight) -> dict[str, Any]:
+async def health(sight: Sight, sees: Sees = lambda lane: True) -> dict[str, Any]:
     """What slows the queues down, and what to do; the worst first."""
 
     async def ask(name: str, database: Database) -> dict[str, Any]:
@@ -299,4 +314,8 @@ async def health(sight: Sight) -> dict[str, Any]:
     async def everywhere() -> dict[str, Any]:
         return {"environments": await asyncio.gather(*(ask(*place) for place in sight.databases.items()))}
 
-    return await sight.once("health", everywhere, 5.0)
+    found = await sight.once("health", everywhere, 5.0)
+    return {"environments": [
+        {**one, "findings": [f for f in one["findings"] if f["lane"] is None or sees(f["lane"])]}
+        for one in found["environments"]
+    ]}  # fmt: skip

@@ -5,14 +5,14 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from ..errors import DeclarationError
 from ..mill import Mill
 from ..store import Database
-from ..store.access import SCOPES, Audit, Token, Tokens
+from ..store.access import SCOPES, Audit, Token, Tokens, check_scopes
 from ..store.inspect import check_file
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, UsageError, app, errors, load, print_json, print_out, run_async, said
@@ -26,8 +26,8 @@ _VERBS = "create [APP] NAME | list [APP] | revoke [APP] NAME"
 def token(
     words: Annotated[list[str], typer.Argument(metavar=_VERBS, show_default=False)],
     scope: Annotated[
-        list[Literal["read", "operate", "enqueue"]] | None,
-        typer.Option("--scope", help="what it may do (may be given again); default: read"),
+        list[str] | None,
+        typer.Option("--scope", help="read, operate, enqueue: what it may do (may be given again); default: read"),
     ] = None,
     lane: Annotated[
         list[str] | None,
@@ -51,7 +51,7 @@ def token(
         raise UsageError("--scope, --lane and --days are for create", hint=f"rowmill token {verb} without them")
     mill = load(reference)
     if verb == "create":
-        _create(mill, names[0], list[str](scope or ["read"]), lane, days, as_json)
+        _create(mill, names[0], scope or ["read"], lane, days, as_json)
     elif verb == "revoke":
         _revoke(mill, names[0], as_json)
     else:
@@ -61,6 +61,7 @@ def token(
 def _create(
     mill: Mill, name: str, scopes: list[str], lanes: list[str] | None, days: float | None, as_json: bool
 ) -> None:
+    check_scopes(scopes)
     if lanes:
         mill.select(lanes)
     if len(name) > 100:

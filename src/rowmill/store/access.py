@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..errors import DeclarationError, RowmillError
+from ..errors import DeclarationError, did_you_mean
 from . import schema
 from .database import Database, Run
 
@@ -236,7 +236,7 @@ def check_scopes(scopes: Sequence[str]) -> None:
     """Raises for a scope that there is not."""
     for scope in scopes:
         if scope not in SCOPES:
-            raise RowmillError(f"there is no scope {scope!r}", hint=f"--scope {', '.join(SCOPES)}")
+            raise DeclarationError(f"there is no scope {scope!r}", hint=did_you_mean(scope, SCOPES))
 
 
 def _clean(value: str) -> str:

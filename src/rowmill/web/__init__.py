@@ -1,1 +1,1 @@
-"""The dashboard and the HTTP API: needs the extra ``web``."""
+"""The dashboard and the HTTP API. Needs the extra ``web``."""

@@ -12,7 +12,7 @@ from starlette.templating import Jinja2Templates
 from ..errors import RowmillError
 from ..store.inspect import STATES
 from ..store.pages import OPERATORS, Filter, Wanted
-from . import actions, charts, diagram, rowview, views, words
+from . import charts, diagram, forms, rowview, views, words
 from .access import require, who
 from .live import respond
 from .notices import notices_of
@@ -36,7 +36,7 @@ def routes(templates: Jinja2Templates) -> list[Route]:
         Route("/row", pages.row),
         Route("/workers", pages.workers),
         Route("/health", pages.health),
-        *actions.routes(templates),
+        *forms.routes(templates),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The forms of the pages: each is an action, done as by the API, and answered with a notice on the page it came from."""
+"""The forms of the pages: each an action, done as by the API, and answered with a notice on the page it came from."""
 
 from __future__ import annotations
 

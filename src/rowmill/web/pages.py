@@ -29,6 +29,8 @@ def routes(templates: Jinja2Templates) -> list[Route]:
         "diagram": diagram.diagram, "throughput": charts.throughput, "latency": charts.latency, "spark": charts.spark,
         "address": words.address, "with_query": words.with_query, "STATES": STATES, "HOURS": HOURS,
     }  # fmt: skip
+    # A global, not an import: blocks are also rendered one by one, without what stands around them.
+    templates.env.globals["parts"] = templates.env.get_template("parts.html").module
     pages = Pages(templates)
     return [
         Route("/", pages.overview),

@@ -159,7 +159,7 @@ class Place:
     async def open(self, crew: Crew) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
         me = crew.snapshot()
-        own = await ensure_own(self.database) if crew.registers else Own(frozenset())
+        own = await ensure_own(self.database) if crew.registers else None
         stores = [
             await open_lane(lane, self.name, self.database, crew.clock, me.id, me.incarnation) for lane in self.lanes
         ]
@@ -196,7 +196,7 @@ class Place:
             asyncio.create_task(sweeper.run()),
             asyncio.create_task(listen(self.database, lambda: self._wake(crew), awaited=awaited)),
         ]
-        if own.has(MINUTES):
+        if own is not None and own.has(MINUTES):
             self._minutes = Minutekeeper(self.name, Minutes(self.database, crew.clock), crew.tally, crew.events)
             self._tasks.append(asyncio.create_task(self._minutes.run()))
         self.opened = True

@@ -72,6 +72,23 @@ def spark(history: dict[str, Any]) -> Markup:
     ).format(points)
 
 
+def bars(counts: Sequence[int], hours: float) -> Markup:
+    """Counts over time, as small bars."""
+    top, step = max(max(counts, default=0), 1), 240 / max(len(counts), 1)
+    drawn = Markup("").join(
+        Markup('<rect x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>').format(
+            _n(i * step), _n(40 - n / top * 38), _n(step - 1), _n(max(n / top * 38, 1)), f"{n:,}"
+        )
+        for i, n in enumerate(counts)
+        if n
+    )
+    label = f"{sum(counts):,} over the last {hours:g} hours, at most {max(counts, default=0):,} at once"
+    return Markup(
+        '<svg class="bars" viewBox="0 0 240 40" preserveAspectRatio="none" role="img" aria-label="{}">'
+        '<path class="grid" d="M0 39.5H240"/>{}</svg>'
+    ).format(label, drawn)
+
+
 def _chart(parts: list[Markup], label: str, top: str, spans: Sequence[dict[str, Any]], some: bool) -> dict[str, Any]:
     ends = [_when(spans[i], spans) for i in (0, len(spans) // 2)] if spans else ["", ""]
     svg = Markup(

@@ -28,9 +28,10 @@ _EDGES: tuple[tuple[str, str, str, str, tuple[int, int], tuple[str, ...]], ...] 
 def diagram(lane: dict[str, Any]) -> Markup:
     """The lane's states with their counts, each a link to its rows, and the rates of the last minutes on the edges."""
     counts, rates = lane["counts"], (lane["history"] or {}).get("per_minute", {})
+    top = 0 if rates.get("swept") else 16  # room for the edge above
     parts = [
-        Markup('<svg class="diagram" viewBox="0 0 {} {}" aria-label="{}">').format(
-            WIDTH, HEIGHT, f"States of {lane['lane']} in {lane['environment']}"
+        Markup('<svg class="diagram" viewBox="0 {} {} {}" aria-label="{}">').format(
+            top, WIDTH, HEIGHT - top, f"States of {lane['lane']} in {lane['environment']}"
         )
     ]
     for begin, end, line, head, label, names in _EDGES:

@@ -19,7 +19,8 @@ from .views import sight_of
 
 #: What a form's verb is called as an action; and on which states it may be done to all rows of a lane.
 _ACTIONS = {"retry": "retry", "cancel": "cancel", "release": "release", "schedule": "schedule", "pause": "pause",
-            "resume": "resume", "gate": "set_gate", "reset": "reset_gates"}  # fmt: skip
+            "resume": "resume", "gate": "set_gate", "reset": "reset_gates", "retry_family": "retry_family",
+            "bury_family": "bury_family"}  # fmt: skip
 _BULK = {"retry": ("dead", "canceled", "waiting"), "cancel": ("ready", "waiting"), "release": ("stuck",)}
 _PAST = {"retry": "made ready", "cancel": "canceled", "release": "released", "schedule": "rescheduled"}
 
@@ -32,7 +33,8 @@ def routes(templates: Jinja2Templates) -> list[Route]:
         if verb not in _ACTIONS:
             raise Problem(404, f"there is no action {verb!r}")
         environment, lane = str(form.get("env", "")), str(form.get("lane", "")) or None
-        if verb in _BULK and not form.get("id") and form.get("sure") != "yes":
+        many = (verb in _BULK and not form.get("id")) or verb.endswith("_family")
+        if many and form.get("sure") != "yes":
             return await _ask(request, templates, verb, environment, lane or "", form)
         try:
             found = await perform(request, _ACTIONS[verb], environment, lane, _given(request, verb, form))
@@ -58,6 +60,9 @@ def _given(request: Request, verb: str, form: FormData) -> dict[str, Any]:
             given["stuck"] = _state(verb, form) == "stuck"
         else:
             given["state"] = _state(verb, form)
+    if verb.endswith("_family"):
+        given["error"] = _text(form, "error")
+        given["reason"] = f"buried by {who(request).name}"
     if verb == "cancel":
         given |= {"running": form.get("running") == "yes", "reason": _text(form, "reason")}
         given["reason"] = given["reason"] or f"canceled by {who(request).name}"
@@ -106,6 +111,10 @@ def _told(verb: str, environment: str, lane: str | None, found: dict[str, Any], 
         count, more = found["count"], " so far; there are more" if found["more"] else ""
         what = found["ids"][0] if found["ids"] else f"{count:,} row{'' if count == 1 else 's'}"
         return "good", f"{what} {_PAST[verb]}{more}."
+    if verb.endswith("_family"):
+        count, more = found["count"], " so far; there are more" if found["more"] else ""
+        done = "made ready" if verb == "retry_family" else "buried"
+        return "good", f"{count:,} row{'' if count == 1 else 's'} of the family {done}{more}."
     name = str(form["key"]) if "key" in form else f"Lane {lane}" if lane else f"Environment {environment}"
     match verb:
         case "pause":
@@ -122,10 +131,15 @@ async def _ask(
     request: Request, templates: Jinja2Templates, verb: str, environment: str, lane: str, form: FormData
 ) -> Response:
     """Many rows are not changed by a slip of the hand."""
-    identity, sight, state = require(request, "operate", lane), sight_of(request), _state(verb, form)
+    identity, sight = require(request, "operate", lane), sight_of(request)
+    shown: dict[str, Any] = {"page": "lane", "who": identity, "csrf": identity.csrf, "verb": verb, "env": environment,
+                             "lane": lane, "back": _path(form), "environments": [], "lanes": []}  # fmt: skip
+    if verb.endswith("_family"):
+        shown |= {"error": _text(form, "error"), "shape": _text(form, "shape")}
+        return templates.TemplateResponse(request, "sure.html", shown)
+    state = _state(verb, form)
     glance = await sight.glance(await sight.view(environment, lane))
-    shown = {"page": "lane", "who": identity, "csrf": identity.csrf, "verb": verb, "state": state, "env": environment,
-             "lane": lane, "count": glance.counts[state].value(), "back": _path(form)}  # fmt: skip
+    shown |= {"state": state, "count": glance.counts[state].value()}
     return templates.TemplateResponse(request, "sure.html", shown)
 
 

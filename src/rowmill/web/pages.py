@@ -12,7 +12,7 @@ from starlette.templating import Jinja2Templates
 from ..errors import RowmillError
 from ..store.inspect import STATES
 from ..store.pages import OPERATORS, Filter, Wanted
-from . import charts, diagram, forms, rowview, views, words
+from . import charts, diagram, family, forms, rowview, taskview, views, words
 from .access import require, who
 from .live import respond
 from .notices import notices_of
@@ -26,7 +26,7 @@ def routes(templates: Jinja2Templates) -> list[Route]:
     """All pages."""
     templates.env.filters |= words.FILTERS
     templates.env.globals |= {
-        "diagram": diagram.diagram, "throughput": charts.throughput, "latency": charts.latency, "spark": charts.spark,
+        "diagram": diagram.diagram, "throughput": charts.throughput, "latency": charts.latency, "spark": charts.spark, "bars": charts.bars,
         "address": words.address, "with_query": words.with_query, "STATES": STATES, "HOURS": HOURS,
     }  # fmt: skip
     # A global, not an import: blocks are also rendered one by one, without what stands around them.
@@ -36,7 +36,10 @@ def routes(templates: Jinja2Templates) -> list[Route]:
         Route("/", pages.overview),
         Route("/lane", pages.lane),
         Route("/row", pages.row),
+        Route("/errors", pages.errors),
+        Route("/error", pages.error),
         Route("/workers", pages.workers),
+        Route("/tasks", pages.tasks),
         Route("/health", pages.health),
         *forms.routes(templates),
     ]
@@ -111,6 +114,43 @@ class Pages:
 
         return await respond(request, self.templates, "row.html", gather)
 
+    async def errors(self, request: Request) -> Response:
+        """Failures in families."""
+        identity, sight = require(request, "read", some=True), sight_of(request)
+        common, hours = self._common(request, "errors"), _hours(request, family.HOURS, 24.0)
+
+        async def gather() -> dict[str, Any]:
+            return {**common, "hours": hours, "found": await family.families(sight, identity.sees, hours)}
+
+        return await respond(request, self.templates, "errors.html", gather)
+
+    async def error(self, request: Request) -> Response:
+        """One family of failures."""
+        environment, name, sight = *_place(request), sight_of(request)
+        identity = require(request, "read", name)
+        common, hours = self._common(request, "errors"), _hours(request, family.HOURS, 24.0)
+        mark = request.query_params.get("error", "")
+
+        async def gather() -> dict[str, Any]:
+            found = await family.families(sight, identity.sees, hours)
+            listed = [f for e in found["environments"] for f in e["families"]]
+            for one in listed:
+                if (one["environment"], one["lane"], one["fingerprint"]) == (environment, name, mark):
+                    return {**common, "hours": hours, "family": one, "operate": identity.may("operate", name)}
+            raise Problem(404, f"no failure of {mark!r} in this time", hint="look further back")
+
+        return await respond(request, self.templates, "error.html", gather)
+
+    async def tasks(self, request: Request) -> Response:
+        """Tasks, crons and flows."""
+        identity, sight = require(request, "read", some=True), sight_of(request)
+        common = self._common(request, "tasks")
+
+        async def gather() -> dict[str, Any]:
+            return {**common, "found": await taskview.tasks(sight, identity.sees)}
+
+        return await respond(request, self.templates, "tasks.html", gather)
+
     async def workers(self, request: Request) -> Response:
         """Who works."""
         identity, sight = require(request, "read", some=True), sight_of(request)
@@ -145,9 +185,9 @@ def _place(request: Request) -> tuple[str, str]:
     return environment, name
 
 
-def _hours(request: Request) -> float:
+def _hours(request: Request, offered: tuple[int, ...] = HOURS, default: float = 1.0) -> float:
     given = request.query_params.get("hours", "")
-    return float(given) if given in {str(hours) for hours in HOURS} else 1.0
+    return float(given) if given in {str(hours) for hours in offered} else default
 
 
 def _wanted(request: Request) -> Wanted:

@@ -131,7 +131,7 @@ async def _environment(sight: Sight, name: str, database: Database, sees: Sees, 
     return {
         "environment": name,
         "lanes": found,
-        "rows": [[one["lane"] for one in row] for row in _rows(found, sight.mill.lanes)],
+        "rows": _rows([one["lane"] for one in found], sight.mill.lanes),
         "pauses": pauses,
         "charts": histories is not None,
         "errors": [failure.value() for failure in failures],
@@ -192,18 +192,21 @@ def forecast(glance: Glance, history: History | None) -> dict[str, Any] | None:
     return {"rows": number, "seconds": seconds, "at_least": any(count.how == "at_least" for count in left)}
 
 
-def _rows(found: Sequence[dict[str, Any]], lanes: Mapping[str, Lane]) -> list[list[dict[str, Any]]]:
-    """Lanes in rows: a pipeline's phases in one, in their order."""
-    left = {one["lane"]: one for one in found}
+def _rows(names: Sequence[str], lanes: Mapping[str, Lane]) -> list[dict[str, Any]]:
+    """Lanes in rows: the phases of a pipeline in one, in their order; then all that stand alone."""
+    left = list(names)
     fed = {name: [o for o in left if o != name and feeds(lanes[o], lanes[name])] for name in left}
     rows = []
-    for name in [n for n in left if not fed[n]] + list(left):
-        row = []
+    for begin in [n for n in left if not fed[n]] + left:
+        row, name = list[str](), begin
         while name in left:
-            row.append(left.pop(name))
+            left.remove(name)
+            row.append(name)
             name = next((other for other in left if name in fed[other]), "")
         rows += [row] if row else []
-    return rows
+    alone = [name for row in rows if len(row) == 1 for name in row]
+    found = [{"pipeline": True, "lanes": row} for row in rows if len(row) > 1]
+    return [*found, *([{"pipeline": False, "lanes": alone}] if alone else [])]
 
 
 def feeds(one: Lane, other: Lane) -> bool:

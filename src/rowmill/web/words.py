@@ -95,6 +95,15 @@ def moment(text: Any) -> str:
     return f"{(at if at.tzinfo is None else at.astimezone(UTC)):%Y-%m-%d %H:%M:%S}"
 
 
+def since(text: Any) -> str:
+    """How long ago a time was."""
+    try:
+        at = datetime.fromisoformat(str(text))
+    except ValueError:
+        return str(text)
+    return ago(max((datetime.now(UTC) - (at if at.tzinfo else at.replace(tzinfo=UTC))).total_seconds(), 0.0))
+
+
 def size(number: float | None) -> str:
     """Bytes."""
     if not number:
@@ -123,4 +132,4 @@ def with_query(request: Request, **changed: Any) -> str:
     return f"{request.url.path}?{urlencode(left)}" if left else request.url.path
 
 
-FILTERS = {f.__name__: f for f in (number, count, short, how, rate, span, took, ago, clock, day, moment, size)}
+FILTERS = {f.__name__: f for f in (number, count, short, how, rate, span, took, ago, clock, day, moment, since, size)}

@@ -55,7 +55,7 @@ async def _stream(request: Request, templates: Jinja2Templates, name: str, gathe
                     yield "event: gone\ndata: {}\n\n"
                     return
             try:
-                blocks = render(request, templates, name, await gather())
+                blocks = render(request, templates, name, await _whole(gather))
             except (RowmillError, Problem, TimeoutError):  # the page itself would say so; the next look may not
                 blocks = dict(sent)
             changed = {block: html for block, html in blocks.items() if sent.get(block) != html}
@@ -65,6 +65,13 @@ async def _stream(request: Request, templates: Jinja2Templates, name: str, gathe
             await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
     finally:
         _open -= 1
+
+
+async def _whole(gather: Gather) -> dict[str, Any]:
+    """Gather to the end, also where the viewer leaves meanwhile: a question that is cut off costs its connection."""
+    task = asyncio.ensure_future(gather())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
 
 
 async def _still(request: Request) -> bool:

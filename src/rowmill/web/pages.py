@@ -26,7 +26,8 @@ def routes(templates: Jinja2Templates) -> list[Route]:
     """All pages."""
     templates.env.filters |= words.FILTERS
     templates.env.globals |= {
-        "diagram": diagram.diagram, "throughput": charts.throughput, "latency": charts.latency, "spark": charts.spark, "bars": charts.bars,
+        "diagram": diagram.diagram, "throughput": charts.throughput, "latency": charts.latency, "spark": charts.spark,
+        "bars": charts.bars,
         "address": words.address, "with_query": words.with_query, "STATES": STATES, "HOURS": HOURS,
     }  # fmt: skip
     # A global, not an import: blocks are also rendered one by one, without what stands around them.

@@ -59,7 +59,10 @@ def rate(per_minute: float | None) -> str:
 
 def span(seconds: float | None) -> str:
     """A duration in one unit."""
-    return "" if seconds is None else plain_span(max(float(seconds), 0.0))
+    if seconds is None:
+        return ""
+    seconds = max(float(seconds), 0.0)
+    return plain_span(seconds if seconds < 1 else round(seconds, 1) if seconds < 10 else round(seconds))
 
 
 def took(seconds: float | None) -> str:
@@ -73,7 +76,9 @@ def ago(seconds: float | None) -> str:
     """``3 min ago``, ``in 2 h``."""
     if seconds is None:
         return ""
-    return f"{plain_span(seconds)} ago" if seconds >= 0 else f"in {plain_span(-seconds)}"
+    if abs(seconds) < 1.5:
+        return "just now"
+    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
 
 
 def clock(epoch: float) -> str:

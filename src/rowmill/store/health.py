@@ -225,6 +225,8 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = '{_q
         return []
     size, count, width, indexes = rows[0]
     name, table = view.binding.table.fullname, view.statements.table
+    if size <= _SMALL:
+        return [_finding("bloat", "ok", f"{name}: {_bytes(size)}, too small to matter")]
     if not width or count is None or count < 0:
         return [
             Finding("bloat", _TITLES["bloat"], "unknown", f"{name}: never analysed", "Analyse it.", f"analyze {table}")
@@ -232,7 +234,7 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = '{_q
     # What the rows need: their columns, a header and a line pointer each, pages nine tenths full.
     need = max(count * (width + 32) / 0.9, 8192.0)
     ratio = size / need
-    level = _level(ratio, _BLOAT) if size > _SMALL else "ok"
+    level = _level(ratio, _BLOAT)
     told = f"{name}: {_bytes(size)}, ≈ {ratio:.1f} times what its rows need; indexes {_bytes(indexes)}"
     todo = (
         "pg_repack rewrites it beside the traffic; vacuum full does so under a lock. Then see why it grew: dead rows."
@@ -264,7 +266,7 @@ def _head(run: Run, view: LaneView) -> list[Finding]:
     root = document[0]["Plan"]
     pages = int(root.get("Shared Hit Blocks", 0)) + int(root.get("Shared Read Blocks", 0))
     got, took = int(root["Actual Rows"]), float(document[0]["Execution Time"])
-    told = f"a claim's walk of {got} rows touches {pages:,} pages in {took:.1f} ms"
+    told = f"a claim's walk of {got} row{'' if got == 1 else 's'} touches {pages:,} pages in {took:.1f} ms"
     todo = (
         "Entries of settled rows stand before the ready ones: end the oldest transaction, then vacuum."
         " Where an index is missing, the walk reads the table."

@@ -10,7 +10,9 @@ from . import look as look
 from . import migrate as migrate
 from . import pause as pause
 from . import run as run
+from . import serve as serve
 from . import sql as sql
+from . import token as token
 from . import top as top
 from . import why as why
 from .app import app, main

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from ..errors import DatabaseError, RowmillError, did_you_mean
 from ..mill import Mill
-from ..store.gate_view import KeyView, LaneGates, has_table, lane_gates
+from ..store import values
+from ..store.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
 from ..store.gating import Dimension
 from ..store.inspect import LaneView
 from ..store.pauses import ensure_gates
@@ -23,10 +24,6 @@ from .app import AsJson, UsageError, app, load, print_json, print_out, run_async
 from .lookout import Answers, Lookout, one_environment, one_lane, worded
 from .times import duration
 
-#: What may be set, and the gate that it belongs to; None: any.
-NAMES: Mapping[str, str | None] = {
-    "most": "concurrency", "tokens": "rate", "streak": "breaker", "open": "breaker", "delay": "rate", "closed": None,
-}  # fmt: skip
 _SET, _RESET = "[APP] LANE [KEY] name=value ...", "[APP] LANE [KEY]"
 _LARGEST = 2**31 - 1
 
@@ -68,7 +65,7 @@ def gates(
     reference, rest = worded(given, *(["LANE"] if verb == "set" else ["LANE", "KEY"]), more=verb == "set")
     mill = load(reference)
     lane = one_lane(mill, rest.pop(0) if rest else None)
-    if rest and key is None and not (verb == "set" and rest[0].partition("=")[0] in NAMES and "=" in rest[0]):
+    if rest and key is None and not (verb == "set" and rest[0].partition("=")[0] in SETTABLE and "=" in rest[0]):
         key = rest.pop(0)
     place = one_environment(mill, env[0] if env else None, lane)
     if verb == "set":
@@ -109,9 +106,9 @@ def _list(
     answers, budgets, several = run_async(main())
     found = [(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     if as_json:
-        values = [show_gates.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
+        listed = [values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
         shown = [{"environment": e, "budget": dim.removeprefix("budget:"), "cells": cells} for e, dim, cells in budgets]
-        print_json({"gates": values, "budgets": shown, "errors": [failure.value() for failure in answers.failures]})
+        print_json({"gates": listed, "budgets": shown, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
         return
     parts: list[RenderableType] = []
@@ -139,11 +136,11 @@ def _values(words: Sequence[str]) -> dict[str, str]:
         name, sign, value = word.partition("=")
         if not sign:
             raise UsageError(f"{word!r} is not name=value", hint=f"gates set {_SET}")
-        if name not in NAMES:
-            raise UsageError(f"there is no {name!r} to set", hint=did_you_mean(name, NAMES))
+        if name not in SETTABLE:
+            raise UsageError(f"there is no {name!r} to set", hint=did_you_mean(name, SETTABLE))
         found[name] = value.strip()
     if not found:
-        raise UsageError("nothing to set", hint=f"gates set {_SET}; names: {', '.join(NAMES)}")
+        raise UsageError("nothing to set", hint=f"gates set {_SET}; names: {', '.join(SETTABLE)}")
     return found
 
 
@@ -153,16 +150,16 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
-def _written(given: Mapping[str, str], dim: Dimension) -> dict[str, Any]:
-    """What is to stand in the gate's row; times as seconds from now."""
+def _written(given: Mapping[str, str]) -> dict[str, Any]:
+    """What was given, as values; times as seconds from now."""
     found: dict[str, Any] = {}
     for name, text in given.items():
         none = text.lower() == "no"
         match name:
             case "most":
-                found["most"] = None if none else _whole(name, text)
+                found[name] = None if none else _whole(name, text)
             case "streak":
-                found["streak"] = _whole(name, text)
+                found[name] = _whole(name, text)
             case "tokens":
                 try:
                     amount = float(text)
@@ -170,18 +167,9 @@ def _written(given: Mapping[str, str], dim: Dimension) -> dict[str, Any]:
                     amount = -1.0
                 if not 0 <= amount < math.inf:
                     raise UsageError(f"tokens={text!r} is not a number", hint="tokens=10")
-                found["tokens"] = amount
-            case "delay":
-                assert dim.group.rate is not None
-                if dim.group.rate.adaptive is None:
-                    raise UsageError("delay belongs to an adaptive rate, and this rate is not", hint="tokens=...")
-                found["delay"] = None if none else duration(text, "delay", bare=True).total_seconds()
+                found[name] = amount
             case _:
-                found[f"{name}_until"] = None if none else duration(text, name, bare=True).total_seconds()
-    if "open_until" in found and "streak" not in found:
-        # A breaker is open by its streak and its time: one without the other says nothing.
-        assert dim.group.breaker is not None
-        found["streak"] = 0 if found["open_until"] is None else dim.group.breaker.failures
+                found[name] = None if none else duration(text, name, bare=True).total_seconds()
     return found
 
 
@@ -190,8 +178,8 @@ async def _set(
 ) -> None:
     async with Lookout(mill, [environment], [lane]) as lookout:
         found = await _gates(lookout, environment)
-        dim = found.choose(by, keyed=key is not None, needs=[kind for name in given if (kind := NAMES[name])])
-        written = _written(given, dim)
+        dim = found.choose(by, keyed=key is not None, needs=[kind for name in given if (kind := SETTABLE[name])])
+        written = found.change(dim, _written(given))
         known = (await found.known(dim, key))[0] if key is not None else ""
         await ensure_gates(found.view.database)
         await found.write(dim, known, written)
@@ -204,7 +192,7 @@ async def _set(
                 "environment": environment,
                 "lane": lane,
                 "by": dim.group.by,
-                **show_gates.key_value(after),
+                **values.key_value(after),
             }
         )
     else:

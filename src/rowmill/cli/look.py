@@ -13,10 +13,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from .. import inquiry
 from ..errors import RowmillError
-from ..store import Database
-from ..store.fleet import Fleet
-from ..store.inspect import Counts, Elsewhere, LaneView, Row, check_file
+from ..store import Database, values
+from ..store.inspect import Counts, Elsewhere, LaneView, Row
 from ..store.keys import parse
 from ..store.pauses import Pause
 from . import show
@@ -79,11 +79,11 @@ def status(
     if as_json:
         marked = _paused(answers, pauses)
         lanes = [
-            {**show.counts_value(view, counts), "paused": (view.environment, view.lane.name) in marked}
+            {**values.counts_value(view, counts), "paused": (view.environment, view.lane.name) in marked}
             for view, counts in answers.found
         ]
-        paused = [show.pause_value(pause, name) for name, pause in pauses]
-        rows = [show.elsewhere_value(found) for found in elsewhere]
+        paused = [values.pause_value(pause, name) for name, pause in pauses]
+        rows = [values.elsewhere_value(found) for found in elsewhere]
         failed = [failure.value() for failure in answers.failures]
         print_json({"lanes": lanes, "paused": paused, "elsewhere": rows, "errors": failed})
     answers.exit()
@@ -130,9 +130,7 @@ def workers(
 
     async def ask(name: str, database: Database) -> list[dict[str, Any]] | Failure:
         try:
-            check_file(database)
-            fleet = Fleet(database)
-            return await fleet.all() if await fleet.exists() else []
+            return await inquiry.fleet_of(database)
         except RowmillError as error:
             return Failure(name, None, error)
         finally:
@@ -142,16 +140,8 @@ def workers(
         return await asyncio.gather(*(ask(*place) for place in databases))
 
     parts = run_async(main())
-    # A worker of several environments is in the table of each: it is one worker.
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for (name, _), part in zip(databases, parts, strict=True):
-        for worker in part if isinstance(part, list) else []:
-            known = found.setdefault((worker["id"], worker["incarnation"]), worker | {"environments": []})
-            known["environments"].append(name)
-            if worker["silent_for"] < known["silent_for"]:
-                known |= worker
-    shown = [_worker(worker) for worker in found.values() if everyone or worker["state"] != "stopped"]
-    shown.sort(key=lambda worker: (("busy", "idle", "dead", "stopped").index(worker["state"]), worker["id"]))
+    known = [(name, part) for (name, _), part in zip(databases, parts, strict=True) if isinstance(part, list)]
+    shown = inquiry.workers(known, everyone=everyone)
     answers = Answers[None]([], [part for part in parts if isinstance(part, Failure)])
     if as_json:
         print_json({"workers": shown, "errors": [failure.value() for failure in answers.failures]})
@@ -161,16 +151,6 @@ def workers(
     else:
         print_out("No workers." if everyone else "No workers (--all shows those that have stopped).")
     answers.end()
-
-
-def _worker(worker: dict[str, Any]) -> dict[str, Any]:
-    """A worker as it is now: silence ends a worker; a run goes on after the last word about it."""
-    silent, alive = round(worker.pop("silent_for"), 1), worker.pop("alive")
-    if alive:
-        worker["current"] = [{**job, "seconds": round(job["seconds"] + silent, 1)} for job in worker["current"]]
-    elif worker["state"] != "stopped":
-        worker["state"] = "dead"
-    return {**worker, "silent_seconds": silent}
 
 
 @app.command()
@@ -238,7 +218,7 @@ def _print_rows(
     whole: bool = False,
 ) -> None:
     if as_json:
-        rows = [show.row_value(view, row, whole=whole) for view, row in found]
+        rows = [values.row_value(view, row, whole=whole) for view, row in found]
         print_json({"rows": rows, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
     elif found:

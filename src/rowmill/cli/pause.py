@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..errors import DatabaseError, RowmillError
 from ..mill import Mill
-from ..store import Database
+from ..store import Database, values
 from ..store.gate_view import lane_gates
 from ..store.inspect import check_file, view_lane
 from ..store.pauses import Pause, Target, ensure_gates, standing
@@ -105,7 +105,7 @@ def pause(
 
     found, made = _with_database(desk, main)
     if as_json:
-        print_json({"action": "pause", **show.pause_value(found, desk.environment)})
+        print_json({"action": "pause", **values.pause_value(found, desk.environment)})
         return
     print_out(show.pause_line(found, desk.environment, len(desk.mill.environments)))
     if desk.unknown:
@@ -141,8 +141,8 @@ def resume(
     target, stood, left = _with_database(desk, main)
     several = len(desk.mill.environments)
     if as_json:
-        still = [show.pause_value(pause, desk.environment) for pause in left]
-        was = show.pause_value(stood, desk.environment) if stood else None
+        still = [values.pause_value(pause, desk.environment) for pause in left]
+        was = values.pause_value(stood, desk.environment) if stood else None
         print_json({"action": "resume", "environment": desk.environment, "resumed": was, "still_paused": still})
     else:
         name = show.pause_name(target, desk.environment)

@@ -22,6 +22,7 @@ from ..engine.worker import Worker
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..mill import Mill
+from ..store import values
 from ..store.inspect import Elsewhere, LaneView
 from ..store.pauses import COUNTED
 from . import show
@@ -116,7 +117,7 @@ def run(
         hints += asyncio.run(_left_running(mill, env, chosen["lanes"]))
     _close(supervisor, drained=drained, idle=idle, hints=hints, events=events, log=log)
     if as_json:
-        rows = [show.elsewhere_value(found) for found in elsewhere]
+        rows = [values.elsewhere_value(found) for found in elsewhere]
         left = {"held_back": supervisor.held_back}
         print_json({"drained": drained, **_numbers(supervisor), **left, "elsewhere": rows})
     raise typer.Exit(_exit_code(supervisor, drain, caught))

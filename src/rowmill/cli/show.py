@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from rich import box
@@ -12,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import reasons
+from ..store import values
 from ..store.inspect import MOST, SAMPLE, STATES, Counts, Elsewhere, LaneView, Row
 from ..store.keys import written
 from ..store.pauses import Pause, Target
-from ..store.statements import INCARNATION
 from .app import console
 
 COLOURS = {"ready": "cyan", "running": "blue", "busy": "blue", "done": "green", "dead": "red", "stuck": "red"}
@@ -86,26 +85,6 @@ def pause_name(target: Target, environment: str) -> str:
     return f"lane {target.lane!r}" + (f", {target.dim} {target.key}" if target.kind == "key" else "")
 
 
-def pause_value(pause: Pause, environment: str) -> dict[str, Any]:
-    """A pause, for scripts. ``until`` is null where it has no end."""
-    endless = pause.left == math.inf
-    return {
-        "environment": environment,
-        "lane": pause.target.lane or None,
-        "by": pause.target.dim or None,
-        "key": pause.target.key if pause.target.dim else None,
-        "reason": pause.reason,
-        "since": None if pause.since is None else from_now(-pause.since),
-        "until": None if endless else from_now(pause.left),
-        "seconds_left": None if endless else round(pause.left, 1),
-    }
-
-
-def from_now(seconds: float) -> str:
-    """The time so many seconds from now, as ISO text in UTC."""
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
-
-
 def pause_line(pause: Pause, environment: str, environments: int) -> Text:
     """A pause, for people: what, since when, until when, why."""
     where = f"{environment}: " if environments > 1 and pause.target.lane else ""
@@ -113,19 +92,6 @@ def pause_line(pause: Pause, environment: str, environments: int) -> Text:
     line = Text(style="yellow").append_text(plain(f"{where}{pause_name(pause.target, environment)} {ago}"))
     line.append(", until it is resumed" if pause.left == math.inf else f", for another {span(pause.left)}")
     return line.append_text(plain(f": {pause.reason}")) if pause.reason else line
-
-
-def counts_value(view: LaneView, counts: Counts) -> dict[str, Any]:
-    """One lane's counts, for scripts."""
-    return {
-        "environment": view.environment,
-        "lane": view.lane.name,
-        "table": view.binding.table.fullname,
-        "counts": {state: None if n is None else min(n, MOST) for state, n in counts.states.items()},
-        "at_least": [state for state, n in counts.states.items() if n is not None and n > MOST],
-        "unknown": list(counts.unknown),
-        "oldest_ready_seconds": counts.oldest_ready,
-    }
 
 
 def elsewhere_line(found: Elsewhere, environments: int) -> Text:
@@ -141,56 +107,19 @@ def elsewhere_line(found: Elsewhere, environments: int) -> Text:
     return Text(style="yellow").append_text(plain(f"{where}{many} {what} in no lane's state ({kinds})"))
 
 
-def _kind(values: dict[str, Any]) -> str:
+def _kind(columns: dict[str, Any]) -> str:
     """``status = 'new' and flag is null``"""
     said = []
-    for column, value in values.items():
-        value = _simple(value)
+    for column, value in columns.items():
+        value = values.simple(value)
         text = repr(value if len(value) <= MOST_SAID else f"{value[:MOST_SAID]}…") if isinstance(value, str) else value
         said.append(f"{column} is null" if value is None else f"{column} = {text}")
     return " and ".join(said)
 
 
-def elsewhere_value(found: Elsewhere) -> dict[str, Any]:
-    """The same, for scripts."""
-    kinds = [{"columns": {c: _simple(v) for c, v in values.items()}, "rows": n} for values, n in found.kinds]
-    where = {"environment": found.environment, "table": found.table, "rows": found.rows}
-    return {**where, "at_least": found.rows >= SAMPLE, "kinds": kinds}
-
-
-def role(view: LaneView, row: Row, name: str) -> Any:
-    """The value a row has for a role; None where the lane does without."""
-    column = view.binding.roles.get(name)
-    value = row.values.get(column) if column else None
-    if name == "worker" and value is not None and view.binding.incarnated:
-        return str(value).partition(INCARNATION)[0]
-    return value
-
-
-def row_value(view: LaneView, row: Row, *, whole: bool = False) -> dict[str, Any]:
-    """One row, for scripts; ``whole`` with all its columns."""
-    names = ("worker", "attempts", "failures", "reclaims", "error", "progress")
-    roles = {name: role(view, row, name) for name in names if name in view.binding.roles}
-    columns = {**view.binding.roles, **({"created_at": view.created} if view.created else {})}
-    times = {name: moment(row.values.get(columns[name])) for name in _TIMES if name in columns}
-    found = {
-        "environment": view.environment,
-        "lane": view.lane.name,
-        "id": list(row.id) if isinstance(row.id, tuple) else row.id,
-        "state": row.state,
-        **roles,
-        **times,
-    }
-    if row.state == "running":
-        found |= {"running_seconds": row.ages.get("claimed_at"), "silent_seconds": row.silent_for}
-    if whole:
-        found["columns"] = {column: _simple(value) for column, value in row.values.items()}
-    return found
-
-
 def holder(view: LaneView, row: Row) -> Text:
     """A row's worker, on a terminal without the middle of a long id."""
-    name, (beginning, end) = plain(role(view, row, "worker") or ""), WORKER
+    name, (beginning, end) = plain(values.role(view, row, "worker") or ""), WORKER
     if console.is_terminal and len(name) > beginning + 1 + end:
         return Text(f"{name.plain[:beginning]}…{name.plain[-end:]}")
     return name
@@ -200,7 +129,7 @@ def rows_table(found: Sequence[tuple[LaneView, Row]], environments: int) -> Tabl
     """Rows with their state, holder, attempts, the time that matters for the state, and the error's beginning."""
     cells: dict[str, list[Text]] = {}
     for view, row in found:
-        tries = next((n for r in ("attempts", "failures") if (n := role(view, row, r)) is not None), "")
+        tries = next((n for r in ("attempts", "failures") if (n := values.role(view, row, r)) is not None), "")
         for heading, cell in (
             ("Env", plain(view.environment if environments > 1 else "")),
             ("Id", plain(written(row.id))),
@@ -208,7 +137,7 @@ def rows_table(found: Sequence[tuple[LaneView, Row]], environments: int) -> Tabl
             ("Attempts", Text(str(tries))),
             ("When", Text(when(row))),
             ("Worker", holder(view, row)),
-            ("Error", plain(role(view, row, "error") or "")),
+            ("Error", plain(values.role(view, row, "error") or "")),
         ):
             cells.setdefault(heading, []).append(cell)
     shown = {heading: column for heading, column in cells.items() if any(column)}
@@ -259,31 +188,8 @@ def whole_table(view: LaneView, row: Row) -> Table:
     for column, value in row.values.items():
         meaning = [name for name in by_column.get(column, []) if name != column]
         label = Text(column).append(f" ({', '.join(meaning)})" if meaning else "", "dim")
-        made.add_row(label, Text("null", "dim") if value is None else plain(_simple(value)))
+        made.add_row(label, Text("null", "dim") if value is None else plain(values.simple(value)))
     return made
-
-
-def moment(value: Any) -> Any:
-    """A time as ISO text in UTC, whichever way the table keeps it."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return datetime.fromtimestamp(value, UTC).isoformat()
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            return value
-    if isinstance(value, datetime):
-        return (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)).isoformat()
-    return value
-
-
-def _simple(value: Any) -> Any:
-    """A column's value as JSON has it, or as text."""
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return "\\x" + bytes(value).hex()
-    return value
 
 
 def workers_table(found: Sequence[dict[str, Any]], environments: int) -> Table:

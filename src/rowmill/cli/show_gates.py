@@ -4,96 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ..gates import Group as Gates
+from ..store import values
 from ..store.gate_view import KeyView
 from ..store.gating import Dimension
 from ..store.inspect import LaneView
 from . import show
 
 
-def declared(group: Gates) -> list[str]:
-    """A group's gates, in words."""
-    told = []
-    if group.concurrency is not None:
-        told.append(f"at most {group.concurrency.limit} running")
-    if group.process is not None:
-        told.append(f"at most {group.process.limit} running in each process")
-    if (rate := group.rate) is not None:
-        if rate.adaptive is not None:
-            told.append(f"adaptive rate, {rate.adaptive.least:g} to {rate.adaptive.most:g} s between starts")
-        elif rate.source is not None:
-            told.append(f"rate from {rate.source.table}.{rate.source.column} per {_per(rate.per.total_seconds())}")
-        else:
-            told.append(f"{rate.n:g} starts per {_per(rate.per.total_seconds())}, {rate.capacity(rate.n):g} at once")
-    if group.breaker is not None:
-        cooldown = show.span(group.breaker.cooldown.total_seconds())
-        told.append(f"breaker after {group.breaker.failures} failures, for {cooldown}")
-    if group.pace is not None:
-        told.append(f"pace of {group.pace.n} starts per {_per(group.pace.seconds)}")
-    return told
-
-
-def _per(seconds: float) -> str:
-    return {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "d"}.get(seconds, f"{seconds:g} s")
-
-
 def heading(view: LaneView, dim: Dimension, several: int) -> Text:
     """What is declared, in a line."""
     where = f"{view.environment}/" if several > 1 else ""
     of = f" by {dim.label}" if dim.phrase is not None else ""
-    return show.plain(f"{where}{view.lane.name}{of}: {'; '.join(declared(dim.group))}")
-
-
-def gate_value(view: LaneView, dim: Dimension, keys: Sequence[KeyView]) -> dict[str, Any]:
-    """One group of gates with some of its keys, for scripts."""
-    return {
-        "environment": view.environment,
-        "lane": view.lane.name,
-        "by": dim.group.by,
-        "label": dim.label,
-        "declared": declared(dim.group),
-        "keys": [key_value(key) for key in keys],
-    }
-
-
-def key_value(view: KeyView) -> dict[str, Any]:
-    """One key's state, for scripts; durations in seconds, past ones left out."""
-    state, group = view.state, view.dim.group
-    found: dict[str, Any] = {
-        "key": view.key if view.dim.phrase is not None else None,
-        "held_back": [{"by": a.why, "seconds": _finite(a.wait)} for a in view.held],
-        "running": view.running if group.counts_running else None,
-        "most": _most(view),
-        "tokens": None if view.tokens is None else round(view.tokens, 3),
-        "streak": state.streak if group.breaker is not None else None,
-        "delay_seconds": state.delay,
-        "open_seconds": _ahead(state.open_for),
-        "closed_seconds": _ahead(state.closed_for),
-        "paused": (state.paused_for or 0.0) > 0,
-        "paused_seconds": _ahead(state.paused_for),
-        "reason": state.reason if (state.paused_for or 0.0) > 0 else None,
-    }
-    return found
-
-
-def _finite(seconds: float | None) -> float | None:
-    return None if seconds is None or seconds == math.inf else round(seconds, 3)
-
-
-def _ahead(seconds: float | None) -> float | None:
-    return _finite(seconds) if seconds is not None and seconds > 0 else None
-
-
-def _most(view: KeyView) -> int | None:
-    limit = view.dim.group.concurrency
-    if limit is None:
-        return None
-    return view.state.most if view.state.most is not None else limit.limit
+    return show.plain(f"{where}{view.lane.name}{of}: {'; '.join(values.declared(dim.group))}")
 
 
 def keys_table(keys: Sequence[KeyView]) -> Table:
@@ -101,7 +27,11 @@ def keys_table(keys: Sequence[KeyView]) -> Table:
     cells: dict[str, list[Text]] = {}
     for view in keys:
         group, state = view.dim.group, view.state
-        running = str(view.running) + (f"/{_most(view)}" if group.concurrency else "") if group.counts_running else ""
+        running = (
+            str(view.running) + (f"/{values.most_of(view)}" if group.concurrency else "")
+            if group.counts_running
+            else ""
+        )
         for heading, cell in (
             ("Key", show.plain(view.key if view.dim.phrase is not None else "(the whole lane)")),
             ("Running", Text(running)),

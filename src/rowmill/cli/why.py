@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .. import reasons
-from ..errors import RowmillError
+from .. import inquiry, reasons
 from ..lane import Lane
 from ..mill import Mill
 from ..reasons import Answer, Reason
-from ..store import Database
-from ..store.fleet import Fleet
-from ..store.inspect import LaneView, view_lane
-from ..store.keys import parse
-from ..store.why import Inquiry, inquire
+from ..store import values
 from . import show
 from .app import NOTHING_MATCHED, AsJson, UsageError, app, load, print_json, print_out, run_async, said
 from .lookout import one_environment, one_lane, worded
 
-#: An environment above that does not answer in this time is not waited for; nor do workers.
-_PATIENCE = 3.0
 _ENDED = ("done", "dead", "canceled", "untouched_for", "no_worker")
 _COLOURS = {"running": "blue", "done": "green", "ready": "cyan", "held": "yellow"}
 _HEADS = {"none": "there is no such row", "held": "held back", "elsewhere": "in no state of this lane",
@@ -53,7 +44,7 @@ def why(
     environment = one_environment(mill, env, name)
     answer = run_async(_ask(mill, environment, mill.lanes[name], rest[-1]))
     if as_json:
-        print_json(_value(answer, environment, name, rest[-1]))
+        print_json(values.why_value(answer, environment, name, rest[-1]))
     else:
         print_out(_shown(answer, environment, name, rest[-1], len(mill.environments)))
     if answer.state == "none":
@@ -64,60 +55,10 @@ async def _ask(mill: Mill, environment: str, lane: Lane, text: str) -> Answer:
     names = list(mill.environments)
     databases = dict(mill.databases(names[: names.index(environment) + 1]))
     try:
-        view = await view_lane(lane, environment, databases[environment], mill.clock)
-        inquiry = await inquire(view, parse(view.binding, text))
-        beside = [o for o in mill.lanes.values() if o is not lane and o.serves(environment) and view.same_table(o)]
-        views = [await view_lane(other, environment, view.database, mill.clock) for other in beside]
-        return reasons.why(await inquiry.facts(await _above(mill, inquiry, databases), views))
+        return await inquiry.why(mill, environment, lane, text, databases)
     finally:
         for database in databases.values():
             await database.close()
-
-
-async def _above(mill: Mill, inquiry: Inquiry, databases: Mapping[str, Database]) -> list[LaneView]:
-    """The lanes that the workers of this one serve before it: in environments above, and here by priority."""
-    lane, here, live = inquiry.lane, inquiry.view.environment, inquiry.live
-    ordered = sorted(mill.lanes.values(), key=lambda other: other.priority)
-    common = {name for worker in live for name in worker["lanes"]} if live else set(mill.lanes)
-    found: list[LaneView] = []
-    for name, database in databases.items():
-        first = ordered if name != here else ordered[: ordered.index(lane)]
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                if name != here and live:
-                    fleet = Fleet(database)
-                    there = {w["id"] for w in await fleet.all() if w["alive"]} if await fleet.exists() else set()
-                    if not there & {worker["id"] for worker in live}:
-                        continue
-                served = [other for other in first if other.serves(name) and other.name in common]
-                found += [await view_lane(other, name, database, mill.clock) for other in served]
-        except (RowmillError, TimeoutError):
-            continue
-    return found
-
-
-def _value(answer: Answer, environment: str, lane: str, key: str) -> dict[str, Any]:
-    where = {"environment": environment, "lane": lane, "id": key, "state": answer.state}
-    times = _times(answer.wait)
-    return {
-        **where,
-        "reasons": [_reason_value(reason) for reason in answer.reasons],
-        "runs_at": times["until"],
-        "runs_in_seconds": times["seconds"],
-        "by_itself": answer.wait != math.inf if answer.state not in ("done", "running") else None,
-    }
-
-
-def _reason_value(reason: Reason) -> dict[str, Any]:
-    since = {"since": None if reason.since is None else show.from_now(-reason.since)}
-    return {"code": reason.code, "text": reason.text, **since, **_times(reason.wait)}
-
-
-def _times(wait: float | None) -> dict[str, Any]:
-    """``until`` and ``seconds`` are null where the end is not known, or there is none."""
-    if wait is None or wait == math.inf:
-        return {"until": None, "seconds": None}
-    return {"until": show.from_now(wait), "seconds": round(wait, 1)}
 
 
 def _shown(answer: Answer, environment: str, lane: str, key: str, environments: int) -> RenderableType:
@@ -157,5 +98,5 @@ def _when(answer: Answer) -> Text:
         return Text(f"It should run {until}.", "bold")
     if answer.wait == 0:
         return Text("It should run at the next claim.", "bold")
-    at = show.from_now(answer.wait).replace("T", " ").partition(".")[0]
+    at = values.from_now(answer.wait).replace("T", " ").partition(".")[0]
     return Text(f"It should run in {reasons.span(answer.wait)}, at {at} UTC.", "bold")

@@ -201,7 +201,17 @@ class Foreman:
             completed=worker.tally.completed,
             failed=worker.tally.failures,
             lost=worker.tally.losses,
+            memory=_memory(),
         )
+
+
+def _memory() -> int:
+    """Resident memory of this process in bytes; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as numbers:
+            return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 @functools.cache

@@ -22,12 +22,14 @@ from ..events import Events
 from ..lane import Lane
 from ..store import Database, LaneStore, open_lane
 from ..store.fleet import Fleet, WorkerState
-from ..store.schema import FAILURES, Own
+from ..store.minutes import Minutes
+from ..store.schema import FAILURES, MINUTES, Own
 from ..store.schema import ensure as ensure_own
 from ..task import Queue
 from .failures import FailureLog
 from .follow import Follow
 from .held import Held
+from .minutes import Minutekeeper
 from .renew import Renewer
 from .scheduler import Scheduler
 from .sweep import Sweeper
@@ -73,6 +75,7 @@ class Place:
         self.follow: Follow | None = None
         self._failures_log: FailureLog | None = None
         self._returning: asyncio.Task[None] | None = None
+        self._minutes: Minutekeeper | None = None
 
     @property
     def beating(self) -> bool:
@@ -193,6 +196,9 @@ class Place:
             asyncio.create_task(sweeper.run()),
             asyncio.create_task(listen(self.database, lambda: self._wake(crew), awaited=awaited)),
         ]
+        if own is not None and own.has(MINUTES):
+            self._minutes = Minutekeeper(self.name, Minutes(self.database, crew.clock), crew.tally, crew.events)
+            self._tasks.append(asyncio.create_task(self._minutes.run()))
         self.opened = True
         for store in stores:
             if lacks := store.binding.lacks():
@@ -254,6 +260,8 @@ class Place:
             await self._failures_log.close()
         if self._renewer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._renewer.stop)
+        if self._minutes is not None:
+            await self._minutes.last()
         if self._fleet is not None:
             last.state, last.current = "stopped", []
             with contextlib.suppress(DatabaseError):  # else it is called dead after a silence

@@ -6,18 +6,22 @@ import logging
 import os
 import time
 import traceback
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import retry
 from ..claim import Claim, Settlement, Swept
 from ..events import Events, logger
+from ..store.minutes_table import BOUNDS, TIMES
 from ..store.notes import Turned
 from .held import Held
 
 _SUMMARY_EVERY = 10.0
 _STDLIB = os.path.dirname(os.__file__)
+#: What a kind of settlement counts as in the table of minutes.
+_COUNTED = {"done": "done", "retry": "retried", "dead": "dead", "snooze": "snoozed", "canceled": "canceled"}
 
 
 def raised_at(error: BaseException | None) -> str | None:
@@ -40,14 +44,31 @@ class Tally:
         self.lanes: dict[str, Counter[str]] = {}
         self._told: dict[str, Counter[str]] = {}
         self._at = time.monotonic()
+        #: What was done since it was last taken, by environment and lane, for the table of minutes.
+        self._minutes: dict[str, dict[str, Counter[str]]] = {}
         #: Called whenever the counts have moved, so that they may outlive a process that is killed.
         self.told: Callable[[Tally], None] = lambda tally: None
 
     def _lane(self, held: Held) -> Counter[str]:
         return self.lanes.setdefault(held.store.lane.name, Counter())
 
+    def _minute(self, held: Held) -> Counter[str]:
+        lanes = self._minutes.setdefault(held.store.binding.environment, {})
+        return lanes.setdefault(held.store.lane.name, Counter())
+
+    def take(self, environment: str) -> dict[str, Counter[str]]:
+        """What the lanes of an environment did since the last time."""
+        return self._minutes.pop(environment, {})
+
+    def give_back(self, environment: str, counts: Mapping[str, Counter[str]]) -> None:
+        """What was taken could not be written: it counts for the next time."""
+        lanes = self._minutes.setdefault(environment, {})
+        for lane, numbers in counts.items():
+            lanes.setdefault(lane, Counter()).update(numbers)
+
     def claimed(self, held: Held, count: int) -> None:
         """A batch was claimed."""
+        self._minute(held)["started"] += count
         self._lane(held)["batch_claimed_count"] += count
         self.events.emit(
             "batch_claimed", logging.DEBUG, worker=self.worker, lane=held.store.lane.name,
@@ -61,12 +82,19 @@ class Tally:
 
     def settled(self, held: Held, settlements: Sequence[Settlement]) -> None:
         """Outcomes were written."""
-        lane = self._lane(held)
+        lane, minute = self._lane(held), self._minute(held)
         detailed = logger.isEnabledFor(logging.DEBUG) or self.events.observed
         for settlement in settlements:
             kind = settlement.kind
             lane[kind] += 1
-            lane["job_duration_us"] += int(settlement.duration * 1e6)
+            took = int(settlement.duration * 1e6)
+            lane["job_duration_us"] += took
+            if kind == "release":
+                minute["started"] -= 1  # it was not, after all
+            else:
+                minute[_COUNTED.get(kind, kind)] += 1
+                minute["run_us"] += took
+                minute[TIMES[bisect_left(BOUNDS, settlement.duration)]] += 1
             if kind == "done":
                 self.completed += 1
                 lane["success_count"] += 1
@@ -123,6 +151,7 @@ class Tally:
     def lost(self, held: Held, claim: Claim) -> None:
         """An outcome was dropped: its claim was no longer this worker's."""
         self.losses += 1
+        self._minute(held)["lost"] += 1
         self._lane(held)["lost_count"] += 1
         self.events.emit(
             "claim_lost", logging.WARNING, worker=self.worker, lane=claim.lane, environment=claim.environment,
@@ -140,6 +169,7 @@ class Tally:
         if held.failures is not None:
             held.failures.swept(held.store.lane.name, row)
         self._lane(held)["poisoned" if row.poison else "swept"] += 1
+        self._minute(held)["dead" if row.poison else "swept"] += 1
         self.events.emit(
             "row_poisoned" if row.poison else "row_swept",
             logging.ERROR if row.poison else logging.WARNING,

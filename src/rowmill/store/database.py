@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from .urls import FORMS, postgres_url, redact, sqlite_path
 T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
 
+_STEPS = 10_000
 _LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
 _HANDLER_POOL, _HANDLER_WAIT = 4, 300.0  # connections for finish blocks, however many slots; the others wait
 
@@ -69,6 +71,10 @@ class Database:
 
     async def read(self, verb: Callable[[Run], T]) -> T:
         """Run a verb that only reads."""
+        raise NotImplementedError
+
+    async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
+        """Run a verb that only reads, each of its statements within a time limit; Busy when that ran out."""
         raise NotImplementedError
 
     async def write(self, verb: Callable[[Run], T]) -> T:
@@ -138,6 +144,16 @@ class Postgres(Database):
 
     async def read(self, verb: Callable[[Run], T]) -> T:
         return await self.write(verb)
+
+    async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
+        def limited(run: Run) -> T:
+            run(f"set local statement_timeout = {max(int(seconds * 1000), 1)}", ())
+            return verb(run)
+
+        # Not one of the engine's own connections: what is asked may take its time.
+        async with self.begin() as connection:
+            with translated(self):
+                return await connection.run_sync(lambda c: limited(runner(c)))
 
     async def write(self, verb: Callable[[Run], T]) -> T:
         return await self._on_engine(lambda connection: connection.run_sync(lambda c: verb(runner(c))))
@@ -221,6 +237,18 @@ class Sqlite(Database):
 
     async def read(self, verb: Callable[[Run], T]) -> T:
         return await self._in_thread(lambda: verb(self._run))
+
+    async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
+        def work() -> T:
+            connection, ends = self._connect(), time.monotonic() + seconds
+            # Asked every so many steps of SQLite's machine: "interrupted" is what a statement over time ends with.
+            connection.set_progress_handler(lambda: int(time.monotonic() > ends), _STEPS)
+            try:
+                return verb(self._run)
+            finally:
+                connection.set_progress_handler(None, _STEPS)
+
+        return await self._in_thread(work)
 
     async def write(self, verb: Callable[[Run], T]) -> T:
         def work() -> T:

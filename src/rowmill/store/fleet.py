@@ -15,6 +15,8 @@ from .database import Database, Run
 SILENT = 60.0
 
 _COLUMNS = "id, incarnation, host, pid, lanes, started_at, seen_at, state, current, completed, failed, lost, version"
+#: Told only where the step that made rowmill_minutes was taken.
+_MEMORY = "memory"
 
 
 @dataclass(slots=True)
@@ -32,6 +34,8 @@ class WorkerState:
     completed: int = 0
     failed: int = 0
     lost: int = 0
+    #: Resident, in bytes; 0: not known.
+    memory: int = 0
 
 
 class Fleet:
@@ -41,6 +45,7 @@ class Fleet:
         self.database = database
         self.postgres = database.dialect.name == "postgresql"
         self.table = database.own("rowmill_workers")
+        self._memory: bool | None = None
         self._now = "now()" if self.postgres else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 
     async def ensure(self) -> None:
@@ -52,6 +57,12 @@ class Fleet:
     async def exists(self) -> bool:
         """Whether the table is there."""
         return await self.database.read(lambda run: schema.exists(self.database, run, "rowmill_workers"))
+
+    async def _has_memory(self) -> bool:
+        """Whether the table has a column for it: a role that may not change tables works without."""
+        if self._memory is None:
+            self._memory = (await schema.taken(self.database)).has(schema.MINUTES)
+        return self._memory
 
     def _marks(self, count: int) -> list[str]:
         return [f"${i}" if self.postgres else f"?{i}" for i in range(1, count + 1)]
@@ -90,8 +101,9 @@ returning id"""
     async def beat(self, me: WorkerState) -> bool:
         """A sign of life; False when another incarnation has taken the id."""
         marks = self._marks(7)
+        memory = f", memory = {int(me.memory)}" if await self._has_memory() else ""
         text = f"""update {self.table} set seen_at = {self._now}, state = {marks[0]}, current = {marks[1]},
-  completed = {marks[2]}, failed = {marks[3]}, lost = {marks[4]}
+  completed = {marks[2]}, failed = {marks[3]}, lost = {marks[4]}{memory}
 where id = {marks[5]} and incarnation = {marks[6]} returning id"""
         values = (
             me.state, json.dumps(me.current, default=str), me.completed, me.failed, me.lost, me.id, me.incarnation,
@@ -106,9 +118,11 @@ where id = {marks[5]} and incarnation = {marks[6]} returning id"""
             else "(julianday('now') - julianday(seen_at)) * 86400.0"
         )
 
+        columns = f"{_COLUMNS}, {_MEMORY if await self._has_memory() else 'null as memory'}"
+
         def verb(run: Run) -> list[dict[str, Any]]:
-            rows = run(f"select {_COLUMNS}, {age} from {self.table} order by seen_at desc", ())
-            names = [*_COLUMNS.split(", "), "silent_for"]
+            rows = run(f"select {columns}, {age} from {self.table} order by seen_at desc", ())
+            names = [*_COLUMNS.split(", "), _MEMORY, "silent_for"]
             return [dict(zip(names, row, strict=True)) for row in rows]
 
         found = await self.database.read(verb)

@@ -25,6 +25,12 @@ _FRESH: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+#: What may be set by hand, and the gate that it belongs to; None: any. Times are seconds from now.
+SETTABLE: Mapping[str, str | None] = {
+    "most": "concurrency", "tokens": "rate", "streak": "breaker", "open": "breaker", "delay": "rate", "closed": None,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class KeyView:
     """One key of one group of gates."""
@@ -184,6 +190,17 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
         return [(row[0], row[1]) for row in await self.view.database.read(lambda run: run(text, ()))]
 
     # -- write
+
+    @staticmethod
+    def change(dim: Dimension, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is to stand in a key's row, for what an operator sets by its names in ``SETTABLE``."""
+        if "delay" in given and (dim.group.rate is None or dim.group.rate.adaptive is None):
+            raise DeclarationError("delay belongs to an adaptive rate, and this rate is not", hint="tokens=...")
+        found = {f"{name}_until" if name in ("open", "closed") else name: value for name, value in given.items()}
+        if "open_until" in found and "streak" not in found and dim.group.breaker is not None:
+            # A breaker is open by its streak and its time: one without the other says nothing.
+            found["streak"] = 0 if found["open_until"] is None else dim.group.breaker.failures
+        return found
 
     async def write(self, dim: Dimension, key: str, values: Mapping[str, Any]) -> None:
         """Change a key's row; what stands in the user's own table is changed there."""

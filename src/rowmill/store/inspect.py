@@ -20,13 +20,12 @@ from ..lane import Lane
 from ..roles import snake
 from . import schema
 from .binding import CREATED, bind, table_name
-from .database import Database, Run, Sqlite, runner
+from .database import Database, Sqlite
 from .fleet import Fleet
 from .keys import Key, Marks, among
 from .postgres import PostgresLane, PostgresStatements
 from .sqlite import SqliteLane, SqliteStatements
 from .statements import INCARNATION
-from .translate import translated
 
 STATES = ("ready", "waiting", "running", "done", "dead", "canceled")
 #: A count beyond this is "at least".
@@ -182,26 +181,15 @@ class LaneView:
         return f"(select min({age}) from {say.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation)"
 
     async def ask(self, text: str, marks: Marks | None = None, seconds: float = _ROWS) -> Sequence[Any]:
-        """Read within a time limit, where the database knows one; Busy when it ran out."""
+        """Read within a time limit; Busy when it ran out."""
         values = marks.given() if marks else ()
-        if not self.postgres:
-            return await self.database.read(lambda run: run(text, values))
-
-        def verb(run: Run) -> Sequence[Any]:
-            run(f"set local statement_timeout = {int(seconds * 1000)}", ())
-            return run(text, values)
-
-        async with self.database.begin() as connection:
-            with translated(self.database):
-                found: Sequence[Any] = await connection.run_sync(lambda c: verb(runner(c)))
-        return found
+        return await self.database.read_within(lambda run: run(text, values), seconds)
 
     # -- questions
 
     async def count(self) -> Counts:
         """Rows by state, and how long the oldest ready row has been ready."""
-        since = [age for role in ("run_after", "created_at") if (age := self._ages().get(role))]
-        wait = f"coalesce({', '.join(since)})" if len(since) > 1 else (since or ["null"])[0]
+        wait = self.waited()
         steps, counts, unknown = {}, dict[str, int | None](), []
         for state in (*STATES, "stuck"):
             counts[state] = None
@@ -226,11 +214,7 @@ class LaneView:
 
     async def rows(self, state: str | None = None, limit: int = 20) -> list[Row]:
         """Rows of a state, or of all the lane's states: ready ones as they will be claimed, others newest first."""
-        if state is not None:
-            condition = self.need(state)
-        else:
-            known = [self._idle(), *(self.condition(s) for s in ("running", "done", "dead", "canceled"))]
-            condition = " or ".join(f"({part})" for part in known if part)
+        condition = self.need(state) if state is not None else self.any_state()
         text = f"{self._select(self._brief())} where {condition}"
         try:
             found = await self.ask(f"{text} order by {self.order(state)} limit {limit}")
@@ -271,6 +255,21 @@ class LaneView:
     def claim_order(self) -> str:
         """The order in which ready rows are claimed, for ORDER BY."""
         return self.order("ready")
+
+    def waited(self) -> str:
+        """Seconds since a ready row became so, as SQL."""
+        since = [age for role in ("run_after", "created_at") if (age := self._ages().get(role))]
+        return f"coalesce({', '.join(since)})" if len(since) > 1 else (since or ["null"])[0]
+
+    def any_state(self) -> str:
+        """True for rows that are in one of the lane's states, as SQL."""
+        known = [self._idle(), *(self.condition(s) for s in ("running", "done", "dead", "canceled"))]
+        return " or ".join(f"({part})" for part in known if part)
+
+    async def select(self, rest: str, marks: Marks, seconds: float, further: Sequence[str] = ()) -> list[Row]:
+        """Rows with what they are shown with, and further columns; ``rest``: WHERE and all that follows."""
+        columns = list(dict.fromkeys([*self._brief(), *further]))
+        return [self._row(row, columns) for row in await self.ask(f"{self._select(columns)} {rest}", marks, seconds)]
 
     def _brief(self) -> list[str]:
         roles = (self.binding.roles.get(role) for role in SHOWN)

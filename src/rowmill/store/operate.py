@@ -7,9 +7,12 @@ Many rows go in steps, each committed: no long transaction, no lock on more rows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from ..errors import DeclarationError, did_you_mean
 from .database import runner
 from .inspect import LaneView
 from .keys import Key, Marks, among
@@ -20,6 +23,8 @@ from .translate import translated
 STEP = 1000
 #: A row that is asked for by its id and is locked at that moment is tried again: how often, after how long.
 _TRIES, _PAUSE = 10, 0.1
+#: Roles whose columns whoever adds a row may fill.
+_GIVEN = ("run_after", "priority", "max_attempts", "created_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,45 @@ class Operator:
     def release(self, chosen: Selection) -> AsyncIterator[list[Key]]:
         """Running rows back to ready as if they had not been claimed; a holder's outcome is then dropped."""
         return self._write(chosen, self.say.settle_set("release", "null", "0"), Marks(self.binding))
+
+    def schedule(self, chosen: Selection, seconds: float) -> AsyncIterator[list[Key]]:
+        """Let rows run so many seconds from now, and not before. For rows that are ready or waiting."""
+        due = self.binding.roles.get("run_after")
+        if due is None:
+            raise DeclarationError(
+                f"lane {self.view.lane.name!r} has no column for the time from which on a row may run",
+                hint="add run_after: rowmill migrate shows the statement",
+            )
+        return self._write(chosen, {due: self.say.later(due, str(float(seconds)))}, Marks(self.binding))
+
+    async def insert(self, columns: Mapping[str, Any]) -> Key:
+        """Add a row in the lane's ready state, with these columns; its key."""
+        table, own = self.binding.table.fullname, set(self.binding.state_columns())
+        own |= {column for role, column in self.binding.roles.items() if role not in _GIVEN}
+        for column in columns:
+            if column not in self.binding.columns:
+                raise DeclarationError(
+                    f"table {table!r} has no column {column!r}", hint=did_you_mean(column, self.binding.columns)
+                )
+            if column in own:
+                raise DeclarationError(f"column {column!r} of table {table!r} is written by rowmill: leave it out")
+        if isinstance(self.view.lane.ready, str):
+            raise DeclarationError(f"lane {self.view.lane.name!r}: its ready is SQL, so no row can be made to fit it")
+        marks = Marks(self.binding)
+        written = {c: self.say.literal(c, value) for c, value in self.binding.ready_again.items()}
+        written |= {c: "null" if v is None else marks.add(self._plain(v), c) for c, v in columns.items()}
+        text = f"""insert into {self.say.table} ({self.say.names(list(written))})
+values ({", ".join(written.values())}) returning {self._keys}"""
+        rows = await self.view.database.write(lambda run: run(text, marks.given()))
+        return tuple(rows[0])
+
+    def _plain(self, value: Any) -> Any:
+        """A value as JSON has it, as the driver takes it: on PostgreSQL text, of which the server makes the type."""
+        if isinstance(value, (dict, list)):
+            return json.dumps(value)
+        if not self.view.postgres or isinstance(value, str):
+            return value
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     async def count(self, chosen: Selection, most: int) -> int:
         """How many rows are meant, counted up to ``most``."""

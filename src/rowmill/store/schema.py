@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from ..errors import DeclarationError, Refused
+from . import access_tables, minutes_table
 from .database import Database, Run, runner
 from .translate import translated
 from .urls import redact
@@ -256,7 +257,11 @@ FAILURES = Step(
     on_sqlite=(_FAILURES.format(key="integer primary key autoincrement", time="text"), *_FAILURES_INDEXES),
 )
 
-STEPS: tuple[Step, ...] = (WORKERS, GATES, JOBS, FLOWS, CRONS, DDL, FAILURES)
+MINUTES = Step(8, minutes_table.WHAT, minutes_table.STATEMENTS, minutes_table.ON_POSTGRES)
+
+ACCESS = Step(9, access_tables.WHAT, access_tables.STATEMENTS, access_tables.ON_POSTGRES, access_tables.ON_SQLITE)
+
+STEPS: tuple[Step, ...] = (WORKERS, GATES, JOBS, FLOWS, CRONS, DDL, FAILURES, MINUTES, ACCESS)
 #: In the list of steps: the schema itself was made by rowmill.
 SCHEMA_MADE = 0
 _LEDGER = "create table if not exists own.rowmill_schema (step integer primary key, what text not null)"

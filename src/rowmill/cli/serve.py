@@ -1,0 +1,99 @@
+"""``rowmill serve``: the dashboard and the HTTP API."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import socket
+from typing import Annotated
+
+import typer
+
+from ..errors import RowmillError
+from ..mill import Mill
+from ..store.access import Tokens
+from ..store.inspect import check_file
+from .app import App, UsageError, app, errors, load, run_async, said
+
+Address = Annotated[str, typer.Option("--host", help="the address to listen on", callback=said)]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="the port; 0: any that is free")]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+@app.command()
+def serve(
+    reference: App = None,
+    host: Address = "127.0.0.1",
+    port: Port = 8321,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", help="a name the server is reached by (may be given again)", callback=said),
+    ] = None,
+    allow_insert: Annotated[
+        list[str] | None,
+        typer.Option("--allow-insert", help="a lane whose rows the API may create (may be given again)", callback=said),
+    ] = None,
+    proxy: Annotated[
+        bool, typer.Option("--proxy", help="behind a proxy: believe its X-Forwarded-For and -Proto")
+    ] = False,
+) -> None:
+    """The dashboard and the HTTP API, until Ctrl-C.
+
+    On a loopback address nobody needs a token until the first one is made. Any other address is refused without one:
+    `rowmill token create APP NAME`.
+    """
+    if importlib.util.find_spec("starlette") is None or importlib.util.find_spec("uvicorn") is None:
+        raise RowmillError("serve needs Starlette and uvicorn", hint="pip install 'rowmill[web]'")
+    import uvicorn
+
+    from ..web.app import application
+    from ..web.guard import LOOPBACK
+
+    mill = load(reference)
+    local = is_loopback(host) and not proxy and not allow_host
+    if not local and not run_async(_has_token(mill)):
+        what = f"{host} can be reached from elsewhere" if not is_loopback(host) else "a proxy lets others in"
+        raise UsageError(f"{what}, and there is no token yet", hint="rowmill token create APP NAME --scope read")
+    names = frozenset(name.lower() for name in allow_host) if allow_host else None
+    hosts = LOOPBACK | {host.strip("[]").lower()} | (names or set()) if names or is_loopback(host) else None
+    made = application(mill, hosts=hosts, may_open=local, inserts=allow_insert or ())
+    config = uvicorn.Config(
+        made, host=host.strip("[]"), port=port, proxy_headers=proxy, server_header=False, log_level="warning",
+        timeout_graceful_shutdown=3,
+    )  # fmt: skip
+    listening = _listen(host.strip("[]"), port)
+    shown = f"[{host.strip('[]')}]" if ":" in host.strip("[]") else host
+    errors.print(f"rowmill serves on http://{shown}:{listening.getsockname()[1]}  (Ctrl-C ends)", highlight=False)
+    uvicorn.Server(config).run([listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(2048)  # who comes before all is open waits, and is not turned away
+    except OSError as error:
+        listening.close()
+        raise RowmillError(f"cannot listen on {host}, port {port}: {error.strerror}", hint="another --port") from error
+    return listening
+
+
+async def _has_token(mill: Mill) -> bool:
+    name = next(iter(mill.environments))
+    ((_, database),) = mill.databases([name])
+    try:
+        check_file(database)
+        return any(token.valid for token in await Tokens(database).all())
+    finally:
+        await database.close()

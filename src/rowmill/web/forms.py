@@ -1,0 +1,151 @@
+"""The forms of the pages: each an action, done as by the API, and answered with a notice on the page it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+from starlette.templating import Jinja2Templates
+
+from .access import require, who
+from .actions import perform
+from .notices import notices_of
+from .problem import Problem
+from .views import sight_of
+
+#: What a form's verb is called as an action; and on which states it may be done to all rows of a lane.
+_ACTIONS = {"retry": "retry", "cancel": "cancel", "release": "release", "schedule": "schedule", "pause": "pause",
+            "resume": "resume", "gate": "set_gate", "reset": "reset_gates", "retry_family": "retry_family",
+            "bury_family": "bury_family"}  # fmt: skip
+_BULK = {"retry": ("dead", "canceled", "waiting"), "cancel": ("ready", "waiting"), "release": ("stuck",)}
+_PAST = {"retry": "made ready", "cancel": "canceled", "release": "released", "schedule": "rescheduled"}
+
+
+def routes(templates: Jinja2Templates) -> list[Route]:
+    """/act/...: where the forms go."""
+
+    async def act(request: Request) -> Response:
+        form, verb = await request.form(), request.path_params["verb"]
+        if verb not in _ACTIONS:
+            raise Problem(404, f"there is no action {verb!r}")
+        environment, lane = str(form.get("env", "")), str(form.get("lane", "")) or None
+        many = (verb in _BULK and not form.get("id")) or verb.endswith("_family")
+        if many and form.get("sure") != "yes":
+            return await _ask(request, templates, verb, environment, lane or "", form)
+        try:
+            found = await perform(request, _ACTIONS[verb], environment, lane, _given(request, verb, form))
+            level, text = _told(verb, environment, lane, found, form)
+        except Problem as problem:
+            if problem.status_code in (401, 403):
+                raise
+            level, text = "bad", str(problem.detail) + (f". Try: {problem.hint}" if problem.hint else "")
+        name = notices_of(request).keep(level, text)
+        path = _path(form)
+        return RedirectResponse(f"{path}{'&' if '?' in path else '?'}said={name}", 303)
+
+    return [Route("/act/{verb}", act, methods=["POST"])]
+
+
+def _given(request: Request, verb: str, form: FormData) -> dict[str, Any]:
+    """A form as the API's document."""
+    given: dict[str, Any] = {}
+    if verb in _PAST:
+        if form.get("id"):
+            given["ids"] = [str(form["id"])]
+        elif verb == "release":
+            given["stuck"] = _state(verb, form) == "stuck"
+        else:
+            given["state"] = _state(verb, form)
+    if verb.endswith("_family"):
+        given["error"] = _text(form, "error")
+        given["reason"] = f"buried by {who(request).name}"
+    if verb == "cancel":
+        given |= {"running": form.get("running") == "yes", "reason": _text(form, "reason")}
+        given["reason"] = given["reason"] or f"canceled by {who(request).name}"
+    if verb == "schedule":
+        given["run_after"] = _text(form, "at") or ""
+    if verb == "pause":
+        given["reason"] = _text(form, "reason")
+        if minutes := _text(form, "minutes"):
+            given["seconds"] = _number(minutes, "minutes") * 60.0
+    if verb in ("pause", "resume", "gate", "reset") and "key" in form:
+        given |= {"by": str(form.get("by", "")), "key": str(form["key"])}
+    if verb == "gate":
+        most = _text(form, "most")
+        given["most"] = None if most is None else int(_number(most, "limit"))
+    if verb == "reset" and "key" not in form:
+        given["all"] = True
+    return given
+
+
+def _text(form: FormData, name: str) -> str | None:
+    return str(form.get(name, "")).strip() or None
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 2**31 - 1:
+        raise Problem(422, f"{what}: {text!r} is not a number", hint="30")
+    return number
+
+
+def _state(verb: str, form: FormData) -> str:
+    state = str(form.get("state", ""))
+    if state not in _BULK.get(verb, ()):
+        raise Problem(422, f"{verb} does not go with rows that are {state or 'in no state'}")
+    return state
+
+
+def _told(verb: str, environment: str, lane: str | None, found: dict[str, Any], form: FormData) -> tuple[str, str]:
+    """What became of it, for people."""
+    if verb in _PAST:
+        if passed := found["passed_over"]:
+            return "bad", f"{passed[0]['id']} was not {_PAST[verb]}: {passed[0]['reason']}."
+        count, more = found["count"], " so far; there are more" if found["more"] else ""
+        what = found["ids"][0] if found["ids"] else f"{count:,} row{'' if count == 1 else 's'}"
+        return "good", f"{what} {_PAST[verb]}{more}."
+    if verb.endswith("_family"):
+        count, more = found["count"], " so far; there are more" if found["more"] else ""
+        done = "made ready" if verb == "retry_family" else "buried"
+        return "good", f"{count:,} row{'' if count == 1 else 's'} of the family {done}{more}."
+    name = str(form["key"]) if "key" in form else f"Lane {lane}" if lane else f"Environment {environment}"
+    match verb:
+        case "pause":
+            return "good", f"{name} is paused. What runs goes on."
+        case "resume":
+            return "good", f"{name} {'goes on' if found['resumed'] else 'was not paused'}."
+        case "gate":
+            return "good", f"{name}: at most {found['most']} running."
+        case _:
+            return "good", f"{name}: as fresh as at the beginning."
+
+
+async def _ask(
+    request: Request, templates: Jinja2Templates, verb: str, environment: str, lane: str, form: FormData
+) -> Response:
+    """Many rows are not changed by a slip of the hand."""
+    identity, sight = require(request, "operate", lane), sight_of(request)
+    shown: dict[str, Any] = {"page": "lane", "who": identity, "csrf": identity.csrf, "verb": verb, "env": environment,
+                             "lane": lane, "back": _path(form), "environments": [], "lanes": []}  # fmt: skip
+    if verb.endswith("_family"):
+        shown |= {"error": _text(form, "error"), "shape": _text(form, "shape")}
+        return templates.TemplateResponse(request, "sure.html", shown)
+    state = _state(verb, form)
+    glance = await sight.glance(await sight.view(environment, lane))
+    shown |= {"state": state, "count": glance.counts[state].value()}
+    return templates.TemplateResponse(request, "sure.html", shown)
+
+
+def _path(form: FormData) -> str:
+    """Where a form came from, as an address of this server's own."""
+    given = str(form.get("back", "/"))
+    parts = urlsplit(given)
+    local = given.startswith("/") and not given.startswith(("//", "/\\")) and not parts.netloc and not parts.scheme
+    return given if local and given.isprintable() else "/"

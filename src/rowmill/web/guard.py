@@ -1,0 +1,156 @@
+"""What every request passes first: the name it came by, its size, who sent it, and whether he meant to."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .access import FIELD, HEADER, VISIT, Door, Identity
+from .problem import Problem, answer, of
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+BODY_LIMIT = 1024 * 1024
+_SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
+#: Asked by machines that know neither the server's name nor a token; they tell nothing but that all is well.
+_PROBES = ("/healthz", "/readyz")
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
+        " connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not no-referrer: with that, browsers send a form's origin as null.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Guard:
+    """ASGI middleware. ``hosts``: the names that the server is reached by; None: any."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str] | None, limit: int = BODY_LIMIT) -> None:
+        self.app, self.hosts, self.limit = app, hosts, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        request, visit = HTTPConnection(scope), secrets.token_urlsafe(24)
+        new = VISIT not in request.cookies
+        send = _dressed(scope, send, visit if new else None)
+        try:
+            if scope["path"] not in _PROBES:
+                self._check_host(request)
+            if scope["method"] not in _SAFE:
+                receive = _again(await self._body(request, receive), receive)
+            if scope["path"] not in _PROBES and not scope["path"].startswith("/static/"):
+                door: Door = scope["app"].state.door
+                identity = await door.identify(request, visit if new else request.cookies[VISIT])
+                scope.setdefault("state", {})["who"] = identity
+                if scope["method"] not in _SAFE and identity.how != "token":
+                    receive = await _meant(scope, receive, identity)
+        except Exception as error:
+            await answer(scope, of(error))(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _check_host(self, request: HTTPConnection) -> None:
+        """A page elsewhere can have its own name lead here; it cannot have the browser send another name."""
+        given = request.headers.get("host", "")
+        if self.hosts is not None and _name(given) not in self.hosts:
+            raise Problem(421, f"this server is not called {given!r}", hint="rowmill serve --allow-host NAME")
+
+    async def _body(self, request: HTTPConnection, receive: Receive) -> bytes:
+        told = request.headers.get("content-length", "0")
+        if not told.isdecimal() or int(told[:20]) > self.limit:
+            raise self._too_large()
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise Problem(400, "the request was cut off")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self.limit:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self) -> Problem:
+        return Problem(413, f"a request may have {self.limit:,} bytes", headers={"Connection": "close"})
+
+
+async def _meant(scope: Scope, receive: Receive, identity: Identity) -> Receive:
+    """Refuse what another site's page had a browser send: a cookie, or a loopback address, says nothing of intent."""
+    request = HTTPConnection(scope)
+    origin = request.headers.get("origin")
+    foreign = origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower()
+    if foreign or request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        raise Problem(403, "sent by a page of another site")
+    if scope["path"].startswith("/api/"):
+        # Without a session: the API takes JSON alone, which no form can send, and no other site's script unasked.
+        if identity.how == "session":
+            _compare(request.headers.get(HEADER, ""), identity)
+        return receive
+    body = (await receive()).get("body", b"")
+    given = request.headers.get(HEADER)
+    if given is None:
+        form = await Request(scope, _again(body, receive)).form(max_files=1, max_fields=1000)
+        given = str(form.get(FIELD, ""))
+        await form.close()
+    _compare(given, identity)
+    return _again(body, receive)
+
+
+def _compare(given: str, identity: Identity) -> None:
+    if not identity.csrf or not hmac.compare_digest(given.encode(), identity.csrf.encode()):
+        raise Problem(403, "this form was not made here, or for another login", hint="load the page again")
+
+
+def _name(host: str) -> str:
+    """``[::1]:8000`` and ``Localhost:8000`` without the port."""
+    found = re.fullmatch(r"\[([0-9a-f:.]+)\](?::\d+)?|([^:]*)(?::\d+)?", host.strip().lower())
+    return (found[1] or found[2] or "").rstrip(".") if found else ""
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A body that has been read, to be read once more; after it, whatever comes."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _dressed(scope: Scope, send: Send, visit: str | None) -> Send:
+    """Every answer with the headers that keep a browser on its guard."""
+
+    async def dressed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+            if not scope["path"].startswith("/static/"):
+                headers.setdefault("Cache-Control", "no-store")
+            if visit is not None and headers.get("content-type", "").startswith("text/html"):
+                secure = "; Secure" if scope.get("scheme") == "https" else ""
+                headers.append("Set-Cookie", f"{VISIT}={visit}; Path=/; HttpOnly; SameSite=Lax{secure}")
+        await send(message)
+
+    return dressed

@@ -1,0 +1,92 @@
+"""Pages that stay true while they are looked at: the parts that may change are sent again when they have changed.
+
+A page's address with ``live=1`` is a stream of server-sent events. Blocks of its template whose names begin with
+``live_`` are rendered again every few seconds; those that differ from what was sent go out, as HTML by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.templating import Jinja2Templates
+
+from ..errors import RowmillError
+from .access import VISIT, Identity
+from .problem import Problem
+
+Gather = Callable[[], Awaitable[dict[str, Any]]]
+EVERY = 2.0
+#: Streams at once in this process; whoever comes later looks at a page that stands still.
+_MOST = 100
+#: Seconds between two looks whether the viewer's token still holds, and a stream's longest life.
+_CHECK, _LIFE = 15.0, 3600.0
+_open = 0
+
+
+async def respond(request: Request, templates: Jinja2Templates, name: str, gather: Gather) -> Response:
+    """The page, or, with ``live=1``, the stream of its changes."""
+    if request.query_params.get("live") != "1":
+        return templates.TemplateResponse(request, name, await gather())
+    if _open >= _MOST:
+        raise Problem(503, "too many look on at once", headers={"Retry-After": "30"})
+    return StreamingResponse(
+        _stream(request, templates, name, gather), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
+
+
+async def _stream(request: Request, templates: Jinja2Templates, name: str, gather: Gather) -> AsyncIterator[str]:
+    global _open
+    _open += 1
+    try:
+        sent: dict[str, str] = {}
+        checked = started = time.monotonic()
+        yield "retry: 3000\n\n"
+        while time.monotonic() - started < _LIFE:
+            began = time.monotonic()
+            if began - checked > _CHECK:
+                checked = began
+                if not await _still(request):
+                    yield "event: gone\ndata: {}\n\n"
+                    return
+            try:
+                blocks = render(request, templates, name, await _whole(gather))
+            except (RowmillError, Problem, TimeoutError):  # the page itself would say so; the next look may not
+                blocks = dict(sent)
+            changed = {block: html for block, html in blocks.items() if sent.get(block) != html}
+            sent |= changed
+            yield f"data: {json.dumps(changed)}\n\n" if changed else ": still\n\n"
+            # Where looking is dear, looking on must not become the database's main work.
+            await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
+    finally:
+        _open -= 1
+
+
+async def _whole(gather: Gather) -> dict[str, Any]:
+    """Gather to the end, also where the viewer leaves meanwhile: a question that is cut off costs its connection."""
+    task = asyncio.ensure_future(gather())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
+
+
+async def _still(request: Request) -> bool:
+    """Whether who opened the stream may still look."""
+    known: Identity = request.state.who
+    found: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))
+    return (found.how, found.name, found.lanes) == (known.how, known.name, known.lanes) and "read" in found.scopes
+
+
+def render(request: Request, templates: Jinja2Templates, name: str, values: dict[str, Any]) -> dict[str, str]:
+    """The blocks of a page that may change."""
+    template = templates.env.get_template(name)
+    context = template.new_context({"request": request, **values})
+    return {
+        block: "".join(template.blocks[block](context)).strip()
+        for block in template.blocks
+        if block.startswith("live_")
+    }

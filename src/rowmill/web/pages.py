@@ -1,0 +1,209 @@
+"""The dashboard's pages. What they show comes from ``views``; what may change on them is sent again by ``live``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.templating import Jinja2Templates
+
+from ..errors import RowmillError
+from ..store.inspect import STATES
+from ..store.pages import OPERATORS, Filter, Wanted
+from . import charts, diagram, family, forms, rowview, taskview, views, words
+from .access import require, who
+from .live import respond
+from .notices import notices_of
+from .problem import Problem
+from .views import HOURS, sight_of
+
+_LONGEST_QUERY, _MOST_FILTERS = 500, 10
+
+
+def routes(templates: Jinja2Templates) -> list[Route]:
+    """All pages."""
+    templates.env.filters |= words.FILTERS
+    templates.env.globals |= {
+        "diagram": diagram.diagram, "throughput": charts.throughput, "latency": charts.latency, "spark": charts.spark,
+        "bars": charts.bars,
+        "address": words.address, "with_query": words.with_query, "STATES": STATES, "HOURS": HOURS,
+    }  # fmt: skip
+    # A global, not an import: blocks are also rendered one by one, without what stands around them.
+    templates.env.globals["parts"] = templates.env.get_template("parts.html").module
+    pages = Pages(templates)
+    return [
+        Route("/", pages.overview),
+        Route("/lane", pages.lane),
+        Route("/row", pages.row),
+        Route("/errors", pages.errors),
+        Route("/error", pages.error),
+        Route("/workers", pages.workers),
+        Route("/tasks", pages.tasks),
+        Route("/health", pages.health),
+        *forms.routes(templates),
+    ]
+
+
+class Pages:
+    """One method for each page."""
+
+    def __init__(self, templates: Jinja2Templates) -> None:
+        self.templates = templates
+
+    def _common(self, request: Request, page: str) -> dict[str, Any]:
+        """What every page needs."""
+        sight, identity = sight_of(request), who(request)
+        return {
+            "page": page,
+            "who": identity,
+            "csrf": identity.csrf,
+            "environments": list(sight.databases),
+            "lanes": [lane.name for lane in sight.lookout.lanes if identity.sees(lane.name)],
+            "tasks": bool(sight.mill.tasks),
+            "notice": notices_of(request).take(request.query_params.get("said")),
+            "here": words.with_query(request),
+        }
+
+    async def overview(self, request: Request) -> Response:
+        """Every table as its state diagram."""
+        identity, sight = require(request, "read", some=True), sight_of(request)
+        common, hours = self._common(request, "overview"), _hours(request)
+
+        async def gather() -> dict[str, Any]:
+            return {**common, "hours": hours, **await views.overview(sight, identity.sees, hours)}
+
+        return await respond(request, self.templates, "overview.html", gather)
+
+    async def lane(self, request: Request) -> Response:
+        """One lane and its rows."""
+        environment, name, sight = *_place(request), sight_of(request)
+        identity = require(request, "read", name)
+        common, hours = self._common(request, "lane"), _hours(request)
+        wanted, wrong = _wanted(request), ""
+        counted: dict[str, Any] = {}
+        if (state := request.query_params.get("exact")) in STATES:
+            counted = {"state": state, **await views.exact(sight, environment, name, state)}
+
+        async def gather() -> dict[str, Any]:
+            nonlocal wrong
+            try:
+                found = await views.lane(sight, environment, name, wanted, hours)
+            except RowmillError as error:  # a filter that the database cannot read: the page stays, and says so
+                if not (wanted.filters or wanted.search or wanted.after):
+                    raise
+                wrong = error.message + (f". Try: {error.hint}" if error.hint else "")
+                found = await views.lane(sight, environment, name, Wanted(wanted.state, size=0), hours)
+                found["page"] = {"rows": [], "after": None, "stretches": False, "looked_at": None}
+            return {**common, "hours": hours, "lane": found, "wanted": wanted, "wrong": wrong, "exact": counted,
+                    "operate": identity.may("operate", name)}  # fmt: skip
+
+        return await respond(request, self.templates, "lane.html", gather)
+
+    async def row(self, request: Request) -> Response:
+        """One row."""
+        environment, name, sight = *_place(request), sight_of(request)
+        identity = require(request, "read", name)
+        common, key = self._common(request, "row"), request.query_params.get("id", "")
+
+        async def gather() -> dict[str, Any]:
+            found = await rowview.row(sight, environment, name, key)
+            if found is None:
+                raise Problem(404, f"no row of lane {name!r} in {environment!r} has the id {key}")
+            return {**common, "row": found, "operate": identity.may("operate", name)}
+
+        return await respond(request, self.templates, "row.html", gather)
+
+    async def errors(self, request: Request) -> Response:
+        """Failures in families."""
+        identity, sight = require(request, "read", some=True), sight_of(request)
+        common, hours = self._common(request, "errors"), _hours(request, family.HOURS, 24.0)
+
+        async def gather() -> dict[str, Any]:
+            return {**common, "hours": hours, "found": await family.families(sight, identity.sees, hours)}
+
+        return await respond(request, self.templates, "errors.html", gather)
+
+    async def error(self, request: Request) -> Response:
+        """One family of failures."""
+        environment, name, sight = *_place(request), sight_of(request)
+        identity = require(request, "read", name)
+        common, hours = self._common(request, "errors"), _hours(request, family.HOURS, 24.0)
+        mark = request.query_params.get("error", "")
+
+        async def gather() -> dict[str, Any]:
+            found = await family.families(sight, identity.sees, hours)
+            listed = [f for e in found["environments"] for f in e["families"]]
+            for one in listed:
+                if (one["environment"], one["lane"], one["fingerprint"]) == (environment, name, mark):
+                    return {**common, "hours": hours, "family": one, "operate": identity.may("operate", name)}
+            raise Problem(404, f"no failure of {mark!r} in this time", hint="look further back")
+
+        return await respond(request, self.templates, "error.html", gather)
+
+    async def tasks(self, request: Request) -> Response:
+        """Tasks, crons and flows."""
+        identity, sight = require(request, "read", some=True), sight_of(request)
+        common = self._common(request, "tasks")
+
+        async def gather() -> dict[str, Any]:
+            return {**common, "found": await taskview.tasks(sight, identity.sees)}
+
+        return await respond(request, self.templates, "tasks.html", gather)
+
+    async def workers(self, request: Request) -> Response:
+        """Who works."""
+        identity, sight = require(request, "read", some=True), sight_of(request)
+        common, everyone = self._common(request, "workers"), request.query_params.get("all") == "1"
+
+        async def gather() -> dict[str, Any]:
+            found = await views.workers(sight, everyone=everyone, sees=identity.sees)
+            return {**common, **found, "everyone": everyone}
+
+        return await respond(request, self.templates, "workers.html", gather)
+
+    async def health(self, request: Request) -> Response:
+        """What slows the queues down."""
+        identity, sight = require(request, "read", some=True), sight_of(request)
+        common = self._common(request, "health")
+
+        async def gather() -> dict[str, Any]:
+            return {**common, "health": await views.health(sight, identity.sees)}
+
+        return await respond(request, self.templates, "health.html", gather)
+
+
+def _place(request: Request) -> tuple[str, str]:
+    """The environment and the lane that a page is about."""
+    sight = sight_of(request)
+    environment = request.query_params.get("env") or next(iter(sight.databases))
+    name = request.query_params.get("lane", "")
+    if name not in sight.mill.lanes:
+        raise Problem(404, f"there is no lane {name!r}")
+    if environment not in sight.databases:
+        raise Problem(404, f"there is no environment {environment!r}")
+    return environment, name
+
+
+def _hours(request: Request, offered: tuple[int, ...] = HOURS, default: float = 1.0) -> float:
+    given = request.query_params.get("hours", "")
+    return float(given) if given in {str(hours) for hours in offered} else default
+
+
+def _wanted(request: Request) -> Wanted:
+    """Which rows a lane's page is to show, by its address."""
+    query = request.query_params
+    state = query.get("state") or None
+    if state is not None and state not in (*STATES, "stuck"):
+        raise Problem(404, f"there is no state {state!r}")
+    given = zip(query.getlist("col"), query.getlist("op"), query.getlist("val"), strict=False)
+    filters = [Filter(column, op if op in OPERATORS else "eq", value[:_LONGEST_QUERY]) for column, op, value in given]
+    return Wanted(
+        state=state,
+        filters=tuple(f for f in filters if f.column)[:_MOST_FILTERS],
+        search=query.get("q", "").strip()[:_LONGEST_QUERY],
+        after=query.get("after") or None,
+        oldest_first=query.get("order") == "oldest",
+        stretches=query.get("stretches") == "1",
+    )

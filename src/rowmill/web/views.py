@@ -1,0 +1,324 @@
+"""What the pages and the API show, gathered as plain data. Nothing here writes, and nothing scans a big table.
+
+Each function takes a ``Sight``, made once per application, and returns values that JSON has. ``sees`` says which lanes
+whoever asks may see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import HTTPConnection
+
+from .. import inquiry, states
+from ..errors import DeclarationError, RowmillError, did_you_mean
+from ..lane import Lane
+from ..lookout import Failure, Lookout
+from ..store import Database, values
+from ..store.gate_view import has_table, lane_gates
+from ..store.glance import Glance, Glancer
+from ..store.health import examine
+from ..store.inspect import LaneView
+from ..store.keys import written
+from ..store.minutes import History, Minutes
+from ..store.pages import OPERATORS, Wanted, page
+from ..store.pauses import standing
+
+T = TypeVar("T")
+Sees = Callable[[str], bool]
+#: Seconds for which an answer is given again: however many look on, the database is asked as by one.
+FRESH = 1.0
+#: Hours that the charts offer.
+HOURS = (1, 6, 24, 168)
+_KEYS = 50
+
+
+class Sight:
+    """A Mill to be looked at, with what is worth remembering from one look to the next."""
+
+    def __init__(self, lookout: Lookout) -> None:
+        self.lookout, self.mill = lookout, lookout.mill
+        self.databases = dict(lookout.databases)
+        self._glancers: dict[tuple[str, str], Glancer] = {}
+        self._answers: dict[object, tuple[float, asyncio.Task[Any]]] = {}
+
+    async def view(self, environment: str, lane: str) -> LaneView:
+        """One lane in one environment; raises DeclarationError for names that there are not."""
+        (found,) = self.mill.select([lane])
+        if environment not in self.databases:
+            raise DeclarationError(
+                f"there is no environment {environment!r}", hint=did_you_mean(environment, self.databases)
+            )
+        if not found.serves(environment):
+            raise DeclarationError(f"lane {lane!r} does not work in environment {environment!r}")
+        return await self.lookout.view(environment, self.databases[environment], found)
+
+    def glancer(self, view: LaneView) -> Glancer:
+        """Counts of a lane, by one who remembers what was dear."""
+        place = view.environment, view.lane.name
+        if place not in self._glancers:
+            self._glancers[place] = Glancer(view)
+        self._glancers[place].view = view
+        return self._glancers[place]
+
+    async def once(self, key: object, work: Callable[[], Awaitable[T]], fresh: float = FRESH) -> T:
+        """The answer to a question that may be a moment old; who asks the same meanwhile gets the same."""
+        now = time.monotonic()
+        known = self._answers.get(key)
+        if known is None or now - known[0] > fresh:
+            self._answers = {k: a for k, a in self._answers.items() if now - a[0] <= 60.0 or not a[1].done()}
+            known = self._answers[key] = now, asyncio.ensure_future(_timed(work))
+        answer: T = await asyncio.shield(known[1])
+        return answer
+
+    async def glance(self, view: LaneView) -> Glance:
+        """A lane's counts."""
+        key = ("glance", view.environment, view.lane.name)
+        return await self.once(key, lambda: self.glancer(view).look())
+
+    async def histories(self, environment: str, hours: float) -> Mapping[str, History] | None:
+        """What every lane did in the last hours; None where there is no table that would tell."""
+
+        async def ask() -> Mapping[str, History] | None:
+            minutes = Minutes(self.databases[environment], self.mill.clock)
+            return await minutes.history(list(self.mill.lanes), hours) if await minutes.exists() else None
+
+        return await self.once(("minutes", environment, hours), ask)
+
+
+def sight_of(request: HTTPConnection) -> Sight:
+    """The application's sight of its Mill, made with the first request."""
+    state = request.app.state
+    if not hasattr(state, "sight"):
+        state.sight = Sight(state.lookout)
+    found: Sight = state.sight
+    return found
+
+
+async def _timed(work: Callable[[], Awaitable[T]]) -> T:
+    return await work()
+
+
+# -- overview
+
+
+async def overview(sight: Sight, sees: Sees, hours: float = 1.0) -> dict[str, Any]:
+    """Every environment with its lanes: counts, rates, forecast, pauses; lanes in a row where one feeds the next."""
+    parts = [_environment(sight, name, database, sees, hours) for name, database in sight.databases.items()]
+    return {"environments": await asyncio.gather(*parts)}
+
+
+async def _environment(sight: Sight, name: str, database: Database, sees: Sees, hours: float) -> dict[str, Any]:
+    lanes = [lane for lane in sight.lookout.lanes if lane.serves(name) and sees(lane.name)]
+    found: list[dict[str, Any]] = []
+    failures: list[Failure] = []
+    pauses: list[dict[str, Any]] = []
+    histories = None
+    try:
+        histories = await sight.histories(name, hours)
+        standing_now = await standing(database, sight.mill.clock, [lane.name for lane in lanes])
+        pauses = [values.pause_value(pause, name) for pause in standing_now]
+        for lane in lanes:
+            try:
+                found.append(await _lane_summary(sight, name, lane, histories, pauses))
+            except RowmillError as error:
+                failures.append(Failure(name, lane.name, error))
+    except RowmillError as error:
+        failures.append(Failure(name, None, error))
+    return {
+        "environment": name,
+        "lanes": found,
+        "rows": _rows([one["lane"] for one in found], sight.mill.lanes),
+        "pauses": pauses,
+        "charts": histories is not None,
+        "errors": [failure.value() for failure in failures],
+    }
+
+
+async def _lane_summary(
+    sight: Sight,
+    environment: str,
+    lane: Lane,
+    histories: Mapping[str, History] | None,
+    pauses: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    view = await sight.view(environment, lane.name)
+    glance = await sight.glance(view)
+    history = histories[lane.name] if histories is not None else None
+    whole = [p for p in pauses if p["key"] is None and p["lane"] in (None, lane.name)]
+    return {
+        "environment": environment,
+        "lane": lane.name,
+        "table": view.binding.table.fullname,
+        "states": {state: _said(view, state) for state in ("ready", "running", "done", "dead", "canceled")},
+        **glance.value(),
+        "history": history.value() if history is not None else None,
+        "forecast": forecast(glance, history),
+        "paused": bool(whole),
+        "keys_paused": sum(1 for p in pauses if p["lane"] == lane.name and p["key"] is not None),
+    }
+
+
+def _said(view: LaneView, state: str) -> str | None:
+    """What rows in a state look like, in the table's own words."""
+    given = getattr(view.lane, state)
+    if given is None or isinstance(given, str):
+        return given
+    return " and ".join(
+        f"{column} {'in' if isinstance(value, (list, tuple, set, frozenset)) else '='} {_plainly(value)}"
+        for column, value in given.items()
+    )
+
+
+def _plainly(value: Any) -> str:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return f"({', '.join(_plainly(part) for part in value)})"
+    return "now" if value is states.NOW else "null" if value is None else str(value)
+
+
+def forecast(glance: Glance, history: History | None) -> dict[str, Any] | None:
+    """When the backlog is done at the present rate, if nothing is added; None where there is nothing to tell."""
+    if history is None:
+        return None
+    left = [glance[state] for state in ("ready", "waiting") if glance[state].number is not None]
+    number = sum(count.number or 0 for count in left)
+    rate = history.recent.rate("done", "dead", "canceled")
+    if not number:
+        return {"rows": 0, "seconds": 0.0, "at_least": False}
+    seconds = round(number / rate * 60.0, 1) if rate > 0 else None
+    return {"rows": number, "seconds": seconds, "at_least": any(count.how == "at_least" for count in left)}
+
+
+def _rows(names: Sequence[str], lanes: Mapping[str, Lane]) -> list[dict[str, Any]]:
+    """Lanes in rows: the phases of a pipeline in one, in their order; then all that stand alone."""
+    left = list(names)
+    fed = {name: [o for o in left if o != name and feeds(lanes[o], lanes[name])] for name in left}
+    rows = []
+    for begin in [n for n in left if not fed[n]] + left:
+        row, name = list[str](), begin
+        while name in left:
+            left.remove(name)
+            row.append(name)
+            name = next((other for other in left if name in fed[other]), "")
+        rows += [row] if row else []
+    alone = [name for row in rows if len(row) == 1 for name in row]
+    found = [{"pipeline": True, "lanes": row} for row in rows if len(row) > 1]
+    return [*found, *([{"pipeline": False, "lanes": alone}] if alone else [])]
+
+
+def feeds(one: Lane, other: Lane) -> bool:
+    """Whether rows that are done in one lane are ready in the other."""
+    if isinstance(other.ready, str) or one.table != other.table or one.own or other.own or other.backfills is not None:
+        return False
+    return other.ready.keys() <= {**one.running_condition, **one.done}.keys() and states.overlaps(
+        other.ready, {**one.running_condition, **one.done}
+    )
+
+
+# -- a lane, its rows
+
+
+async def lane(sight: Sight, environment: str, name: str, wanted: Wanted, hours: float = 1.0) -> dict[str, Any]:
+    """One lane: counts, charts, gates, and a page of its rows."""
+    view = await sight.view(environment, name)
+    histories = await sight.histories(environment, hours)
+    pauses = [values.pause_value(p, environment) for p in await standing(view.database, sight.mill.clock, [name])]
+    summary = await _lane_summary(sight, environment, view.lane, histories, pauses)
+    return {
+        **summary,
+        "pauses": pauses,
+        "columns": list(view.binding.columns),
+        "key": list(view.binding.key),
+        "operators": OPERATORS,
+        "roles": dict(view.binding.roles),
+        "gates": await gates(sight, environment, name),
+        "page": await rows(sight, environment, name, wanted),
+        "feeds": [o.name for o in sight.mill.lanes.values() if o is not view.lane and feeds(view.lane, o)],
+        "fed_by": [o.name for o in sight.mill.lanes.values() if o is not view.lane and feeds(o, view.lane)],
+    }
+
+
+async def rows(sight: Sight, environment: str, lane: str, wanted: Wanted) -> dict[str, Any]:
+    """A page of rows; ``after`` is where the next one begins."""
+    view = await sight.view(environment, lane)
+    found = await page(view, wanted)
+    further = [f.column for f in wanted.filters]
+    listed = []
+    for row in found.rows:
+        value = {**values.row_value(view, row), "key": written(row.id), "ages": row.ages}
+        value["columns"] = {column: values.simple(row.values[column]) for column in further if column in row.values}
+        listed.append(value)
+    return {"rows": listed, "after": found.after, "stretches": found.stretches, "looked_at": found.looked_at}
+
+
+async def exact(sight: Sight, environment: str, lane: str, state: str) -> dict[str, Any]:
+    """Every row of a state counted, within a time limit."""
+    view = await sight.view(environment, lane)
+    return (await sight.glancer(view).exact(state)).value()
+
+
+async def gates(sight: Sight, environment: str, lane: str, limit: int = _KEYS) -> list[dict[str, Any]]:
+    """A lane's gates with the keys worth a look, those held back first."""
+    view = await sight.view(environment, lane)
+    if not view.lane.groups:
+        return []
+
+    async def ask() -> list[dict[str, Any]]:
+        found = await lane_gates(view)
+        there = await has_table(view)
+        keys = [(dim, await found.keys(dim, limit) if there else []) for dim in found.dims]
+        return [values.gate_value(view, dim, shown) for dim, shown in keys]
+
+    return await sight.once(("gates", environment, lane, limit), ask)
+
+
+# -- workers, health
+
+
+async def workers(sight: Sight, *, everyone: bool = False, sees: Sees = lambda lane: True) -> dict[str, Any]:
+    """Who works, on what, and when each was last heard of."""
+
+    async def ask(name: str, database: Database) -> tuple[str, list[dict[str, Any]] | Failure]:
+        try:
+            return name, await inquiry.fleet_of(database)
+        except RowmillError as error:
+            return name, Failure(name, None, error)
+
+    parts = await asyncio.gather(*(ask(*place) for place in sight.databases.items()))
+    known = [(name, part) for name, part in parts if isinstance(part, list)]
+    failed = [part.value() for _, part in parts if isinstance(part, Failure)]
+    found = inquiry.workers(known, everyone=everyone)
+    for worker in found:
+        worker["lanes"] = [name for name in worker["lanes"] if sees(name)]
+        worker["current"] = [job for job in worker["current"] if sees(job["lane"])]
+    return {"workers": [worker for worker in found if worker["lanes"]], "errors": failed}
+
+
+async def health(sight: Sight, sees: Sees = lambda lane: True) -> dict[str, Any]:
+    """What slows the queues down, and what to do; the worst first."""
+
+    async def ask(name: str, database: Database) -> dict[str, Any]:
+        views, errors = [], []
+        for one in sight.lookout.lanes:
+            if one.serves(name):
+                try:
+                    views.append(await sight.view(name, one.name))
+                except RowmillError as error:
+                    errors.append(Failure(name, one.name, error).value())
+        try:
+            findings = [finding.value() for finding in await examine(database, views)]
+        except RowmillError as error:
+            return {"environment": name, "findings": [], "errors": [Failure(name, None, error).value()]}
+        return {"environment": name, "findings": findings, "errors": errors}
+
+    async def everywhere() -> dict[str, Any]:
+        return {"environments": await asyncio.gather(*(ask(*place) for place in sight.databases.items()))}
+
+    found = await sight.once("health", everywhere, 5.0)
+    return {"environments": [
+        {**one, "findings": [f for f in one["findings"] if f["lane"] is None or sees(f["lane"])]}
+        for one in found["environments"]
+    ]}  # fmt: skip

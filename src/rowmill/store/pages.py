@@ -23,7 +23,9 @@ OPERATORS = {
     "set": "is not empty",
 }  # fmt: skip
 SIZE = 50
-_AT_ONCE, _BUDGET, _STRETCH, _LONGEST = 0.15, 0.2, 20_000, 320_000
+#: Seconds for a page at once, for one in stretches, and for one stretch at most; and how long stretches are.
+_AT_ONCE, _BUDGET, _ONE = 0.15, 0.2, 1.0
+_STRETCH, _LONGEST = 20_000, 320_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class _Walk:
         while True:
             end = await self._end(length)
             try:
-                found += await self.rows(end, self.wanted.size + 1 - len(found), _BUDGET * 2)
+                found += await self.rows(end, self.wanted.size + 1 - len(found), _ONE)
             except Busy:
                 if length <= 1000:
                     raise

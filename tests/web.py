@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import uvicorn
 from starlette.testclient import TestClient
 
 from databases import Db
@@ -92,3 +96,22 @@ def csrf(page: str) -> str:
     found = re.search(r'name="csrf" value="([0-9a-f]*)"', page)
     assert found, page
     return found[1]
+
+
+@contextmanager
+def listening(mill: Mill, **options: Any) -> Iterator[tuple[str, Any]]:
+    """A real server on a free port, in a thread: its address, and the application."""
+    app = application(mill, **options)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+    sock = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.started
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}", app
+    finally:
+        server.should_exit = True
+        thread.join(30)

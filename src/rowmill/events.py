@@ -33,6 +33,8 @@ class Events:
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = [to_log]
         self._broken: set[int] = set()
+        #: Who traces what is done, if anybody does; asked when a worker begins and when calls are handed in.
+        self.tracer: Any = None
         #: Somebody beside the log wants to hear of every run, also of those that went well.
         self.observed = False
 

@@ -75,7 +75,7 @@ class Mill:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.events = Events()
         self.clock = Clock()
-        self._desk = Desk(lambda: self.environments, schema, self.clock, notify)
+        self._desk = Desk(lambda: self.environments, schema, self.clock, notify, self.events)
 
     @property
     def environments(self) -> dict[str, str]:

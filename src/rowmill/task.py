@@ -38,6 +38,8 @@ class _Injected:
 #: The default of a parameter that a resource fills: ``async def send(to: str, http: Client = injected)``.
 #: Never needed; it tells an editor that the caller does not give it.
 injected: Any = _Injected()
+#: Among a job's arguments, and none of them: the trace that it carries.
+TRACE = "$trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class Task(Generic[P, R]):
     def invoke(self, job: Any, /, **resources: Any) -> Any:
         """Call the handler for a claimed job, its arguments as it declares them."""
         try:
-            args, kwargs = self.signature.unpack(job["args"])
+            args, kwargs = self.signature.unpack(_own(job["args"]))
         except WrongArguments as error:
             raise Dead(f"the arguments do not fit the handler: {error.message}") from None
         if self.takes_job:
@@ -416,3 +418,10 @@ def queue(name: str, options: Mapping[str, Any]) -> Queue:
     )  # fmt: skip
     made.where = lambda t: t.c.task.in_(list(made.tasks))
     return made
+
+
+def _own(packed: Any) -> Any:
+    """A job's arguments without the trace that it carries."""
+    if isinstance(packed, dict) and TRACE in packed:
+        return {name: value for name, value in packed.items() if name != TRACE}
+    return packed

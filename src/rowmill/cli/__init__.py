@@ -13,6 +13,7 @@ from . import run as run
 from . import serve as serve
 from . import sql as sql
 from . import token as token
+from . import top as top
 from . import why as why
 from .app import app, main
 

@@ -18,13 +18,16 @@ from ..store.inspect import LaneView
 from ..store.keys import Key, parse, written
 from ..store.operate import Operator, Selection
 from . import show
-from .app import NOTHING_MATCHED, App, AsJson, app, console, errors, load, print_json, run_async, said
+from .app import NOTHING_MATCHED, App, AsJson, app, console, errors, lane_names, load, print_json, run_async, said
 from .lookout import Lookout, one_environment, one_lane
 
 #: More rows than this are not changed without a word of consent.
 ASK_ABOVE = 100
 
-Lane = Annotated[str | None, typer.Option("--lane", help="the lane; may be left out where there is only one")]
+Lane = Annotated[
+    str | None,
+    typer.Option("--lane", help="the lane; may be left out where there is only one", autocompletion=lane_names),
+]
 Environment = Annotated[
     str | None, typer.Option("--env", help="the environment; needed where there are several", callback=said)
 ]

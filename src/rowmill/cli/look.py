@@ -20,14 +20,19 @@ from ..store.inspect import Counts, Elsewhere, LaneView, Row
 from ..store.keys import parse
 from ..store.pauses import Pause
 from . import show
-from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, load, print_json, print_out, run_async
+from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, lane_names, load, print_json, print_out, run_async
 from .lookout import Answers, Failure, Lookout, one_lane
 
 EVERY = 2.0
 MOST_PAUSES = 10
 
-OneLane = Annotated[str | None, typer.Option("--lane", help="the lane; may be left out where there is only one")]
-SomeLanes = Annotated[list[str] | None, typer.Option("--lane", help="only this lane (may be given again)")]
+OneLane = Annotated[
+    str | None,
+    typer.Option("--lane", help="the lane; may be left out where there is only one", autocompletion=lane_names),
+]
+SomeLanes = Annotated[
+    list[str] | None, typer.Option("--lane", help="only this lane (may be given again)", autocompletion=lane_names)
+]
 State = Literal["ready", "waiting", "running", "done", "dead", "canceled"]
 
 

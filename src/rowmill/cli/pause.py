@@ -17,11 +17,27 @@ from ..store.pauses import Pause, Target, ensure_gates, standing
 from ..store.pauses import pause as write_pause
 from ..store.pauses import resume as end_pause
 from . import show
-from .app import NOTHING_MATCHED, App, AsJson, UsageError, app, errors, load, print_json, print_out, run_async, said
+from .app import (
+    NOTHING_MATCHED,
+    App,
+    AsJson,
+    UsageError,
+    app,
+    errors,
+    lane_names,
+    load,
+    print_json,
+    print_out,
+    run_async,
+    said,
+)
 from .lookout import one_environment
 from .times import duration, moment
 
-Lane = Annotated[str | None, typer.Option("--lane", help="this lane; default: the whole environment", callback=said)]
+Lane = Annotated[
+    str | None,
+    typer.Option("--lane", help="this lane; default: the whole environment", autocompletion=lane_names, callback=said),
+]
 Key = Annotated[str | None, typer.Option("--key", help="only rows of this key, of a lane with a gate by key")]
 By = Annotated[str | None, typer.Option("--by", help="what the key is of, where gates have several", callback=said)]
 Environment = Annotated[

@@ -28,6 +28,7 @@ from ..store.pauses import COUNTED
 from . import show
 from .app import App, AsJson, Env, app, errors, exit_code, load, print_json, said
 from .lookout import Lookout
+from .metrics import Metrics, count_for_supervisor
 
 DIED = 3  # exit code of a drain after which rows are dead
 
@@ -69,6 +70,10 @@ def run(
     grace: Annotated[float, typer.Option(min=0, help="seconds that runs may take to finish when stopped")] = 30.0,
     log: Annotated[LogForm, typer.Option(help="log lines, on standard error")] = LogForm.CONSOLE,
     log_level: Annotated[LogLevel, typer.Option()] = LogLevel.INFO,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="serve Prometheus metrics there (0: any)", show_default=False)
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="on this address")] = "127.0.0.1",
     as_json: AsJson = False,
     child: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -92,9 +97,10 @@ def run(
         # Whatever is wrong with the declaration is said here, before anything is started.
         mill = load(reference)
         mill.worker(**chosen)
+        metrics = None if metrics_port is None else Metrics(mill, env, metrics_host, metrics_port)
         supervisor, caught = asyncio.run(
             _supervise(_command(reference, lanes, env, concurrency, drain, grace, log, log_level),
-                       _ids(worker_id, processes), drain, grace, events)
+                       _ids(worker_id, processes), drain, grace, events, metrics)
         )  # fmt: skip
         if supervisor.error is not None:
             raise supervisor.error
@@ -121,7 +127,9 @@ def _as_child(reference: str | None, orders: Orders, chosen: dict[str, Any]) -> 
     """One worker, in this process."""
 
     def make() -> Worker:
-        return find_app(reference).worker(
+        mill = find_app(reference)
+        count_for_supervisor(mill)
+        return mill.worker(
             **chosen, worker_id=orders.worker_id, incarnation=orders.incarnation, replaces=orders.replaces
         )
 
@@ -154,13 +162,14 @@ def _ids(worker_id: str | None, processes: int) -> list[str]:
 
 
 async def _supervise(
-    command: list[str], ids: list[str], drain: bool, grace: float, events: Events
+    command: list[str], ids: list[str], drain: bool, grace: float, events: Events, metrics: Metrics | None
 ) -> tuple[Supervisor, signal.Signals | None]:
     """Keep the processes until they end; also the first signal that was caught on the way."""
     caught: list[signal.Signals] = []
     # A drain that cannot reach its database is over; without one, a worker waits for it.
     final = (RowmillError,) if drain else USERS_MISTAKES
-    supervisor = Supervisor(command, ids, grace=grace, events=events, final=final)
+    given = {} if metrics is None else {"env": metrics.environ()}
+    supervisor = Supervisor(command, ids, grace=grace, events=events, final=final, **given)
 
     def stop(number: signal.Signals) -> None:
         caught.append(number)
@@ -168,7 +177,8 @@ async def _supervise(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    await supervisor.run()
+    async with metrics.serving(events) if metrics is not None else contextlib.nullcontext():
+        await supervisor.run()
     return supervisor, caught[0] if caught else None
 
 

@@ -33,7 +33,7 @@ class Mill(mills.Mill):
     def __init__(self, *aliases: str, schema: str | None = None, connections: int = 3, notify: bool = True) -> None:
         super().__init__({}, schema=schema, connections=connections, notify=notify)
         self.aliases = aliases or ("default",)
-        self._desk = Desk(lambda: self.environments, schema, self.clock, notify)
+        self._desk = Desk(lambda: self.environments, schema, self.clock, notify, self.events)
         self._desk.aliases = self.aliases
 
     @property

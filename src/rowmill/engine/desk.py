@@ -27,6 +27,7 @@ from ..errors import (
     WrongArguments,
     did_you_mean,
 )
+from ..events import Events
 from ..store import Database, flows, schema
 from ..store.callers import Verb, caller, drive, drive_async, on
 from ..store.database import Postgres, runner, uncut
@@ -35,6 +36,7 @@ from ..store.enqueue import CHANNEL, Place, Say, add, add_one, copies, copy, one
 from ..store.jobs import Jobs
 from ..store.translate import translated
 from ..task import Call, Handle, Status
+from ..tracing import enqueued
 from .wake import AWAIT, DONE, Bell, listen
 
 T = TypeVar("T")
@@ -164,9 +166,15 @@ class Desk:
     """Takes calls for all environments of a Mill."""
 
     def __init__(
-        self, environments: Callable[[], Mapping[str, str]], schema: str | None, clock: Clock, notify: bool
+        self,
+        environments: Callable[[], Mapping[str, str]],
+        schema: str | None,
+        clock: Clock,
+        notify: bool,
+        events: Events,
     ) -> None:
         self._environments, self._schema, self._clock, self._notify = environments, schema, clock, notify
+        self._events = events
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Counter]] = (
             weakref.WeakKeyDictionary()
         )
@@ -213,6 +221,10 @@ class Desk:
 
     async def enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         """Hand in calls; in one transaction where they are for one environment."""
+        with enqueued(self._events.tracer, calls) as traced:
+            return await self._enqueue(traced)
+
+    async def _enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         handles: list[Handle[Any] | None] = [None] * len(calls)
         for (tx, environment), places in self._groups(calls).items():
             group = [calls[place] for place in places]
@@ -278,23 +290,25 @@ class Desk:
         theirs = caller(tx)
         if theirs.awaited:
             raise RowmillError(f"tx={tx!r} has to be awaited", hint="await task.enqueue(..., tx=tx)")
-        with _explained():
-            return drive(add(self._say(theirs.dialect), calls, wake=self._notify), theirs.run)
+        with _explained(), enqueued(self._events.tracer, calls) as traced:
+            return drive(add(self._say(theirs.dialect), traced, wake=self._notify), theirs.run)
 
     async def batch(self, calls: Sequence[Call], then: Call) -> Handle[Any]:
         """Jobs, and one that waits for all of them to end, in one transaction."""
-        return await self._flow(then, calls, lambda say: _batch(say, then, calls, self._notify))
+        with enqueued(self._events.tracer, _all_calls([*calls, then])) as traced:
+            return await self._flow(
+                traced[-1], traced[:-1], lambda say: _batch(say, traced[-1], traced[:-1], self._notify)
+            )
 
     async def chain(self, calls: Sequence[Call]) -> Handle[Any]:
         """Jobs of which each waits for the one before it to be done, in one transaction."""
         if not calls:
             raise WrongArguments("a chain of nothing", hint="mill.chain(first.call(...), second.call(...))")
-        return await self._flow(calls[-1], calls[:-1], lambda say: _chain(say, calls, self._notify))
+        with enqueued(self._events.tracer, _all_calls(calls)) as traced:
+            return await self._flow(traced[-1], traced[:-1], lambda say: _chain(say, traced, self._notify))
 
     async def _flow(self, last: Call, others: Sequence[Call], verb: Callable[[Say], Verb[int]]) -> Handle[Any]:
         for call in (last, *others):
-            if not isinstance(call, Call):
-                raise WrongArguments(f"{call!r} is no call", hint="task.call(...)")
             if call.options.key is not None:
                 raise WrongArguments("a call in a flow has no key: a job that is there already is in no flow")
         if any(call.options.tx is not None or call.options.env is not None for call in others):
@@ -396,6 +410,13 @@ def _stop(loop: asyncio.AbstractEventLoop, desk: Desk) -> None:
     with contextlib.suppress(Exception):
         asyncio.run_coroutine_threadsafe(desk.close_here(), loop).result(timeout=10)
     loop.call_soon_threadsafe(loop.stop)
+
+
+def _all_calls(given: Sequence[Any]) -> Sequence[Call]:
+    for call in given:
+        if not isinstance(call, Call):
+            raise WrongArguments(f"{call!r} is no call", hint="task.call(...)")
+    return given
 
 
 def _batch(say: Say, then: Call, calls: Sequence[Call], wake: bool) -> Verb[int]:

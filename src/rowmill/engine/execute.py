@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import time
@@ -17,10 +18,12 @@ from ..claim import Claim, Settlement
 from ..errors import LostClaim, RowmillError
 from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
+from ..store.keys import written
 from .held import Held
 from .isolate import Child, HandlerDied
 from .job import Job, SyncJob, check_columns
 from .resources import Resources
+from .traced import kept_with
 
 _FALLBACK = timedelta(minutes=1)
 
@@ -67,6 +70,16 @@ class Execution:
 
     async def run(self, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
         """Run the handler to its end. None: there is nothing left to write (lost, or finished by itself)."""
+        tracer = self.held.tracer
+        if tracer is None:
+            return await self._run(job, claim, child)
+        facts = {name: getattr(job, name) for name in ("lane", "environment", "attempt", "worker", "slot")}
+        with tracer.run({**facts, "id": written(claim.id)}, kept_with(self.store, claim)) as ended:
+            settlement = await self._run(job, claim, child)
+            ended(settlement or job.finished)
+            return settlement
+
+    async def _run(self, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
         began = time.monotonic()
         try:
             ended = await self._call(job, claim, child)
@@ -95,7 +108,8 @@ class Execution:
         """The handler, with its resources, in its time, in the place where it runs."""
         if child is not None:
             lease_began = claim.taken if self.store.binding.renew == "none" else None
-            return await child.run(job, plan.timeout, lease_began, self.threads())
+            trace = self.held.tracer.here() if self.held.tracer is not None else None
+            return await child.run(job, plan.timeout, lease_began, self.threads(), trace)
         resources = await self.resources.get(plan.names) if plan.names else {}
         if plan.timeout is None:
             return await self._handler(plan, job, resources)
@@ -121,7 +135,9 @@ class Execution:
         if plan.is_async:
             return await plan.handler(job, **resources)
         loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self.threads(), _in_thread, plan.handler, job, resources)
+        # What the context holds here, a trace or a log's fields, holds in the thread too.
+        within = contextvars.copy_context().run
+        result = await loop.run_in_executor(self.threads(), within, _in_thread, plan.handler, job, resources)
         return await result if inspect.isawaitable(result) else result
 
 

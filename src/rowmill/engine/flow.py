@@ -17,6 +17,7 @@ from ..store import LaneStore, flows
 from ..store.enqueue import Say
 from ..store.jobs import Jobs
 from ..task import Call
+from ..tracing import enqueued
 
 if TYPE_CHECKING:
     from .job import Job
@@ -158,8 +159,9 @@ class Flow:
         for attempt in range(_TRIES):
             try:
                 settlement: Settlement | None = None
-                async with self._store.database.begin() as connection:
-                    settlement = await flows.suspend(self._store, connection, self._claim, wanted, branch)
+                with enqueued(self._job._held.tracer, wanted) as traced:
+                    async with self._store.database.begin() as connection:
+                        settlement = await flows.suspend(self._store, connection, self._claim, traced, branch)
                 self._job.finished = settlement
                 return
             except LostClaim:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..claim import Claim, Settlement
 from ..store import LaneStore
+from ..tracing import Tracer
 from .gatekeeper import Gatekeeper
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Held:
         self.follow: Follow | None = None
         #: Where failures are written down.
         self.failures: FailureLog | None = None
+        #: Who traces what is done with it, if anybody does.
+        self.tracer: Tracer | None = None
         self._claims: dict[tuple[Any, ...], Claim] = {}
         self._renewing: set[int] = set()
         self._settling: set[int] = set()

@@ -52,7 +52,9 @@ class Child:
         self._process: Any = None
         self._pipe: Connection | None = None
 
-    async def run(self, job: Job, timeout: float | None, lease_began: float | None, threads: Executor) -> Any:
+    async def run(
+        self, job: Job, timeout: float | None, lease_began: float | None, threads: Executor, trace: Any = None
+    ) -> Any:
         """Run one job there; raises what the handler raised. A run past its timeout is killed.
 
         The process's start is not the handler's time; but where the lease is not renewed, it is the lease's.
@@ -64,7 +66,8 @@ class Child:
         left = timeout
         if timeout is not None and lease_began is not None:
             left = timeout - (time.monotonic() - lease_began)
-        facts = {
+        facts: dict[str, Any] = {
+            "trace": trace,
             "row": {column: job[column] for column in job},
             "workdir": os.path.join(tempfile.gettempdir(), f"rowmill-{job.lane}-{uuid.uuid4().hex[:12]}"),
             **{name: getattr(job, name) for name in ("id", "attempt", "lane", "environment", "worker", "slot")},
@@ -259,11 +262,13 @@ async def _serve_jobs(pipe: Connection, modules: list[str], name: str) -> None:
     pipe.send(("ready", None))
     while True:
         facts = await loop.run_in_executor(None, pipe.recv)
+        tracer, trace = mill.events.tracer if mill is not None else None, facts.pop("trace")
         job = IsolatedJob(facts, pipe)
         try:
             given = await resources.get(lane.policy(job.__getitem__).resources())
-            result = lane.handler(job, **given)
-            answer: tuple[str, Any] = ("returned", await result if inspect.isawaitable(result) else result)
+            with tracer.within(trace) if tracer is not None and trace else contextlib.nullcontext():
+                result = lane.handler(job, **given)
+                answer: tuple[str, Any] = ("returned", await result if inspect.isawaitable(result) else result)
         except Exception as error:
             answer = ("raised", error)
         pipe.send(_portable(answer))

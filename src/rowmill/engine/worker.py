@@ -30,6 +30,7 @@ from .resources import Resource, Resources
 from .slots import AUTO_BATCH, Capacity, Slots
 from .tally import Tally
 from .tasks import TaskExecution
+from .traced import trace_held
 from .wake import Bell
 
 _BATCH, _BACKLOG = 1000, 2000  # outcomes per statement, and unwritten ones before claiming stops
@@ -204,6 +205,8 @@ class Worker:
         for held in place.held:
             kind = TaskExecution if held.store.lane.own else Execution
             execution = kind(held, self.resources, self._thread_pool)
+            if self.events.tracer is not None:
+                trace_held(held, self.events.tracer)
             self.slots[held.store.lane.name].executions[id(held)] = execution
             self._where[id(held)] = place
 

@@ -17,7 +17,7 @@ from .base import bounded
 from .database import Database, Run
 
 #: How long a failure is kept, and how many are at most.
-DAYS, MOST = 30, 50_000
+DAYS, MOST = 30, 20_000
 #: Families that are shown, those that were seen last; and how much of a message and of a traceback is kept.
 FAMILIES, MESSAGE, TRACEBACK = 200, 2000, 4000
 _FIELDS = (("lane", "text"), ("row_id", "text"), ("attempt", "integer"), ("worker", "text"), ("outcome", "text"),
@@ -152,8 +152,11 @@ where f.lane = {marks[0]} and f.fingerprint = {marks[1]} and not exists (
     ) -> list[Family]:
         """Failures of the last hours by lane and fingerprint, those that were seen last first."""
         recent = f"not ({self._before(hours * 3600)}) and lane {self._among(1)}"
-        grouped = f"""select lane, fingerprint, count(*), count(distinct row_id), min(at), max(at), max(id)
-from {self.table} where {recent} group by lane, fingerprint order by max(id) desc limit {FAMILIES}"""
+        # Rows first, then families: counting distinct ones instead would sort them all.
+        rows = f"""select lane, fingerprint, count(*) as n, min(at) as first, max(at) as last, max(id) as id
+  from {self.table} where {recent} group by lane, fingerprint, row_id"""
+        grouped = f"""select lane, fingerprint, sum(n), count(*), min(first), max(last), max(id)
+from ({rows}) x group by lane, fingerprint order by max(id) desc limit {FAMILIES}"""
         width = hours * 3600 / buckets
         age = "extract(epoch from now() - at)" if self.postgres else "(julianday('now') - julianday(at)) * 86400.0"
         back = f"floor({age} / {width})::integer" if self.postgres else f"cast({age} / {width} as integer)"
@@ -177,12 +180,12 @@ from {self.table} where {recent} group by 1, 2, 3"""
             place = min(max(buckets - 1 - int(back), 0), buckets - 1)
             columns.setdefault((lane, family), [0] * buckets)[place] += number
         found = []
-        for lane, family, number, rows, first, last, example in groups:
+        for lane, family, number, of_rows, first, last, example in groups:
             seen = shown.get(example, {})
             found.append(
                 Family(
-                    environment, lane, family, shape(seen.get("message", "")), seen.get("class"), number, rows, 0,
-                    moment(first), moment(last), columns.get((lane, family), [0] * buckets), seen,
+                    environment, lane, family, shape(seen.get("message", "")), seen.get("class"), int(number),
+                    of_rows, 0, moment(first), moment(last), columns.get((lane, family), [0] * buckets), seen,
                 )
             )  # fmt: skip
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -37,16 +38,20 @@ async def errors(views: Sequence[LaneView], *, hours: float = 24.0, buckets: int
     recorded = await failures.exists()
     names = [view.lane.name for view in views]
     found = Errors(environment, [], recorded)
-    if recorded:
-        found.families = await failures.families(environment, names, hours=hours, buckets=buckets)
+    log = failures if recorded else None
+
+    async def of_lanes() -> list[list[tuple[str, str]] | None]:
+        return [await _unrecorded(view, log, names) for view in views] if sample else []
+
+    async def on_record() -> list[Family]:
+        return await failures.families(environment, names, hours=hours, buckets=buckets) if recorded else []
+
+    found.families, samples = await asyncio.gather(on_record(), of_lanes())
     known = {(family.lane, family.fingerprint): family for family in found.families}
-    for view in views if sample else ():
-        try:
-            rows = await _unrecorded(view, failures if recorded else None, names)
-        except Busy:
+    for view, rows in zip(views, samples, strict=False):
+        if rows is None:
             found.unknown.append(view.lane.name)
-            continue
-        for row_id, said in rows:
+        for row_id, said in rows or ():
             place = (view.lane.name, _of(said))
             if place not in known:
                 example = {"row_id": row_id, "message": said, "outcome": "dead"}
@@ -58,9 +63,12 @@ async def errors(views: Sequence[LaneView], *, hours: float = 24.0, buckets: int
     return found
 
 
-async def _unrecorded(view: LaneView, failures: Failures | None, lanes: Sequence[str]) -> list[tuple[str, str]]:
-    """A few dead rows of which nothing is on record, each with what its error column says."""
-    rows = [(written(_id(key)), said) async for key, said in _errors_of(view, ("dead",), SAMPLE, _SECONDS)]
+async def _unrecorded(view: LaneView, failures: Failures | None, lanes: Sequence[str]) -> list[tuple[str, str]] | None:
+    """A few dead rows of which nothing is on record, each with what its error column says; None: that took too long."""
+    try:
+        rows = [(written(_id(key)), said) async for key, said in _errors_of(view, ("dead",), SAMPLE, _SECONDS)]
+    except Busy:
+        return None
     if failures is None or not rows:
         return rows
     on_record = await failures.recorded(lanes, [row_id for row_id, _ in rows])

@@ -217,7 +217,7 @@ class LaneView:
         condition = self.need(state) if state is not None else self.any_state()
         text = f"{self._select(self._brief())} where {condition}"
         try:
-            found = await self.ask(f"{text} order by {self._order(state)} limit {limit}")
+            found = await self.ask(f"{text} order by {self.order(state)} limit {limit}")
         except Busy:  # too many to sort: some of them, then
             found = await self.ask(f"{text} limit {limit}")
         return [self._row(row, self._brief()) for row in found]
@@ -254,7 +254,7 @@ class LaneView:
 
     def claim_order(self) -> str:
         """The order in which ready rows are claimed, for ORDER BY."""
-        return self._order("ready")
+        return self.order("ready")
 
     def waited(self) -> str:
         """Seconds since a ready row became so, as SQL."""
@@ -281,7 +281,8 @@ class LaneView:
         extra = ", ".join([f"case {state} end", self._silence(), *self._ages().values(), *further])
         return f"select {self.statements.names(columns)}, {extra} from {self.statements.table}"
 
-    def _order(self, state: str | None) -> str:
+    def order(self, state: str | None) -> str:
+        """In what order rows of a state are shown: ready ones as they will be claimed."""
         say, roles = self.statements, self.binding.roles
         keys = [f"{say.name(c)} desc" for c in self.binding.key]
         if state == "ready":

@@ -152,7 +152,7 @@ class Door:
         return token
 
     async def _find(self, secret: str) -> Token | None:
-        if not await self.closed():
+        if not await self.closed(at_once=True):
             return None
         token = await self.tokens.find(secret)
         if token is None:
@@ -165,9 +165,9 @@ class Door:
             await self.tokens.used(token)
         return token
 
-    async def closed(self) -> bool:
-        """Whether there is, or was, a token."""
-        if not self._closed and time.monotonic() - self._looked >= _LOOK_EVERY:
+    async def closed(self, *, at_once: bool = False) -> bool:
+        """Whether there is, or was, a token; known within moments, or at once."""
+        if not self._closed and (at_once or time.monotonic() - self._looked >= _LOOK_EVERY):
             self._closed, self._looked = await self.tokens.any(), time.monotonic()
         return self._closed
 

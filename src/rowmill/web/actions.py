@@ -215,7 +215,7 @@ async def _insert(here: Place, given: Given) -> dict[str, Any]:
     key = await Operator(view).insert(given["columns"])
     await here.wake()
     (row,) = await view.find([key])
-    return values.row_value(view, row, whole=True)
+    return {**values.row_value(view, row, whole=True), "key": written(row.id)}
 
 
 # -- pauses and gates

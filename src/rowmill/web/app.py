@@ -8,6 +8,7 @@ open as long as the application lives), ``door`` (tokens), ``audit``; and on ``r
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 from collections.abc import AsyncIterator, Collection
@@ -29,8 +30,9 @@ from . import access, problem
 from .guard import BODY_LIMIT, LOOPBACK, Guard
 
 HERE = Path(__file__).parent
-#: Seconds a lane's binding to its table is used before the table is looked at again.
+#: Seconds a lane's binding to its table is used before the table is looked at again, and that a start may wait.
 _FRESH = 60.0
+_START = 5.0
 
 templates = Jinja2Templates(HERE / "templates")
 
@@ -59,6 +61,7 @@ def application(
             first = lookout.databases[0][1]
             app.state.lookout = lookout
             app.state.door, app.state.audit = access.Door(Tokens(first), may_open=may_open), Audit(first)
+            await _prepare(mill)
             try:
                 yield
             finally:
@@ -83,3 +86,13 @@ def application(
     )
     app.state.mill, app.state.inserts = mill, frozenset(inserts)
     return app
+
+
+async def _prepare(mill: Mill) -> None:
+    """What tasks need; where the database is away, or the role may not, requests say so."""
+    if mill.tasks:
+        try:
+            async with asyncio.timeout(_START):
+                await mill.prepare()
+        except (RowmillError, TimeoutError) as error:
+            problem.log.warning("rowmill's own tables are not there, and could not be made: %s", error)

@@ -1,0 +1,189 @@
+"""The HTTP API: routes and checks from the table of endpoints; every answer is JSON, every error a problem."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jsonschema_rs
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.templating import Jinja2Templates
+
+from ..errors import RowmillError, did_you_mean
+from .access import require
+from .calls import Call
+from .endpoints import ENDPOINTS, Endpoint
+from .openapi import document
+from .problem import Problem
+from .schemas import Schema
+
+BASE = "/api/v1"
+#: Seconds a request may take.
+PATIENCE = 40.0
+_MOST_ERRORS = 5
+_INTEGER = re.compile(r"-?\d{1,18}")
+
+
+class Answer(JSONResponse):
+    """JSON of whatever a column holds."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return json.dumps(content, default=str, allow_nan=False).encode()
+        except ValueError:
+            return json.dumps(_finite(content), default=str).encode()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for some numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+class Served:
+    """One endpoint, with the checks that its schemas make."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        names = re.findall(r"{(\w+)}", endpoint.path)
+        self.path = jsonschema_rs.validator_for(_object({name: endpoint.place(name) for name in names}))
+        self.query = jsonschema_rs.validator_for(_object(endpoint.query))
+        self.body = jsonschema_rs.validator_for(endpoint.body) if endpoint.body is not None else None
+
+    async def __call__(self, request: Request) -> Response:
+        endpoint = self.endpoint
+        identity = require(request, endpoint.scope, some=True) if endpoint.scope else request.state.who
+        path = dict(request.path_params)
+        _check(self.path, path, "path")
+        query = self._query(request)
+        body = await _body(request) if self.body is not None else {}
+        if self.body is not None:
+            _check(self.body, body, "body")
+        async with asyncio.timeout(PATIENCE):
+            found = await endpoint.run(Call(request, identity, path, query, body))
+        return Answer(found, endpoint.status)
+
+    def _query(self, request: Request) -> dict[str, Any]:
+        given: dict[str, list[str]] = {}
+        for name, value in request.query_params.multi_items():
+            given.setdefault(name, []).append(value)
+        found: dict[str, Any] = {}
+        for name, parts in given.items():
+            schema = self.endpoint.query.get(name)
+            if schema is None:
+                raise Problem(422, f"there is no parameter {name!r}", hint=did_you_mean(name, self.endpoint.query))
+            found[name] = parts if schema["type"] == "array" else _typed(parts[0], schema) if len(parts) == 1 else parts
+        _check(self.query, found, "query")
+        return found
+
+
+def _object(properties: Mapping[str, Schema]) -> Schema:
+    return {"type": "object", "properties": dict(properties), "additionalProperties": False}
+
+
+def _typed(value: str, schema: Schema) -> Any:
+    """A parameter as its schema has it; what does not fit stays text, and is refused as that."""
+    if schema["type"] == "integer" and _INTEGER.fullmatch(value):
+        return int(value)
+    if schema["type"] == "boolean" and value in ("true", "false"):
+        return value == "true"
+    return value
+
+
+def _check(validator: Any, given: Any, where: str) -> None:
+    """Raises a problem that says what is wrong, and where."""
+    wrong = []
+    try:
+        for error in validator.iter_errors(given):
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
+            wrong.append({"at": f"{where}{place}", "error": error.message[:300]})
+            if len(wrong) == _MOST_ERRORS:
+                break
+    except (ValueError, RecursionError) as error:
+        raise Problem(422, f"the {where} cannot be read: {error}") from None
+    if not wrong and (bad := _unkept(given)) is not None:
+        wrong.append({"at": where, "error": bad})
+    if wrong:
+        raise Problem(422, f"{wrong[0]['at']}: {wrong[0]['error']}", errors=wrong)
+
+
+def _unkept(value: Any) -> str | None:
+    """What no database keeps: NUL and halves of letters in text, numbers without an end."""
+    if isinstance(value, str):
+        broken = "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
+        return "text with a NUL or a half of a letter" if broken else None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else "a number that is too large"
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = (*value.keys(), *value.values())
+    elif isinstance(value, list):
+        parts = value
+    return next((bad for part in parts if (bad := _unkept(part)) is not None), None)
+
+
+async def _body(request: Request) -> Any:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Problem(415, "the body of a request is application/json", hint="Content-Type: application/json")
+    try:
+        return json.loads(await request.body(), parse_constant=_no_such_number)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, f"the body is not JSON: {error}") from None
+
+
+def _no_such_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number that JSON has")
+
+
+# -- what needs no token: it tells nothing
+
+
+async def healthz(request: Request) -> Response:
+    """The server is there."""
+    return JSONResponse({"status": "ok"})
+
+
+async def readyz(request: Request) -> Response:
+    """The first environment's database answers: the tokens are there."""
+    _, database = request.app.state.lookout.databases[0]
+    try:
+        async with asyncio.timeout(5):
+            await database.read(lambda run: run("select 1", ()))
+    except (RowmillError, TimeoutError):
+        return JSONResponse({"status": "not ready"}, 503)
+    return JSONResponse({"status": "ready"})
+
+
+def routes(templates: Jinja2Templates) -> list[BaseRoute]:
+    """All routes of the API."""
+    described = document(ENDPOINTS, BASE)
+
+    async def openapi(request: Request) -> Response:
+        return Answer(described)
+
+    by_path: dict[str, dict[str, Served]] = {}
+    for endpoint in ENDPOINTS:
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = Served(endpoint)
+    found: list[BaseRoute] = [
+        Route("/healthz", healthz), Route("/readyz", readyz), Route(f"{BASE}/openapi.json", openapi),
+        *(_route(path, served) for path, served in by_path.items()),
+    ]  # fmt: skip
+    return found
+
+
+def _route(path: str, served: Mapping[str, Served]) -> Route:
+    async def dispatch(request: Request) -> Response:
+        return await served["GET" if request.method == "HEAD" else request.method](request)
+
+    # A row's key may have a slash in it.
+    return Route(BASE + path.replace("/rows/{id}", "/rows/{id:path}"), dispatch, methods=list(served))

@@ -1,0 +1,136 @@
+"""The documents of the API, as JSON Schema: what is sent, and what is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+#: Text that both databases keep.
+TEXT = "^[^\\u0000]*$"
+
+
+def text(about: str = "", *, most: int = 1000, least: int = 0, **more: Any) -> Schema:
+    """Text of a bounded length."""
+    said = {"description": about} if about else {}
+    return {"type": "string", "minLength": least, "maxLength": most, "pattern": TEXT, **said, **more}
+
+
+def word(*options: str, about: str = "") -> Schema:
+    """One of some words."""
+    return {"type": "string", "enum": list(options), **({"description": about} if about else {})}
+
+
+def whole(about: str = "", *, least: int = 0, most: int = 2**31 - 1, **more: Any) -> Schema:
+    """A whole number."""
+    return {"type": "integer", "minimum": least, "maximum": most, **({"description": about} if about else {}), **more}
+
+
+def number(about: str = "", *, least: float = 0, most: float = 1e9) -> Schema:
+    """A number."""
+    return {"type": "number", "minimum": least, "maximum": most, **({"description": about} if about else {})}
+
+
+def flag(about: str = "") -> Schema:
+    """True or false."""
+    return {"type": "boolean", **({"description": about} if about else {})}
+
+
+def moment(about: str = "") -> Schema:
+    """A time, in ISO form; without a zone it is UTC."""
+    return {"type": "string", "format": "date-time", "maxLength": 40, **({"description": about} if about else {})}
+
+
+def maybe(schema: Schema) -> Schema:
+    """The same, or null."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def listed(schema: Schema, **more: Any) -> Schema:
+    """A list."""
+    return {"type": "array", "items": schema, **more}
+
+
+def sent(*required: str, **properties: Schema) -> Schema:
+    """An object that a request sends: nothing but what is named."""
+    found = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**found, **({"required": list(required)} if required else {})}
+
+
+def one_of(schema: Schema, *names: str) -> Schema:
+    """An object that says exactly one of these."""
+    return {**schema, "oneOf": [{"required": [name]} for name in names]}
+
+
+def told(_further: bool = False, /, **properties: Schema) -> Schema:
+    """An object that is answered: all that is named is there. ``_further``: and, by the lane's roles, more."""
+    found = {"type": "object", "properties": properties, "required": list(properties)}
+    return found if _further else {**found, "additionalProperties": False}
+
+
+STATES = ("ready", "waiting", "running", "done", "dead", "canceled")
+ANY: Schema = {}
+OBJECT: Schema = {"type": "object"}
+STRING: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "number"}
+INTEGER: Schema = {"type": "integer"}
+STRINGS = listed(STRING)
+SECONDS = maybe(NUMBER)
+ID = {
+    "description": "the row's key; a list where it has several columns",
+    "type": ["string", "integer", "number", "array"],
+}
+IDS = listed(
+    {"anyOf": [text(most=500, least=1), {"type": "integer"}]},
+    minItems=1, maxItems=1000, description="rows by their ids; a composite key as text: a,b",
+)  # fmt: skip
+FAILURE = told(environment=STRING, lane=maybe(STRING), error=STRING, hint=maybe(STRING), unreachable=flag())
+ERRORS = listed(FAILURE)
+PAUSE = told(
+    environment=STRING, lane=maybe(STRING), by=maybe(STRING), key=maybe(STRING), reason=maybe(STRING),
+    since=maybe(STRING), until=maybe(STRING), seconds_left=SECONDS,
+)  # fmt: skip
+COUNTS = told(
+    environment=STRING, lane=STRING, table=STRING, paused=flag(), at_least=STRINGS, unknown=STRINGS,
+    counts={"type": "object", "additionalProperties": maybe(INTEGER)}, oldest_ready_seconds=SECONDS,
+)  # fmt: skip
+ROW = told(True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*STATES)))
+WHOLE_ROW = told(True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*STATES)), columns=OBJECT)
+WRITTEN = told(
+    environment=STRING, lane=STRING, action=STRING, count=INTEGER, more=flag("time ran out: send it again"),
+    ids=maybe(STRINGS), passed_over=listed(told(id=STRING, reason=STRING)),
+)  # fmt: skip
+KEY = {
+    "key": maybe(STRING), "held_back": listed(told(by=STRING, seconds=SECONDS)), "running": maybe(INTEGER),
+    "most": maybe(INTEGER), "tokens": SECONDS, "streak": maybe(INTEGER), "delay_seconds": SECONDS,
+    "open_seconds": SECONDS, "closed_seconds": SECONDS, "paused": flag(), "paused_seconds": SECONDS,
+    "reason": maybe(STRING),
+}  # fmt: skip
+GATE = told(environment=STRING, lane=STRING, by=maybe(STRING), label=STRING, declared=STRINGS, keys=listed(told(**KEY)))
+REASON = told(code=STRING, text=STRING, since=maybe(STRING), until=maybe(STRING), seconds=SECONDS)
+WHY = told(
+    environment=STRING, lane=STRING, id=STRING, state=STRING, reasons=listed(REASON), runs_at=maybe(STRING),
+    runs_in_seconds=SECONDS, by_itself=maybe(flag()),
+)  # fmt: skip
+WORKER = told(
+    True, id=STRING, incarnation=STRING, host=STRING, pid=INTEGER, lanes=STRINGS, environments=STRINGS, state=STRING,
+    started_at=STRING, seen_at=STRING, silent_seconds=NUMBER, current=listed(OBJECT), completed=INTEGER,
+    failed=INTEGER, lost=INTEGER, version=STRING,
+)  # fmt: skip
+LANE = told(
+    lane=STRING, table=STRING, queue=flag("of tasks"), environments=STRINGS, priority=INTEGER, concurrency=INTEGER,
+    max_attempts=maybe(INTEGER), gates=listed(STRINGS), insert=flag("rows may be made through the API"),
+)  # fmt: skip
+TASK = told(
+    task=STRING, lane=STRING, cron=maybe(STRING), max_attempts=INTEGER, environments=STRINGS, takes=STRING,
+    needs=STRINGS,
+)  # fmt: skip
+JOB = told(
+    task=STRING, environment=STRING, id=INTEGER, state=STRING, attempts=INTEGER, run_after=STRING, progress=ANY,
+    error=maybe(STRING), result=ANY, history=listed(OBJECT), children=OBJECT, over=flag(),
+)  # fmt: skip
+ENTRY = told(
+    id=INTEGER, at=STRING, who=STRING, token=maybe(STRING), address=maybe(STRING), action=STRING,
+    environment=maybe(STRING), lane=maybe(STRING), target=maybe(STRING), outcome=STRING, detail=maybe(STRING),
+)  # fmt: skip
+PROBLEM = told(True, type=STRING, title=STRING, status=INTEGER, detail=STRING)

@@ -49,7 +49,8 @@ def picture(chromium: Browser, site: Site, path: str, name: str, size: tuple[int
 def history(db: Db, lane: str, per_minute: int) -> None:
     """An hour of work that nobody has to wait for."""
     db.execute(f"""insert into rowmill_minutes (lane, minute, started, done, retried, dead, run_us, t5, t6, t7, t8)
-select '{lane}', floor(extract(epoch from now()) / 60)::bigint - i, w + 6, w, 4 + i % 3, (i % 9 = 0)::int * 3, w * 400000,
+select '{lane}', floor(extract(epoch from now()) / 60)::bigint - i, w + 6, w, 4 + i % 3, (i % 9 = 0)::int * 3,
+  w * 400000,
   w / 4, w / 2, w / 4, 4 + i % 5
 from (select i, ({per_minute} * (1 + 0.35 * sin(i / 6.0)))::int as w from generate_series(1, 59) i) x
 on conflict (lane, minute) do nothing""")
@@ -97,8 +98,8 @@ from generate_series(1, 3) i""")
   (at, lane, row_id, attempt, worker, outcome, class, fingerprint, message)
 select now() - (i % 80000) * interval '1 second' * random(), 'extract', i::text, 1, 'worker-1', 'retry',
   (array['transient', 'permanent', 'rate'])[1 + i % 3], 'family' || i % 12,
-  (array['TimeoutError: no answer from host ', 'ValueError: no title on page ', 'HTTPStatusError: 429 for page '])[1 + i % 3]
-    || i || ' of ' || (array['news', 'forum', 'shop', 'blog'])[1 + i % 4]
+  (array['TimeoutError: no answer from host ', 'ValueError: no title on page ', 'HTTPStatusError: 429 for page '])
+    [1 + i % 3] || i || ' of ' || (array['news', 'forum', 'shop', 'blog'])[1 + i % 4]
 from generate_series(1, 10000) i""")
         picture(chromium, site, "/errors", "errors", DESKTOP, "light")
         picture(chromium, site, "/errors", "errors-phone", PHONE, "dark")

@@ -17,7 +17,7 @@ from .. import inquiry, states
 from ..errors import DeclarationError, RowmillError, did_you_mean
 from ..lane import Lane
 from ..lookout import Failure, Lookout
-from ..store import Database, values
+from ..store import Database, schema, values
 from ..store.gate_view import has_table, lane_gates
 from ..store.glance import Glance, Glancer
 from ..store.health import examine
@@ -116,12 +116,15 @@ async def _environment(sight: Sight, name: str, database: Database, sees: Sees, 
     found: list[dict[str, Any]] = []
     failures: list[Failure] = []
     pauses: list[dict[str, Any]] = []
-    histories = None
+    histories, absent = None, False
     try:
+        absent = not (await schema.taken(database)).has(schema.JOBS)
         histories = await sight.histories(name, hours)
         standing_now = await standing(database, sight.mill.clock, [lane.name for lane in lanes])
         pauses = [values.pause_value(pause, name) for pause in standing_now]
         for lane in lanes:
+            if lane.own and absent:  # the first worker makes the table, or the first call
+                continue
             try:
                 found.append(await _lane_summary(sight, name, lane, histories, pauses))
             except RowmillError as error:
@@ -134,6 +137,7 @@ async def _environment(sight: Sight, name: str, database: Database, sees: Sees, 
         "rows": _rows([one["lane"] for one in found], sight.mill.lanes),
         "pauses": pauses,
         "charts": histories is not None,
+        "absent": [lane.name for lane in lanes if lane.own and absent],
         "errors": [failure.value() for failure in failures],
     }
 

@@ -88,6 +88,7 @@ def test_what_the_commands_show_is_in_the_api(site: Db, client: TestClient, tmp_
         same(["stuck"], "stuck", "rows")
         same(["jobs", "--lane", "fetch"], f"{FETCH}/rows", "rows")
         same(["gates"], "gates", "gates")
+        same(["errors"], "errors", "environments")
         same(["why", "fetch", "3"], f"{FETCH}/rows/3/why")
         (whole,) = run.json("jobs", "--lane", "fetch", "--id", "1")["rows"]
         assert whole.items() <= get(client, f"{FETCH}/rows/1").items()
@@ -267,6 +268,30 @@ def test_health_says_what_slows_the_queues_down(client: TestClient) -> None:
     (found,) = get(client, "health")["environments"]
     assert found["errors"] == []
     assert {"check", "level", "told", "todo"} <= found["findings"][0].keys()
+
+
+def test_failures_come_in_families_and_are_retried_by_family(site: Db, client: TestClient) -> None:
+    for status in ("given up", "given up", "new"):
+        site.insert(
+            "pages", [{"url": "u", "domain": "b.example", "status": status, "error": "no page 17 at b.example"}]
+        )
+    (found,) = get(client, "errors")["environments"]
+    families = {f["shape"]: f for f in found["families"] if f["lane"] == "fetch"}
+    assert len(families) == 2, families
+    (mine,) = [f for shape, f in families.items() if "page" in shape]
+    assert mine["unrecorded"] == 2
+    assert post(client, f"{FETCH}/errors/retry", {"error": mine["fingerprint"]})["count"] == 2
+    assert site.value("select count(*) from pages where status = 'given up'") == 1
+    assert post(client, f"{FETCH}/errors/retry", {"error": "nothing"})["count"] == 0
+
+
+def test_the_overview_and_the_metrics_tell_how_lanes_stand(site: Db, client: TestClient) -> None:
+    (found,) = get(client, "overview")["environments"]
+    assert {one["lane"]: one["counts"]["ready"]["number"] for one in found["lanes"]}["fetch"] == 2
+    answer = client.get("/metrics")
+    assert 'rowmill_rows{environment="default",lane="fetch",state="ready"} 2.0' in answer.text
+    client.headers.update(web.bearer(web.token(site, "read", lanes=["fetch"])))
+    assert client.get("/metrics").status_code == 403
 
 
 def test_what_is_sent_is_checked_and_the_answer_says_where_it_is_wrong(client: TestClient) -> None:

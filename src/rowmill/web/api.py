@@ -164,6 +164,19 @@ async def readyz(request: Request) -> Response:
     return JSONResponse({"status": "ready"})
 
 
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    require(request, "read")
+    state = request.app.state
+    try:
+        from .. import prometheus
+    except RowmillError as error:
+        raise Problem(501, error.message, hint=error.hint) from None
+    if not hasattr(state, "standing"):
+        state.standing = prometheus.Standing(state.mill)
+    return Response(await state.standing.exposition(), media_type=prometheus.CONTENT_TYPE)
+
+
 def routes(templates: Jinja2Templates) -> list[BaseRoute]:
     """All routes of the API."""
     described = document(ENDPOINTS, BASE)
@@ -175,9 +188,12 @@ def routes(templates: Jinja2Templates) -> list[BaseRoute]:
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = Served(endpoint)
     found: list[BaseRoute] = [
-        Route("/healthz", healthz), Route("/readyz", readyz), Route(f"{BASE}/openapi.json", openapi),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/metrics", metrics),
+        Route(f"{BASE}/openapi.json", openapi),
         *(_route(path, served) for path, served in by_path.items()),
-    ]  # fmt: skip
+    ]
     return found
 
 

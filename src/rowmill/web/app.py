@@ -9,8 +9,6 @@ open as long as the application lives), ``door`` (tokens), ``audit``; and on ``r
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +24,7 @@ from ..errors import RowmillError
 from ..lookout import Lookout
 from ..mill import Mill
 from ..store.access import Audit, Tokens
-from . import access, problem
+from . import access, api, pages, problem
 from .guard import BODY_LIMIT, LOOPBACK, Guard
 
 HERE = Path(__file__).parent
@@ -65,14 +63,13 @@ def application(
             try:
                 yield
             finally:
+                if (standing := getattr(app.state, "standing", None)) is not None:
+                    await standing.close()
                 await mill.close()
 
     routes: list[BaseRoute] = [*access.routes(templates)]
-    for name in ("api", "pages"):
-        if importlib.util.find_spec(f"{__package__}.{name}"):
-            routes += importlib.import_module(f"{__package__}.{name}").routes(templates)
-    if (HERE / "static").is_dir():
-        routes.append(Mount("/static", StaticFiles(directory=HERE / "static")))
+    routes += [*api.routes(templates), *pages.routes(templates)]
+    routes.append(Mount("/static", StaticFiles(directory=HERE / "static")))
     app = Starlette(
         routes=routes,
         lifespan=lifespan,

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from ..errors import did_you_mean
 from ..lookout import Lookout
-from . import looks
+from . import family, looks, views
 from .access import Identity, require
 from .actions import Place, perform, place
 from .problem import Problem
@@ -155,6 +155,16 @@ async def job(call: Call) -> Any:
 async def health(call: Call) -> Any:
     """What slows the queues down."""
     return await looks.health(*call.narrowed()[:3])
+
+
+async def overview(call: Call) -> Any:
+    """All environments with their lanes: counts, rates, forecasts."""
+    return await views.overview(views.sight_of(call.request), call.who.sees, call.query.get("hours") or 1)
+
+
+async def errors(call: Call) -> Any:
+    """Failures in families."""
+    return await family.families(views.sight_of(call.request), call.who.sees, call.query.get("hours") or 24)
 
 
 async def audit(call: Call) -> Any:

@@ -46,6 +46,7 @@ _KEYED = {
     "key": s.text("of a gate by key", most=500),
     "by": s.text("what the key is of, where gates have several", most=500),
 }
+_FAMILY = s.text("the family's fingerprint", most=100, least=1)
 _SPAN = s.maybe(s.number("seconds from now; null: no more", most=1e9))
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -287,6 +288,46 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         calls.job,
         s.JOB,
         {"env": s.text("default: the first that the task is served in", most=200, least=1)},
+    ),
+    Endpoint(
+        "GET",
+        "/overview",
+        "overview",
+        "Every environment with its lanes: counts, rates over time, when the backlog is done.",
+        "read",
+        calls.overview,
+        s.told(environments=s.listed(s.told(True, environment=s.STRING, lanes=s.listed(s.OBJECT), errors=s.ERRORS))),
+        {"hours": s.whole("how far back", least=1, most=168)},
+    ),
+    Endpoint(
+        "GET",
+        "/errors",
+        "errors",
+        "Failures in families, those that were seen last first: as `rowmill errors`.",
+        "read",
+        calls.errors,
+        s.told(hours=s.NUMBER, environments=s.listed(s.FAMILIES)),
+        {"hours": s.whole("how far back", least=1, most=720)},
+    ),
+    Endpoint(
+        "POST",
+        f"{_LANE}/errors/retry",
+        "retry_family",
+        "Make the rows of one family of failures ready: those that are dead, or wait to be tried again.",
+        "operate",
+        calls.acts("retry_family"),
+        s.OF_FAMILY,
+        body=s.sent("error", error=_FAMILY),
+    ),
+    Endpoint(
+        "POST",
+        f"{_LANE}/errors/bury",
+        "bury_family",
+        "The rows of one family of failures are not to be tried again.",
+        "operate",
+        calls.acts("bury_family"),
+        s.OF_FAMILY,
+        body=s.sent("error", error=_FAMILY, reason=s.text("what the error column says")),
     ),
     Endpoint(
         "GET",

@@ -133,4 +133,10 @@ ENTRY = told(
     id=INTEGER, at=STRING, who=STRING, token=maybe(STRING), address=maybe(STRING), action=STRING,
     environment=maybe(STRING), lane=maybe(STRING), target=maybe(STRING), outcome=STRING, detail=maybe(STRING),
 )  # fmt: skip
+FAMILY = told(
+    True, environment=STRING, lane=STRING, fingerprint=STRING, shape=STRING, count=INTEGER, rows=INTEGER,
+    buckets=listed(INTEGER), example=OBJECT, **{"class": maybe(STRING)},
+)  # fmt: skip
+FAMILIES = told(environment=STRING, recorded=flag(), unknown=STRINGS, families=listed(FAMILY), errors=ERRORS)
+OF_FAMILY = told(environment=STRING, lane=STRING, error=STRING, action=STRING, count=INTEGER, more=flag())
 PROBLEM = told(True, type=STRING, title=STRING, status=INTEGER, detail=STRING)

@@ -143,7 +143,7 @@ async def test_a_search_that_few_rows_pass_goes_in_stretches_and_comes_to_the_en
     """Paging stays fast at any size: a page that would take too long stops, and says where to go on."""
     fill(db, ("done", 400), ("dead", 1), ("done", 400))
     monkeypatch.setattr(pages, "_STRETCH", 50)
-    monkeypatch.setattr(pages, "_BUDGET", 0.0)
+    monkeypatch.setattr(pages, "_BUDGET", -1.0)
     wanted, found, looks = Wanted("dead", stretches=True), list[int](), 0
     for _ in range(40):
         part = await page(view, wanted)

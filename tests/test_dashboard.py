@@ -75,6 +75,7 @@ def hold(site: Site, row: object) -> None:
     site.db.execute(f"update documents set {claimed} where id = ?", row)
 
 
+@pytest.mark.timeout(300)  # axe looks at every element of ten pages
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (375, "dark")])
 def test_every_page_is_accessible_and_fits_at_any_width(pg_site: Site, visit: Visit, width: int, scheme: str) -> None:
     busy(pg_site)

@@ -12,7 +12,7 @@ from ..lane import Lane
 from . import schema
 from .base import LaneStore, Settled, bounded
 from .binding import Binding, bind, fence_time
-from .database import Database, Tx, uncut
+from .database import Database, uncut
 from .fast import QueueLane
 from .gate_rows import GateRows
 from .gating import bind_gates
@@ -20,6 +20,7 @@ from .notes import Notes
 from .postgres import PostgresLane
 from .sqlite import SqliteLane
 from .turns import Turns
+from .tx import Tx
 from .urls import redact
 from .walk import Walk
 

@@ -22,9 +22,10 @@ from ..clock import Clock
 from ..errors import Busy, DatabaseError, Refused, Unreachable
 from ..states import options
 from .binding import Binding, fence_time
-from .database import Database, PlainTx, Run, Tx, runner, uncut
+from .database import Database, Run, runner, uncut
 from .statements import INCARNATION, Statements
 from .translate import translate, translated
+from .tx import PlainTx, Tx
 
 if TYPE_CHECKING:
     from .gating import Dimension

@@ -18,7 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from ..errors import RowmillError
-from .database import PlainTx, Run, Tx
+from .database import Run
+from .tx import PlainTx, Tx
 
 T = TypeVar("T")
 Values = Mapping[str, Any]

@@ -76,9 +76,9 @@ class Glancer:
         for state, (number, _) in found.items():
             if number <= BOUND:
                 counts[state] = Count(number, "exact")
-            elif state in guesses:
-                counts[state] = Count(_rounded(max(guesses[state], BOUND + 1)), "estimate")
-            else:
+            elif guesses.get(state, 0) > BOUND:
+                counts[state] = Count(_rounded(guesses[state]), "estimate")
+            else:  # statistics that are older than the rows know nothing of them
                 counts[state] = Count(BOUND, "at_least")
         oldest = found.get("ready", (0, None))[1]
         more = counts["ready"].how != "exact"
@@ -119,7 +119,8 @@ class Glancer:
                 cheap.append(state)
                 continue
             guesses[state] = int(limit["Plans"][0]["Plan Rows"])
-            if float(limit["Total Cost"]) <= _COST:
+            # What is far beyond the bound is estimated anyway: no need to count up to it.
+            if float(limit["Total Cost"]) <= _COST and guesses[state] <= 2 * BOUND:
                 cheap.append(state)
         return guesses, cheap
 

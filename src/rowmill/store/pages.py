@@ -23,7 +23,10 @@ OPERATORS = {
     "set": "is not empty",
 }  # fmt: skip
 SIZE = 50
-_AT_ONCE, _BUDGET, _STRETCH, _LONGEST = 0.15, 0.2, 20_000, 320_000
+#: Seconds for a page at once, for one in stretches, and for one stretch, as it should be and at most.
+_AT_ONCE, _BUDGET, _AIM, _ONE = 0.1, 0.1, 0.04, 1.0
+#: Rows of the first stretch, and of the longest: by a key without an order in the table each costs a page.
+_STRETCH, _LONGEST = 1_000, 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +168,17 @@ class _Walk:
         return Page(rows, None, **more)
 
     async def stretches(self) -> Page:
-        """Stretch by stretch of keys, each longer than the last, until the page is full or the time is up."""
+        """Stretch by stretch of keys, as long as they are quick, until the page is full or the time is up."""
         began, length, found, looked = time.monotonic(), _STRETCH, list[Row](), 0
         while True:
+            since = time.monotonic()
             end = await self._end(length)
             try:
-                found += await self.rows(end, self.wanted.size + 1 - len(found), _BUDGET * 2)
+                found += await self.rows(end, self.wanted.size + 1 - len(found), _ONE)
             except Busy:
-                if length <= 1000:
+                if length <= 100:
                     raise
-                length //= 4
+                length //= 8
                 continue
             looked += length
             if len(found) > self.wanted.size:
@@ -184,7 +188,8 @@ class _Walk:
             self.start = end
             if time.monotonic() - began > _BUDGET:
                 return Page(found, written(end if len(end) > 1 else end[0]), True, looked)
-            length = min(length * 2, _LONGEST)
+            took = max(time.monotonic() - since, 0.001)
+            length = int(min(max(length * min(_AIM / took, 8.0), 100), _LONGEST))
 
     async def _end(self, length: int) -> Key | None:
         """The key at which a stretch ends; None: the table ends before."""

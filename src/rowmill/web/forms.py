@@ -38,6 +38,7 @@ def routes(templates: Jinja2Templates) -> list[Route]:
             return await _ask(request, templates, verb, environment, lane or "", form)
         try:
             found = await perform(request, _ACTIONS[verb], environment, lane, _given(request, verb, form))
+            sight_of(request).forget()
             level, text = _told(verb, environment, lane, found, form)
         except Problem as problem:
             if problem.status_code in (401, 403):

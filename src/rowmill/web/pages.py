@@ -94,7 +94,7 @@ class Pages:
                 if not (wanted.filters or wanted.search or wanted.after):
                     raise
                 wrong = error.message + (f". Try: {error.hint}" if error.hint else "")
-                found = await views.lane(sight, environment, name, Wanted(wanted.state, size=0), hours)
+                found = await views.lane(sight, environment, name, Wanted(wanted.state, size=1), hours)
                 found["page"] = {"rows": [], "after": None, "stretches": False, "looked_at": None}
             return {**common, "hours": hours, "lane": found, "wanted": wanted, "wrong": wrong, "exact": counted,
                     "operate": identity.may("operate", name)}  # fmt: skip

@@ -7,99 +7,29 @@ whoever asks may see.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
-
-from starlette.requests import HTTPConnection
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .. import inquiry, states
-from ..errors import DeclarationError, RowmillError, did_you_mean
+from ..errors import RowmillError
 from ..lane import Lane
-from ..lookout import Failure, Lookout
-from ..store import Database, values
+from ..lookout import Failure
+from ..store import Database, schema, values
 from ..store.gate_view import has_table, lane_gates
-from ..store.glance import Glance, Glancer
+from ..store.glance import Glance
 from ..store.health import examine
 from ..store.inspect import LaneView
 from ..store.keys import written
-from ..store.minutes import History, Minutes
+from ..store.minutes import History
 from ..store.pages import OPERATORS, Wanted, page
 from ..store.pauses import standing
+from .sight import Sight, sight_of
 
-T = TypeVar("T")
+__all__ = ["Sight", "sight_of"]
 Sees = Callable[[str], bool]
-#: Seconds for which an answer is given again: however many look on, the database is asked as by one.
-FRESH = 1.0
 #: Hours that the charts offer.
 HOURS = (1, 6, 24, 168)
 _KEYS = 50
-
-
-class Sight:
-    """A Mill to be looked at, with what is worth remembering from one look to the next."""
-
-    def __init__(self, lookout: Lookout) -> None:
-        self.lookout, self.mill = lookout, lookout.mill
-        self.databases = dict(lookout.databases)
-        self._glancers: dict[tuple[str, str], Glancer] = {}
-        self._answers: dict[object, tuple[float, asyncio.Task[Any]]] = {}
-
-    async def view(self, environment: str, lane: str) -> LaneView:
-        """One lane in one environment; raises DeclarationError for names that there are not."""
-        (found,) = self.mill.select([lane])
-        if environment not in self.databases:
-            raise DeclarationError(
-                f"there is no environment {environment!r}", hint=did_you_mean(environment, self.databases)
-            )
-        if not found.serves(environment):
-            raise DeclarationError(f"lane {lane!r} does not work in environment {environment!r}")
-        return await self.lookout.view(environment, self.databases[environment], found)
-
-    def glancer(self, view: LaneView) -> Glancer:
-        """Counts of a lane, by one who remembers what was dear."""
-        place = view.environment, view.lane.name
-        if place not in self._glancers:
-            self._glancers[place] = Glancer(view)
-        self._glancers[place].view = view
-        return self._glancers[place]
-
-    async def once(self, key: object, work: Callable[[], Awaitable[T]], fresh: float = FRESH) -> T:
-        """The answer to a question that may be a moment old; who asks the same meanwhile gets the same."""
-        now = time.monotonic()
-        known = self._answers.get(key)
-        if known is None or now - known[0] > fresh:
-            self._answers = {k: a for k, a in self._answers.items() if now - a[0] <= 60.0 or not a[1].done()}
-            known = self._answers[key] = now, asyncio.ensure_future(_timed(work))
-        answer: T = await asyncio.shield(known[1])
-        return answer
-
-    async def glance(self, view: LaneView) -> Glance:
-        """A lane's counts."""
-        key = ("glance", view.environment, view.lane.name)
-        return await self.once(key, lambda: self.glancer(view).look())
-
-    async def histories(self, environment: str, hours: float) -> Mapping[str, History] | None:
-        """What every lane did in the last hours; None where there is no table that would tell."""
-
-        async def ask() -> Mapping[str, History] | None:
-            minutes = Minutes(self.databases[environment], self.mill.clock)
-            return await minutes.history(list(self.mill.lanes), hours) if await minutes.exists() else None
-
-        return await self.once(("minutes", environment, hours), ask)
-
-
-def sight_of(request: HTTPConnection) -> Sight:
-    """The application's sight of its Mill, made with the first request."""
-    state = request.app.state
-    if not hasattr(state, "sight"):
-        state.sight = Sight(state.lookout)
-    found: Sight = state.sight
-    return found
-
-
-async def _timed(work: Callable[[], Awaitable[T]]) -> T:
-    return await work()
 
 
 # -- overview
@@ -116,16 +46,22 @@ async def _environment(sight: Sight, name: str, database: Database, sees: Sees, 
     found: list[dict[str, Any]] = []
     failures: list[Failure] = []
     pauses: list[dict[str, Any]] = []
-    histories = None
+    histories, absent = None, False
     try:
+        absent = not (await schema.taken(database)).has(schema.JOBS)
         histories = await sight.histories(name, hours)
         standing_now = await standing(database, sight.mill.clock, [lane.name for lane in lanes])
         pauses = [values.pause_value(pause, name) for pause in standing_now]
-        for lane in lanes:
-            try:
-                found.append(await _lane_summary(sight, name, lane, histories, pauses))
-            except RowmillError as error:
-                failures.append(Failure(name, lane.name, error))
+        # The first worker makes the table of the tasks, or the first call.
+        there = [lane for lane in lanes if not (lane.own and absent)]
+        asked = [_lane_summary(sight, name, lane, histories, pauses) for lane in there]
+        for lane, told in zip(there, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(told, RowmillError):
+                failures.append(Failure(name, lane.name, told))
+            elif isinstance(told, BaseException):
+                raise told
+            else:
+                found.append(told)
     except RowmillError as error:
         failures.append(Failure(name, None, error))
     return {
@@ -134,6 +70,7 @@ async def _environment(sight: Sight, name: str, database: Database, sees: Sees, 
         "rows": _rows([one["lane"] for one in found], sight.mill.lanes),
         "pauses": pauses,
         "charts": histories is not None,
+        "absent": [lane.name for lane in lanes if lane.own and absent],
         "errors": [failure.value() for failure in failures],
     }
 
@@ -235,7 +172,7 @@ async def lane(sight: Sight, environment: str, name: str, wanted: Wanted, hours:
         "operators": OPERATORS,
         "roles": dict(view.binding.roles),
         "gates": await gates(sight, environment, name),
-        "page": await rows(sight, environment, name, wanted),
+        "page": await sight.once(("rows", environment, name, wanted), lambda: rows(sight, environment, name, wanted)),
         "feeds": [o.name for o in sight.mill.lanes.values() if o is not view.lane and feeds(view.lane, o)],
         "fed_by": [o.name for o in sight.mill.lanes.values() if o is not view.lane and feeds(o, view.lane)],
     }

@@ -21,7 +21,7 @@ from rowmill.store.turns import TurnStatements
 from rowmill.store.walk import _Claim
 from rowmill.testing import Kit
 
-KEYS, LIMIT, CLAIMERS = 4, 2, 5
+KEYS, LIMIT, CLAIMERS, ENOUGH = 4, 2, 5, 500
 GATES: dict[str, list[Any]] = {
     "turns": [Concurrency(LIMIT, by="domain")],
     "walk": [Concurrency(LIMIT, by="domain"), Concurrency(1000, by="source_id")],
@@ -36,7 +36,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 async def hammer(db: Db, gates: list[Any], *, rounds: int, seconds: float) -> tuple[int, int]:
     """Claim and give back in turns; how many were claimed, and the most rows of a key seen running. Ends early where
-    the limit is seen broken.
+    the limit is seen broken, and goes on for up to a minute on a machine too busy to claim ``ENOUGH`` in the time.
     """
     gated.make(db)
     for source in range(3):
@@ -47,7 +47,7 @@ async def hammer(db: Db, gates: list[Any], *, rounds: int, seconds: float) -> tu
     async def claimer(kit: Kit) -> None:
         nonlocal taken, most
         store = await kit.store()
-        while taken < rounds and most <= LIMIT and time.monotonic() < deadline:
+        while taken < rounds and most <= LIMIT and time.monotonic() < deadline + 60 * (taken <= ENOUGH):
             claims = await store.claim(4)
             running = dict(await store.database.read(lambda run: run(count, ())))
             taken += len(claims)
@@ -70,7 +70,7 @@ async def hammer(db: Db, gates: list[Any], *, rounds: int, seconds: float) -> tu
 async def test_the_limit_holds_under_a_hammer(pg: Db, way: str) -> None:
     """C8; issue: exactly k, over thousands of claims that meet on the same keys."""
     taken, most = await hammer(pg, GATES[way], rounds=4000, seconds=10)
-    assert taken > 500
+    assert taken > ENOUGH
     assert most == LIMIT
 
 

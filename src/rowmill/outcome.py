@@ -64,13 +64,17 @@ class Retry(Outcome):
 
 
 class Snooze(Outcome):
-    """Not now: the row is ready again after ``after``, and no attempt is spent."""
+    """Not now: the row is ready again after ``after``, and no attempt is spent.
+
+    ``closes=True``: the others of its key are held back as long, for every worker, where the lane has gates.
+    """
 
     name = "snooze"
 
-    def __init__(self, after: timedelta, reason: str | None = None) -> None:
+    def __init__(self, after: timedelta, reason: str | None = None, *, closes: bool = False) -> None:
         super().__init__(reason)
         self.after = _delay("Snooze", after)
+        self.closes = closes
 
 
 class Dead(Outcome):

@@ -73,7 +73,7 @@ class Storage:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """As the environment says: STORAGE_URL; for S3 STORAGE_ENDPOINT, STORAGE_KEY, STORAGE_SECRET, STORAGE_REGION."""
+        """By STORAGE_URL; for S3 also STORAGE_ENDPOINT, STORAGE_KEY, STORAGE_SECRET, STORAGE_REGION."""
         url = environ.get("STORAGE_URL", "documents")
         if not url.startswith("s3:"):
             return cls(url)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta as td
 from typing import Any
 
+import httpx
 from google import genai
 from google.genai import errors, types
 from PIL import Image
@@ -58,8 +59,11 @@ class Gemini:
 
     def __init__(self, settings: Settings) -> None:
         self.name = settings.gemini_model
+        # A client of its own: else the library takes whichever it finds installed, each with errors of its own.
+        self._http = httpx.AsyncClient(timeout=settings.gemini_timeout)
         options = types.HttpOptions(
             base_url=settings.gemini_url or None,
+            httpx_async_client=self._http,
             timeout=int(settings.gemini_timeout * 1000),
             retry_options=types.HttpRetryOptions(attempts=1),  # the queue does the trying again
         )
@@ -68,6 +72,7 @@ class Gemini:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+        await self._http.aclose()
 
     async def read(self, page: Image.Image, job: Job) -> str:
         """The text of one page, from its image."""

@@ -14,6 +14,8 @@ from datetime import timedelta as td
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
+
 from apps.desk import own_directory
 from apps.ocr.cleaner import LocalBooster
 from apps.ocr.pages import Unreadable, opened
@@ -36,9 +38,6 @@ ROLES = {
     "error": "ocr_error",
     "progress": "ocr_progress",
 }
-
-#: The HTTP clients that google-genai may have under it: their errors are about the way to the service.
-_CLIENTS = ("httpx", "httpx2", "httpcore", "aiohttp")
 
 
 def declare(mill: Mill, settings: Settings, status: type[enum.IntEnum] = Status) -> Lane:
@@ -114,8 +113,10 @@ async def _read(job: Job, file: Path, reader: Reader, settings: Settings) -> lis
     with opened(file, settings.dpi, settings.max_pixels) as document:
         for place in range(document.pages):
             image = await asyncio.to_thread(document.image, place)
-            texts.append(await reader.read(image, job))
-            del image
+            try:
+                texts.append(await reader.read(image, job))
+            finally:
+                image.close()  # its memory goes now, whoever still holds the object
             # The last step is not the last page: the text is still to be boosted.
             await job.progress((place + 1) / (document.pages + 1), f"page {place + 1} of {document.pages}")
     return texts
@@ -125,5 +126,5 @@ def _is_outage(error: BaseException) -> bool:
     """Something that all documents need is in trouble, and no document's own fault."""
     if isinstance(error, StorageError):
         return not isinstance(error, NotThere | Damaged)
-    code, library = getattr(error, "code", None), type(error).__module__.partition(".")[0]
-    return (isinstance(code, int) and code >= 500) or isinstance(error, OSError) or library in _CLIENTS
+    code = getattr(error, "code", None)
+    return (isinstance(code, int) and code >= 500) or isinstance(error, OSError | httpx.TransportError)

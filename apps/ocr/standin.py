@@ -24,6 +24,8 @@ from PIL import Image
 
 from apps.ocr.cleaner import clean, found_in
 
+_PLAINLY = str.maketrans("-_", "+/")
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -116,7 +118,9 @@ class Standin:
         return None
 
     def _read(self, images: list[dict[str, str]]) -> str:
-        pages = [Image.open(io.BytesIO(base64.b64decode(image["data"]))) for image in images]
+        # The library writes it for use in addresses; others write it plainly.
+        files = [base64.b64decode(image["data"].translate(_PLAINLY)) for image in images]
+        pages = [Image.open(io.BytesIO(file)) for file in files]
         return "\n\n".join((self._says or self._engine.text)(page) for page in pages)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ from playwright.async_api import Error, Page
 from rowmill import Job
 
 from . import settings
+
+_PATIENCE = 10.0
 
 
 def folder(job: Job) -> Path:
@@ -26,9 +29,18 @@ async def keep(job: Job, page: Page | None, error: BaseException) -> str:
         place.mkdir(parents=True)
         (place / "error.txt").write_text(f"{type(error).__name__}: {error}\n")
         if page is not None:
-            with contextlib.suppress(Error):
-                (place / "page.html").write_text(await page.content())
-                await page.screenshot(path=place / "page.png", full_page=True, timeout=5000)
+            with contextlib.suppress(Error, TimeoutError):
+                async with asyncio.timeout(_PATIENCE):
+                    await _stop(page)
+                    (place / "page.html").write_text(await page.content())
+                    await page.screenshot(path=place / "page.png", full_page=True)
     except OSError as full:
         return f"the page could not be kept in {place}: {full.strerror}"
     return f"the page as it was: {place}"
+
+
+async def _stop(page: Page) -> None:
+    """A page that still waits for its site gives neither source nor picture, and does not close."""
+    devtools = await page.context.new_cdp_session(page)
+    await devtools.send("Page.stopLoading")
+    await devtools.detach()

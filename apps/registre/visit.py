@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +12,8 @@ from playwright.async_api import TimeoutError as TookTooLong
 
 from .errors import PageChanged, SessionExpired, SiteRefused, SiteSilent
 from .sites import Site
+
+_CLOSING = 5.0
 
 
 class Visit:
@@ -23,10 +26,11 @@ class Visit:
 
     async def close(self) -> None:
         """Close the page, and remove what it downloaded."""
-        with suppress(Error):
-            for download in self._downloads:
-                await download.delete()
-            await self.page.close()
+        with suppress(Error, TimeoutError):
+            async with asyncio.timeout(_CLOSING):  # a page that waits for its site would wait on
+                for download in self._downloads:
+                    await download.delete()
+                await self.page.close()
 
     async def open(self, path: str) -> None:
         """Go to a page of the site by its name, or by an address on it."""
@@ -87,9 +91,7 @@ class Visit:
         """Press what begins a download, and wait for its end. The file is gone with the visit."""
         await self.wait_for(name)
         with self._answered("send the document"):
-            async with self.page.expect_download() as begun:
-                await self.page.click(self.site.selectors[name])
-            download = await begun.value
+            download = await self._after_pressing(name)
             self._downloads.append(download)
             failure = await download.failure()
         if failure is not None:
@@ -99,13 +101,37 @@ class Visit:
             )
         return Path(await download.path())
 
+    async def _after_pressing(self, name: str) -> Download:
+        """The download that begins; a page that comes in its place is the login, or a refusal."""
+        came: asyncio.Future[Download | None] = asyncio.get_running_loop().create_future()
+
+        def settle(what: Download | None) -> None:
+            if not came.done():
+                came.set_result(what)
+
+        self.page.once("download", settle)
+        self.page.on("framenavigated", lambda frame: settle(None) if frame == self.page.main_frame else None)
+        self.page.once("close", lambda _: came.done() or came.set_exception(Error("the page has been closed")))
+        await self.page.click(self.site.selectors[name])
+        async with asyncio.timeout(self._timeout):
+            download = await came
+        if download is not None:
+            return download
+        await self.page.wait_for_load_state("domcontentloaded")
+        if self.site.login and await self.page.locator(self.site.selectors["login_form"]).count():
+            raise SessionExpired(self.site.name)
+        raise SiteRefused(
+            f"{self.site.name} showed a page instead of the document: {await self._first_words()}",
+            hint="look at the page, try the document by hand, then retry the row",
+        )
+
     # -- errors
 
     @contextmanager
     def _answered(self, what: str) -> Iterator[None]:
         try:
             yield
-        except TookTooLong as error:
+        except (TookTooLong, TimeoutError) as error:
             raise SiteSilent(
                 f"{self.site.name} did not {what} within {self._timeout:g} s",
                 hint="see whether the site is slow or down; SITE_TIMEOUT_SECONDS waits longer",

@@ -18,7 +18,7 @@ class Standin:
     def __init__(self, **conduct: Any) -> None:
         self.conduct = Conduct(**conduct)
         config = uvicorn.Config(
-            application(self.conduct), host="127.0.0.1", port=0, log_level="error", lifespan="off", ws="none"
+            application(self.conduct), host="127.0.0.1", port=0, log_level="critical", lifespan="off", ws="none"
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, name="standin", daemon=True)

@@ -70,8 +70,8 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def short(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little patience with the sites: for tests in which something is not there."""
-    monkeypatch.setenv("SITE_TIMEOUT_SECONDS", "3")
+    """Less patience with the sites, for tests in which something is not there; enough for a busy machine."""
+    monkeypatch.setenv("SITE_TIMEOUT_SECONDS", "5")
 
 
 Start = Callable[..., Awaitable[tuple[Kit, dict[str, Db]]]]

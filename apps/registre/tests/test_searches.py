@@ -9,7 +9,7 @@ import pytest
 
 from apps.registre import searches
 from apps.registre.errors import PageChanged
-from apps.registre.standin import Standin, holdings
+from apps.registre.standin import holdings
 from databases import Db
 
 from . import rows
@@ -68,23 +68,6 @@ async def test_a_search_that_finds_nothing_is_done(start: Start) -> None:
     rows.sessions(dbs["dev"], company_name="Aucune telle entreprise")
     rows.searches(dbs["dev"], search_name="Aucun tel nom")
     assert await outcome(kit.step("req"), kit.step("rdprm")) == ["done", "done"]
-    assert found(dbs["dev"], "companies", "neq") == found(dbs["dev"], "inscriptions", "number") == []
-
-
-async def test_a_search_on_a_changed_page_fails_and_stores_nothing(start: Start, standin: Standin, short: None) -> None:
-    """A9, A10: failed, with the selector that is gone and where to correct it."""
-    standin.conduct.changed = {"req", "rdprm"}
-    kit, dbs = await start(dev="sqlite")
-    (session,) = rows.sessions(dbs["dev"])
-    rows.searches(dbs["dev"])
-    assert await outcome(kit.step("req"), kit.step("rdprm")) == ["dead", "dead"]
-    failed = dbs["dev"].one("select * from search_sessions where id = ?", session)
-    assert (failed["status"], bool(failed["req_completed"])) == ("failed", False)
-    search = dbs["dev"].one("select * from rdprm_searches")
-    assert search["status"] == "failed"
-    for error in (failed["error_message"], search["error_message"]):
-        assert "has changed: there is no name (#nom) on it" in error
-        assert "correct them in apps/registre/sites.py" in error
     assert found(dbs["dev"], "companies", "neq") == found(dbs["dev"], "inscriptions", "number") == []
 
 

@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
-.PHONY: demo test check bench bench-quick format browser
+.PHONY: demo test check bench bench-quick format browser ocr
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -14,6 +14,10 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	@$(VENV)/bin/rowmill demo
+
+# apps/ocr at work: scanned documents, read by two workers, and what was found in them.
+ocr: $(STAMP)
+	@$(PY) -m apps.ocr show
 
 test: check browser
 	$(PY) -m pytest -n 2 --dist worksteal

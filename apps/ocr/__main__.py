@@ -67,6 +67,14 @@ def workers(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = F
     Console().print(table if rows else "No document is being read.")
 
 
+@commands.command("show")
+def show_at_work(documents: Annotated[int, typer.Option(min=1, help="how many to read")] = 6) -> None:
+    """See it work: scanned documents of the stand-in, in a fresh SQLite file, read and shown."""
+    from apps.ocr.show import show
+
+    raise typer.Exit(show(documents))
+
+
 async def active_workers(mill: Mill) -> list[dict[str, Any]]:
     """The view ``ocr_active_workers`` of every environment, in order."""
     found: list[dict[str, Any]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import busy, drain, enqueue, gates, growth, held, idle, limit, load, memory, pickup, sqlite
+from . import busy, drain, enqueue, gates, growth, held, idle, limit, load, memory, ocr, pickup, sqlite
 from .part import Part
 
 _ALL = (
@@ -19,6 +19,7 @@ _ALL = (
     idle.PART,
     *growth.PARTS,
     held.PART,
+    ocr.PART,
 )
 PARTS = {part.name: part for part in _ALL}
 

@@ -85,9 +85,9 @@ SURVEYS = (
 
 
 def page_texts(number: str, kind: str, pages: int, chance: random.Random) -> list[list[str]]:
-    """The paragraphs of each page, the first of a page being its heading."""
+    """The paragraphs of each page, the first of a page being its heading. The first page is a cover: quick to read."""
     body = {"actes": _deed, "plans_cadastraux": _survey, "index": _index}[kind]
-    first = [*_head(number, kind, chance), *body(chance, 1)]
+    first = [*_head(number, kind, chance), *body(chance, 0)]
     return [first, *([f"Inscription {number}, page {page}", *body(chance, 3)] for page in range(2, pages + 1))]
 
 

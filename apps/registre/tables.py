@@ -105,6 +105,7 @@ extraction_queue = sa.Table(
     sa.Column("ocr_attempts", sa.Integer, nullable=False, server_default="0"),
     sa.Column("ocr_max_attempts", sa.Integer, nullable=False, server_default="3"),
     sa.Column("ocr_reclaims", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("ocr_run_after", _TIME),
     sa.Column("ocr_error", sa.Text),
     sa.Column("ocr_progress", sa.Text),
     sa.Column("ocr_text", sa.Text),

@@ -26,6 +26,10 @@ class BrowserError(RowmillError):
     """There is no browser, or it does not start."""
 
 
+class NotStarted(BrowserError):
+    """The browser is there, and did not start this time."""
+
+
 def find() -> str:
     """The Chromium of this machine."""
     given = settings.text("CHROMIUM_PATH")
@@ -88,8 +92,8 @@ class Chromium:
             )  # fmt: skip
         except Error as error:
             await self._stop()
-            raise BrowserError(
-                f"the browser {path} does not start: {error.message.splitlines()[0]}",
+            raise NotStarted(
+                f"the browser {path} does not start: {_reason(error)}",
                 hint=f"see whether this works: {path} --headless --no-sandbox --dump-dom about:blank",
             ) from error
 
@@ -140,6 +144,12 @@ class Scratch:
         """Remove it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._held.close()
+
+
+def _reason(error: Error) -> str:
+    """What the browser itself said last, or Playwright's own words."""
+    said = [line.partition("[err]")[2].strip() for line in error.message.splitlines() if "[err]" in line]
+    return next(filter(None, reversed(said)), error.message.splitlines()[0])
 
 
 def _clear(above: Path) -> None:

@@ -25,7 +25,7 @@ _POLICY: dict[str, Any] = {
     "max_attempts": 1,
     "lease": settings.seconds("STUCK_AFTER_SECONDS"),
     "startup_lease": settings.seconds("STUCK_AT_START_SECONDS"),
-    "sweep_every": settings.seconds("STUCK_CHECK_SECONDS"),
+    "sweep_every": settings.seconds("STUCK_AFTER_SECONDS") / 5,
     # Each slot takes one row at a time: none is claimed ahead of the slot that will work on it.
     "concurrency": settings.whole("WORKER_SLOTS"),
     "batch": 1,

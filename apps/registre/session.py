@@ -13,7 +13,7 @@ from rowmill import Job
 from rowmill.errors import RowmillError
 
 from . import evidence, settings
-from .browser import Chromium
+from .browser import Chromium, NotStarted
 from .errors import BrowserLost, LoginRefused, SessionExpired, SiteError
 from .sites import Site
 from .visit import Visit
@@ -53,17 +53,19 @@ class Session:
                         f"{self.site.name} asks for the login again and again, right after it was given",
                         hint=f"log in by hand as {self.access.user!r}: is the account in use elsewhere, or limited?",
                     ) from None
-            except BrowserDied:
+            except (BrowserDied, NotStarted) as error:
                 browsers += 1
                 job.log.warning("browser_died")
                 await self.chromium.gone()
-                if browsers >= _BROWSERS:
-                    raise BrowserLost(
-                        f"the browser died {browsers} times while it worked on this job",
-                        hint="see whether the machine is out of memory, then retry the row",
-                    ) from None
-                continue
-            with contextlib.suppress(BrowserDied):  # the work finds out, and counts it
+                if browsers < _BROWSERS:
+                    continue
+                if isinstance(error, NotStarted):
+                    raise
+                raise BrowserLost(
+                    f"the browser died {browsers} times while it worked on this job",
+                    hint="see whether the machine is out of memory, then retry the row",
+                ) from None
+            with contextlib.suppress(BrowserDied, NotStarted):  # the work finds out, and counts it
                 await self._log_in(job, known)
 
     # -- login

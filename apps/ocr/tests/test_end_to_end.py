@@ -25,7 +25,8 @@ from databases import Db
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = 60
-PATIENCE = 300.0
+#: How long nothing at all may change; how long it takes in all depends on what else the machine does.
+PATIENCE = 120.0
 #: Leases short enough for a test, with room for a busy machine: heartbeats come every fifth of them.
 FAST = {
     "STUCK_AFTER_SECONDS": "8",
@@ -58,14 +59,18 @@ class Queue:
     """The table as the test watches it."""
 
     def __init__(self, db: Db, logs: list[Path]) -> None:
-        self.db, self._logs, self._until = db, logs, time.monotonic() + PATIENCE
+        self.db, self._logs = db, logs
 
     def eventually(self, happened: Callable[[], Any], what: str) -> Any:
+        """Wait for it, as long as rows move."""
+        seen, until = self.counts(), time.monotonic() + PATIENCE
         while not (found := happened()):
-            if time.monotonic() > self._until:
+            if (now := self.counts()) != seen:
+                seen, until = now, time.monotonic() + PATIENCE
+            if time.monotonic() > until:
                 told = "\n".join(log.read_text()[-2000:] for log in self._logs)
-                raise AssertionError(f"not in {PATIENCE:.0f} s: {what}; {self.counts()}\n{told}")
-            time.sleep(0.05)
+                raise AssertionError(f"nothing moved for {PATIENCE:.0f} s before {what}; {now}\n{told}")
+            time.sleep(0.1)
         return found
 
     def counts(self) -> dict[int, int]:
@@ -112,7 +117,7 @@ def browsers(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.timeout(450)
+@pytest.mark.timeout(1200)
 def test_sixty_documents_come_through_both_applications_whatever_is_killed(
     pg: Db, tmp_path: Path, make_office: Callable[..., Office]
 ) -> None:

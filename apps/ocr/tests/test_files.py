@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta as td
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from apps.ocr import lane
 from apps.ocr.pages import Unreadable, opened
 from apps.ocr.tests.office import Office
 from apps.registre.standin.pdfs import document_pdf
+from apps.registre.tests.refusing import refusing_s3
 from databases import Db
 from rowmill.testing import Kit
 
@@ -134,3 +136,22 @@ async def test_a_damaged_download_is_tried_again(lite: Db, make_office: Callable
     async with Kit(office.mill()) as kit:
         assert (await kit.step()).outcome == "retry"
     assert "is damaged" in office.row(key)["ocr_error"]
+
+
+async def test_a_storage_that_refuses_stops_the_lane_before_all_documents_have_lost_their_attempts(
+    lite: Db, make_office: Callable[..., Office], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B5: so many failures in a row, and nothing is taken for a while; the error says what to look at."""
+    office = make_office(lite, retry_seconds=15.0, breaker_failures=2)
+    keys = office.add(b"", n=4)
+    with refusing_s3() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        async with Kit(office.mill()) as kit:
+            assert [(await kit.step()).outcome for _ in range(2)] == ["retry"] * 2
+            assert await kit.step() is None
+            kit.advance(td(minutes=6))
+            assert len(await kit.claim(count=4)) == 1  # one document as a probe
+    rows = [office.row(key) for key in keys]
+    assert sum(row["ocr_attempts"] for row in rows) == 3
+    assert "STORAGE_KEY" in rows[0]["ocr_error"]

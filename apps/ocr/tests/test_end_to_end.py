@@ -141,7 +141,7 @@ def test_sixty_documents_come_through_both_applications_whatever_is_killed(
                 **FAST, **site.variables(), TMPDIR=str(temp), EVIDENCE_DIR=str(tmp_path / "evidence")
             )
             with (
-                running(logs[0], "apps.registre", "work", env=env) as registre,
+                running(logs[0], "apps.registre", "run", env=env) as registre,
                 running(logs[1], "apps.ocr", env=env),
             ):
                 queue.eventually(lambda: queue.counts().get(5, 0) >= 2, "the first documents read")

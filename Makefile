@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
-.PHONY: demo test check bench bench-quick format browser ocr
+.PHONY: demo test check bench bench-quick format browser ocr registre
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -33,6 +33,10 @@ browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 		{ apt-get update --quiet --quiet && apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core; } || \
 		{ echo 'No Chromium, and it could not be installed. Try: sudo apt-get install chromium'; exit 1; }
+
+# apps/registre at work against its stand-in, in three environments; ends by itself. ARGS="--documents 20 --workers 3"
+registre: $(STAMP) browser
+	@$(PY) -m apps.registre $(ARGS)
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

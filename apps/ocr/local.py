@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -10,9 +11,13 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 from PIL import Image
-from rapidocr import RapidOCR
 
 from rowmill import Job
+
+# ONNX Runtime reports its use to its makers unless it is told not to before it is loaded. What is read here is nobody
+# else's business; and the report's own files would lie about in the temporary directory.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+from rapidocr import RapidOCR
 
 #: Lines whose distance is this much more than the usual one on the page are in different paragraphs.
 _PARAGRAPH = 1.14

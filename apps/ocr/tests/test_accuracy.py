@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +91,13 @@ def test_pieces_are_put_in_reading_order() -> None:
         "Le long chemin qui part du lot voisin et de la forêt\nfinit ici.\n\nUn autre commence ici."
     )
     assert in_reading_order([]) == ""
+
+
+def test_the_engine_reports_to_nobody_and_leaves_no_file(tmp_path: Path) -> None:
+    """B1, B4: ONNX Runtime's telemetry is off; it would leave an identifier and a session in these directories."""
+    code = "from PIL import Image; from apps.ocr.local import LocalReader; LocalReader().text(Image.new('L', (64, 64)))"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "CI", "XDG_"))}
+    root = Path(__file__).parents[3]
+    env = {**kept, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-B", "-c", code], cwd=tmp_path, env=env, check=True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

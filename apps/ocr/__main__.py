@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from apps.ocr.settings import Settings
 from rowmill import Mill, RowmillError
 
 commands = typer.Typer(add_completion=False, no_args_is_help=False, help=__doc__)
+_TEMP = "free some space there, or OCR_TEMP=/another/directory"
 _COLUMNS = ("ocr_worker_id", "active_jobs", "oldest_job", "newest_job")
 
 
@@ -31,7 +33,17 @@ def monitor(context: typer.Context) -> None:
 @commands.command()
 def run(drain: Annotated[bool, typer.Option("--drain", help="end when nothing is ready or running")] = False) -> None:
     """Run OCR_WORKER_COUNT workers, each a process with one document at a time; this process watches over them."""
-    os.execv(sys.executable, [sys.executable, *command(Settings.from_environment(), drain)])
+    settings = Settings.from_environment()
+    try:
+        tempfile.TemporaryFile(dir=_made(settings.temp)).close()
+    except OSError as error:
+        raise RowmillError(f"OCR_TEMP={settings.temp!r} cannot be written to: {error.strerror}", hint=_TEMP) from None
+    os.execv(sys.executable, [sys.executable, *command(settings, drain)])
+
+
+def _made(directory: str) -> str:
+    os.makedirs(directory, exist_ok=True)
+    return directory
 
 
 def command(settings: Settings, drain: bool = False) -> list[str]:

@@ -82,6 +82,8 @@ class Gemini:
 
     async def boost(self, pages: Sequence[str], job: Job) -> Boosted:
         """The text of a document, corrected, and its fields."""
+        if not any(page.strip() for page in pages):
+            return Boosted("")
         config = types.GenerateContentConfig(
             temperature=0.0, response_mime_type="application/json", response_schema=_SCHEMA
         )
@@ -106,10 +108,10 @@ class Gemini:
                 raise refused from error
             raise
         ended = answer.candidates[0].finish_reason if answer.candidates else None
-        if ended != types.FinishReason.STOP or not answer.text:
+        if ended != types.FinishReason.STOP:
             blocked = answer.prompt_feedback.block_reason if answer.prompt_feedback else None
             raise NoAnswer(f"Gemini ({self.name}) gave no whole text: {blocked or ended or 'no candidate'}")
-        return answer.text
+        return answer.text or ""  # a blank page
 
 
 def refusal(error: errors.APIError) -> Snooze | Dead | None:

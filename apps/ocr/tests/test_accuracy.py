@@ -17,6 +17,8 @@ from apps.ocr.pages import opened
 from apps.ocr.settings import Settings
 from apps.registre.standin.pdfs import KINDS, document_pdf
 
+pytestmark = pytest.mark.timeout(600)  # a busy machine reads slowly
+
 
 def distance(one: str, other: str) -> int:
     """How many letters to insert, leave out or change to come from one text to the other (Levenshtein)."""

@@ -135,6 +135,17 @@ async def test_half_an_answer_is_a_failure(finish: str, office: Office, gemini: 
     assert finish in row["ocr_error"]
 
 
+async def test_a_blank_page_is_no_failure(lite: Db, make_office: Callable[..., Office]) -> None:
+    """B3: there is nothing to boost either."""
+    with Standin(says=lambda page: "") as blank:
+        office = make_office(lite, gemini_key="a key", gemini_url=blank.url, dpi=72)
+        (key,) = office.add()
+        async with Kit(office.mill()) as kit:
+            assert (await kit.step()).outcome == "done"
+    assert office.row(key)["ocr_text"] == ""
+    assert [asked for asked, _ in blank.asked] == ["read"]
+
+
 async def test_a_page_that_gemini_cannot_take_is_dead_with_advice(office: Office, gemini: Standin) -> None:
     """B5: it would be refused again."""
     gemini.refusals.append(Refusal(400, "INVALID_ARGUMENT", "Unable to process input image."))

@@ -23,7 +23,9 @@ from apps.ocr.tests.office import Office
 from databases import Db
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 60.0
+PATIENCE = 120.0
+#: Processes that are started on a busy machine take their time.
+pytestmark = pytest.mark.timeout(600)
 
 
 @contextlib.contextmanager
@@ -138,6 +140,7 @@ def test_the_commands_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     [
         ({"OCR_WORKER_COUNT": "none"}, "OCR_WORKER_COUNT='none' is not a whole number"),
         ({"PROD_DATABASE_URL": ""}, "no environment is set"),
+        ({"OCR_TEMP": "/proc/none"}, "OCR_TEMP='/proc/none' cannot be written to"),
     ],
 )
 def test_a_wrong_setting_is_told_without_a_traceback(

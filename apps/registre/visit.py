@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from playwright.async_api import Download, Error, Page
+from playwright.async_api import Download, Error, Locator, Page
 from playwright.async_api import TimeoutError as TookTooLong
 
 from .errors import PageChanged, SessionExpired, SiteRefused, SiteSilent
 from .sites import Site
 
-_CLOSING = 5.0
+_CLOSING, _LOOKS = 5.0, 5
 
 
 class Visit:
@@ -46,19 +46,26 @@ class Visit:
     async def wait_for(self, *names: str, logged_in: bool = True) -> str:
         """Wait until one of these is on the page; which one it is. The login page in its place: SessionExpired."""
         wanted = {name: self.site.selectors[name] for name in names}
-        watched = [*wanted.values(), *([self.site.selectors["login_form"]] if self.site.login and logged_in else [])]
-        with self._answered(f"show {' or '.join(names)}"):
-            try:
-                any_of = self.page.locator(watched[0])
-                for selector in watched[1:]:
-                    any_of = any_of.or_(self.page.locator(selector))
-                await any_of.first.wait_for()
-            except TookTooLong:
-                raise await self._changed(wanted) from None
-            for name, selector in wanted.items():
-                if await self.page.locator(selector).count():
-                    return name
-        raise SessionExpired(self.site.name)
+        login = {"": self.site.selectors["login_form"]} if self.site.login and logged_in else {}
+        for _ in range(_LOOKS):  # a page may change between being seen and being looked at
+            with self._answered(f"show {' or '.join(names)}"):
+                try:
+                    await self._any_of([*wanted.values(), *login.values()]).wait_for()
+                except TookTooLong:
+                    break
+                for name, selector in (wanted | login).items():
+                    if await self._any_of([selector]).count():
+                        if name:
+                            return name
+                        raise SessionExpired(self.site.name)
+        raise self._changed(wanted)
+
+    def _any_of(self, selectors: list[str]) -> Locator:
+        """The first thing that can be seen of these."""
+        found = self.page.locator(selectors[0])
+        for selector in selectors[1:]:
+            found = found.or_(self.page.locator(selector))
+        return found.filter(visible=True).first
 
     async def fill(self, name: str, value: object) -> None:
         """Write into a field."""
@@ -144,7 +151,7 @@ class Visit:
                 ) from error
             raise
 
-    async def _changed(self, wanted: dict[str, str]) -> PageChanged:
+    def _changed(self, wanted: dict[str, str]) -> PageChanged:
         missing = " or ".join(f"{name} ({selector})" for name, selector in wanted.items())
         return PageChanged(
             f"the page {self.page.url} of {self.site.name} has changed: there is no {missing} on it",

@@ -15,11 +15,11 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
+def command(*words: str, seconds: float = 100) -> subprocess.CompletedProcess[str]:
     """``python -m words``, to its end."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds, check=False
     )
 
 

@@ -64,6 +64,8 @@ _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _NUMBER = re.compile(r"(?:num[ée]ro(?:\s+d['e]\s*inscription)?|inscription(?:\s+n[o°º])?)\s*:?\s*(\d[\d ]{3,}\d)", re.I)
 _DATE = re.compile(rf"\b(1er|\d{{1,2}})\s+({_MONTH})\s+(\d{{4}})\b", re.I)
 _DATED = re.compile(r"\bdate\b[^:\n]*:\s*(.+)", re.I)
+#: An empty line, or one that begins with a label: "Vendeur : ...".
+_PARAGRAPH = re.compile(r"\n\s*\n|\n(?=[A-ZÀ-Þ][\w'’ -]{2,30}?\s*:\s)")
 _LABEL = re.compile(r"^([^\W\d_][\w'’ -]{2,30}?)\s*:\s*(\S.*)$")
 
 
@@ -80,7 +82,7 @@ class LocalBooster:
 
 def clean(pages: Sequence[str]) -> str:
     """One text of all pages: a paragraph a line."""
-    paragraphs = [joined(block) for page in pages for block in re.split(r"\n\s*\n", plainly(page))]
+    paragraphs = [joined(block) for page in pages for block in _PARAGRAPH.split(plainly(page))]
     return "\n".join(mended(paragraph) for paragraph in paragraphs if paragraph)
 
 

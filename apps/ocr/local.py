@@ -70,7 +70,8 @@ class LocalReader:
             [
                 Piece(*map(float, (*_span(box[:, 0]), *_span(box[:, 1]))), text)
                 for box, text in zip(found.boxes, found.txts, strict=True)
-            ]
+            ],
+            page.width,
         )
 
 
@@ -78,7 +79,7 @@ def _span(values: Any) -> tuple[Any, Any]:
     return values.min(), values.max()
 
 
-def in_reading_order(pieces: Sequence[Piece]) -> str:
+def in_reading_order(pieces: Sequence[Piece], width: float) -> str:
     """Pieces as lines, from the top, each from the left, with an empty line where a paragraph ends."""
     lines: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: piece.middle):
@@ -86,7 +87,8 @@ def in_reading_order(pieces: Sequence[Piece]) -> str:
             lines[-1] = _side_by_side(lines[-1], piece)
         else:
             lines.append(piece)
-    edge = max((line.right for line in lines), default=0.0)
+    # Lines may go as far as the longest one does, or as the margin on the left leaves on the right.
+    edge = max((*(line.right for line in lines), width - min((line.left for line in lines), default=width)))
     usual = min((after.middle - before.middle for before, after in pairwise(lines)), default=0.0)
     text = lines[0].text if lines else ""
     for before, after in pairwise(lines):

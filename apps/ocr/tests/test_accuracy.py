@@ -89,10 +89,12 @@ def test_pieces_are_put_in_reading_order() -> None:
         Piece(10, 120, 70, 90, "finit ici."),
         Piece(10, 400, 100, 120, "Un autre commence ici."),
     ]
-    assert in_reading_order(pieces) == (
+    assert in_reading_order(pieces, 570) == (
         "Le long chemin qui part du lot voisin et de la forêt\nfinit ici.\n\nUn autre commence ici."
     )
-    assert in_reading_order([]) == ""
+    assert in_reading_order([], 570) == ""
+    short = [Piece(20, 200, top, top + 20, f"ligne {top}") for top in (10, 40, 70)]
+    assert in_reading_order(short, 570) == "ligne 10\n\nligne 40\n\nligne 70"
 
 
 def test_the_engine_reports_to_nobody_and_leaves_no_file(tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_number_date_and_parties_are_found() -> None:
     }
 
 
+def test_a_label_begins_a_paragraph_of_its_own() -> None:
+    """B4: a reader that saw no space between lines does not cost a document its parties."""
+    text = clean(["Vendeur : Zoé Côté\nAcquéreur : Société\nHélios inc."])
+    assert text == "Vendeur : Zoé Côté\nAcquéreur : Société Hélios inc."
+    assert [party["name"] for party in found_in(text)["parties"]] == ["Zoé Côté", "Société Hélios inc."]
+
+
 def test_a_document_that_says_nothing_of_it_has_no_fields() -> None:
     """B4: nothing is made up."""
     assert found_in("Une page sans rien.") == {"parties": []}

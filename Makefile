@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test check bench bench-quick format browser node $(APPS)
+.PHONY: demo test check bench bench-quick format browser node ocr $(APPS)
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -19,6 +19,11 @@ demo: $(STAMP)
 # The applications, each with its stand-ins for the world outside: apps/*/README.md.
 $(APPS): $(STAMP)
 	@$(PY) -m apps.$@ $(ARGS)
+
+registre: browser
+
+ocr: $(STAMP)
+	@$(PY) -m apps.ocr show $(ARGS)
 
 test: check browser node
 	$(PY) -m pytest -n 2 --dist worksteal

@@ -80,4 +80,6 @@ def targets(results: Results) -> list[Target]:
     for keys, batch, least in (("200", 10, 0.7), ("200", 100, 0.5), ("20000", 10, 0.9), ("20000", 100, 0.9)):
         free, gated = (medians.of("gates", f"rowmill-{keys}-keys", f"{name}_{batch}") for name in ("free", "gated"))
         add(f"gates, {int(keys):,} keys, batches of {batch}: to the ungated lane", gated, free, least)
+    one, two = (medians.of("ocr", "rowmill", key) for key in ("one", "two"))
+    add("documents read, 2 workers: to 1", two, one, 1.7)
     return found

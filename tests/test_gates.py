@@ -11,7 +11,7 @@ import pytest
 
 import gated
 from databases import Db
-from rowmill import Breaker, Concurrency, Dead, Mill, Rate, Retry
+from rowmill import Breaker, Concurrency, Dead, Mill, Rate, Retry, Snooze
 from rowmill.testing import Kit
 
 SHAPES: dict[str, Any] = {
@@ -261,6 +261,22 @@ async def test_retry_after_closes_the_key_for_everybody(db: Db, beside: list[Any
             assert {claim.gates["domain"] for claim in claims} == {"a"}  # type: ignore[index]
         kit.advance(td(seconds=91))
         assert len(await other.claim(count=5)) == (2 if first.gates == {"domain": "a"} else 1)
+
+
+async def test_a_snooze_may_close_the_key_for_everybody_and_costs_no_attempt(db: Db, beside: list[Any]) -> None:
+    """A quota that is used up is no failure of the row that met it."""
+    gated.make(db)
+    gated.fill(db, ["a", "a", "a"])
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Rate(100, by="domain"), *beside])
+    async with Kit(mill) as kit, Kit(mill, worker_id="other") as other:
+        (first,) = await kit.claim(count=1)
+        await kit.settle(first, Snooze(td(seconds=90)))
+        (second,) = await kit.claim(count=1)
+        await kit.settle(second, Snooze(td(seconds=90), closes=True))
+        assert await other.claim(count=5) == []
+        kit.advance(td(seconds=91))
+        assert [claim.attempt for claim in await other.claim(count=5)] == [1, 1, 1]
 
 
 async def test_pace_is_starts_within_any_such_time(db: Db) -> None:

@@ -248,7 +248,7 @@ async def test_progress_of_a_lost_run_is_not_written(db: Db) -> None:
 APP = """
 import os, time
 from datetime import timedelta as td
-from rowmill import Dead, Mill, fixed
+from rowmill import Dead, Mill, Snooze, fixed
 
 mill = Mill({url!r})
 
@@ -267,6 +267,8 @@ def lane(job, model):
         return {{"result": f"{{model}} {{job.id}} {{job.attempt}} {{os.getpid() != {pid}}} {{job.workdir}}"}}
     if how == "dead":
         raise Dead("no such document")
+    if how == "snooze":
+        raise Snooze(td(minutes=3), "not now")
     if how == "error":
         raise LookupError("nowhere")
     if how == "odd":
@@ -337,6 +339,18 @@ async def test_a_handler_in_a_process_of_its_own_ends_like_any_other(lite: Db, t
     words = rows[0]["result"]
     assert words.startswith("model of another process 0 9 True ")
     assert not there(words.split()[-1])
+
+
+@pytest.mark.usefixtures("importable")
+async def test_a_handler_in_a_process_of_its_own_may_put_its_row_off(lite: Db, tmp_path: Path) -> None:
+    """DESIGN, outcomes: Snooze costs no attempt, wherever the handler runs."""
+    mill = isolated(lite, tmp_path, "isolated_snoozes")
+    lite.execute("update jobs set result = 'snooze'")
+    async with Kit(mill) as kit:
+        step = await kit.step()
+    assert step is not None
+    assert (step.outcome, step.error) == ("snooze", None)
+    assert lite.value("select attempts from jobs") == 0
 
 
 @pytest.mark.usefixtures("importable")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import busy, drain, enqueue, gates, growth, held, idle, limit, load, memory, pages, pickup, sqlite
+from . import busy, drain, enqueue, gates, growth, held, idle, limit, load, memory, ocr, pages, pickup, sqlite
 from .part import Part
 
 _ALL = (
@@ -20,6 +20,7 @@ _ALL = (
     *growth.PARTS,
     held.PART,
     pages.PART,
+    ocr.PART,
 )
 PARTS = {part.name: part for part in _ALL}
 

@@ -29,6 +29,17 @@ class Outcome(Exception):
         self.reason = reason
         self.columns: Mapping[str, object] = columns or {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is copied by its message alone; a Snooze made of that would be refused for want of its delay.
+        return _copied, (type(self), self.args, vars(self))
+
+
+def _copied(kind: type[Outcome], args: tuple[Any, ...], state: dict[str, Any]) -> Outcome:
+    """An outcome as it was, on the other side of a pipe."""
+    copy = kind.__new__(kind, *args)
+    vars(copy).update(state)
+    return copy
+
 
 class Done(Outcome):
     """The work is done; ``columns`` are written with the outcome in one statement."""
@@ -53,13 +64,17 @@ class Retry(Outcome):
 
 
 class Snooze(Outcome):
-    """Not now: the row is ready again after ``after``, and no attempt is spent."""
+    """Not now: the row is ready again after ``after``, and no attempt is spent.
+
+    ``closes=True``: the others of its key are held back as long, for every worker, where the lane has gates.
+    """
 
     name = "snooze"
 
-    def __init__(self, after: timedelta, reason: str | None = None) -> None:
+    def __init__(self, after: timedelta, reason: str | None = None, *, closes: bool = False) -> None:
         super().__init__(reason)
         self.after = _delay("Snooze", after)
+        self.closes = closes
 
 
 class Dead(Outcome):

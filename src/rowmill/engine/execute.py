@@ -178,8 +178,9 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
             except RowmillError as error:
                 return _ended(store, claim, "dead", str(error))
             return Settlement(claim, "done", columns=columns)
-        case Snooze(after=after):
-            return Settlement(claim, "snooze", delay=retry.bounded_delay(after) or timedelta(0))
+        case Snooze(after=after, closes=closes):
+            delay = retry.bounded_delay(after) or timedelta(0)
+            return Settlement(claim, "snooze", delay=delay, closes=delay if closes else None)
         case Dead(reason=reason):
             return _ended(store, claim, "dead", _words(reason) or "dead", retry.PERMANENT)
         case Cancel(reason=reason):

@@ -1,0 +1,43 @@
+"""What can go wrong on a site, each with what an operator can do about it.
+
+    SiteError
+    ├── PageChanged      something that should be on a page is not there
+    ├── LoginRefused     the site does not take the account
+    ├── SiteRefused      the site answered, and said no: closed, no such document, not a PDF
+    ├── SiteSilent       no answer in time, or no way to the site
+    └── BrowserLost      the browser died again and again
+
+SessionExpired is none of them: it is mended by logging in, and never seen outside.
+"""
+
+from __future__ import annotations
+
+from rowmill.errors import RowmillError
+
+
+class SiteError(RowmillError):
+    """A job that a site would not let come to its end."""
+
+
+class PageChanged(SiteError):
+    """A selector finds nothing."""
+
+
+class LoginRefused(SiteError):
+    """The account is not taken."""
+
+
+class SiteRefused(SiteError):
+    """The site said no."""
+
+
+class SiteSilent(SiteError):
+    """The site did not answer."""
+
+
+class BrowserLost(SiteError):
+    """Every browser that tried this job died."""
+
+
+class SessionExpired(Exception):
+    """The login page came instead of the one that was asked for."""

@@ -1,0 +1,133 @@
+"""The three kinds of job: one Mill over the environments, one lane per kind, in the order of their priority."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from apps.storage import Storage
+from rowmill import Job, Mill
+
+from . import land, searches, settings, sites, tables
+from .browser import Chromium
+from .session import Session
+from .tables import Status
+
+mill = Mill(settings.Environments())
+
+#: A failure is final, a row whose worker died is not: it is worked on again, however often.
+_POLICY: dict[str, Any] = {
+    "roles": {"claimed_at": "processing_started_at"},
+    "max_attempts": 1,
+    "lease": settings.seconds("STUCK_AFTER_SECONDS"),
+    "startup_lease": settings.seconds("STUCK_AT_START_SECONDS"),
+    "sweep_every": settings.seconds("STUCK_AFTER_SECONDS") / 5,
+    # Each slot takes one row at a time: none is claimed ahead of the slot that will work on it.
+    "concurrency": settings.whole("WORKER_SLOTS"),
+    "batch": 1,
+    "order_by": "created_at",
+}
+
+
+@mill.resource
+async def chromium() -> AsyncIterator[Chromium]:
+    """One browser per process; it starts with the first page that is asked for."""
+    browser = Chromium()
+    yield browser
+    await browser.close()
+
+
+@mill.resource
+def registry(chromium: Chromium) -> Session:
+    """The session with the land registry."""
+    return Session(chromium, sites.LAND)
+
+
+@mill.resource
+def companies(chromium: Chromium) -> Session:
+    """The session with the company register."""
+    return Session(chromium, sites.COMPANIES)
+
+
+@mill.resource
+def rights(chromium: Chromium) -> Session:
+    """The session with the movable-rights register."""
+    return Session(chromium, sites.RIGHTS)
+
+
+@mill.resource
+def storage() -> Storage:
+    """Where the PDFs go."""
+    return Storage.from_environment()
+
+
+@mill.lane(
+    "extraction_queue",
+    priority=0,
+    ready={"status_id": Status.EN_ATTENTE},
+    running={"status_id": Status.EN_TRAITEMENT},
+    done={"status_id": Status.COMPLETE},
+    dead={"status_id": Status.ERREUR},
+    **_POLICY,
+)
+async def extraction(job: Job, registry: Session, storage: Storage) -> dict[str, Any]:
+    """A document of the land registry: downloaded, then stored, then the row says where."""
+
+    async def fetch(visit: Any) -> dict[str, Any]:
+        # The download is gone with the visit, so it is stored inside it.
+        file = await land.download(visit, job)
+        stored = await asyncio.to_thread(storage.put, object_path(job), file)
+        return {"file_path": stored.path, "checksum": stored.checksum, "file_size": stored.size}
+
+    return await registry.run(job, fetch)
+
+
+@mill.lane(
+    "search_sessions",
+    priority=1,
+    ready={"status": "pending_company_selection", "req_completed": False},
+    running={"status": "scraping_company_data"},
+    done={"status": "pending_name_selection", "req_completed": True},
+    dead={"status": "failed"},
+    **_POLICY,
+)
+async def req(job: Job, companies: Session) -> None:
+    """A search in the company register. What it finds is stored with the row's new state, or not at all."""
+    found, names = await companies.run(job, lambda visit: searches.companies(visit, job["company_name"]))
+    session = {"search_session_id": str(job.id)}
+    async with job.finish() as tx:
+        for table, rows in ((tables.names, names), (tables.companies, found)):
+            await tx.execute(sa.delete(table).where(table.c.search_session_id == str(job.id)))
+            for row in rows:
+                await tx.execute(sa.insert(table).values(session | row))
+
+
+@mill.lane(
+    "rdprm_searches",
+    priority=2,
+    ready={"status": "pending"},
+    running={"status": "in_progress"},
+    done={"status": "completed"},
+    dead={"status": "failed"},
+    **_POLICY,
+)
+async def rdprm(job: Job, rights: Session) -> None:
+    """A search in the movable-rights register, for a session; its inscriptions are stored with the row's new state."""
+    found = await rights.run(job, lambda visit: searches.inscriptions(visit, job["search_name"]))
+    of = {"rdprm_search_id": str(job.id), "search_session_id": str(job["search_session_id"])}
+    table = tables.inscriptions
+    async with job.finish() as tx:
+        await tx.execute(sa.delete(table).where(table.c.rdprm_search_id == str(job.id)))
+        for row in found:
+            await tx.execute(sa.insert(table).values(of | row))
+
+
+def object_path(job: Job) -> str:
+    """A row's one object: whoever works on it again uploads to the same name."""
+    number = re.sub(r"[^0-9A-Za-z]+", "-", job["document_number"]).strip("-")
+    kind = land.search_for(job["document_type"]).path
+    return f"{job.environment}/{kind}/{job.id}-{number}.pdf"

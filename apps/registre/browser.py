@@ -141,9 +141,10 @@ class Scratch:
                 os.environ["TMPDIR"] = before
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove it, and once more what others left: the successor of a killed worker may never need a browser."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._held.close()
+        _clear(self.path.parent)
 
 
 def _reason(error: Error) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,8 @@ _KINDS = ("actes", "plans_cadastraux", "index", None)
 def show(documents: int, workers: int) -> int:
     """Run it all. The exit code: 0 where every job ended as it should."""
     browser.find()
+    # Told to stop, it takes its workers and its database with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="registre-", dir="/tmp")))
         standin = stack.enter_context(Standin(session_seconds=15.0, slow=2.0))

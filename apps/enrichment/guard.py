@@ -85,7 +85,8 @@ def transport(backend: httpcore.AsyncNetworkBackend | None, connections: int) ->
     made._pool = httpcore.AsyncConnectionPool(
         ssl_context=httpx.create_ssl_context(),
         max_connections=connections,
-        max_keepalive_connections=connections,
+        # Few: the pool looks at all it keeps with every request, and the next link is hardly ever of the same host.
+        max_keepalive_connections=20,
         keepalive_expiry=5,
         network_backend=backend,
     )

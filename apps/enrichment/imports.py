@@ -41,7 +41,7 @@ order by link_canonical_id for no key update;
 --
 -- Tried before, in vain, and not because its site refuses: once more.
 update enrichment_jobs e set status = 'queued', attempts = 0, failures = 0, reclaims = 0, run_after = now(),
-    forbidden = 0, moved_to = null, hops = 0, domain = l.domain, updated_at = now()
+    locked_at = null, locked_by = null, forbidden = 0, moved_to = null, hops = 0, domain = l.domain, updated_at = now()
 from link_canonicals l
 where e.link_canonical_id in (select link from staged) and e.status = 'dead' and l.id = e.link_canonical_id
   and not exists (select from block_candidates b where b.domain in (e.domain, l.domain));

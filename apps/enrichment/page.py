@@ -25,7 +25,7 @@ class Page:
     """An HTML document and the address it came from."""
 
     def __init__(self, html: str, url: str) -> None:
-        self._tree, self._url = LexborHTMLParser(html), url
+        self._tree, self._url = LexborHTMLParser(html.replace("\x00", "")), url
         self._base = urljoin(url, self._attribute("base[href]", "href") or "")
 
     def facts(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Page:
             "icon_url": self._address("link[rel~=icon], link[rel=apple-touch-icon]", "href"),
             "open_graph": graph,
             "json_ld": self.json_ld(),
-            "language": _language(self._attribute("html", "lang") or graph.get("og:locale")),
+            "language": _language(self._attribute("html", "lang")) or _language(graph.get("og:locale")),
         }
 
     def title(self) -> str | None:

@@ -43,7 +43,9 @@ class Crowd:
     marks: list[tuple[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        marks = [(f"heavy {h}", f"https://heavy{h}.example/{n}") for n in range(self.per_heavy) for h in range(self.heavy)]
+        marks = [
+            (f"heavy {h}", f"https://heavy{h}.example/{n}") for n in range(self.per_heavy) for h in range(self.heavy)
+        ]
         light = self.hosts - self.heavy
         for n in range(self.bookmarks - len(marks)):
             again = n % 10 == 9
@@ -103,8 +105,8 @@ class Workers:
         given = {f"ENRICHMENT_{name.upper()}": str(value) for name, value in settings.items()}
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self.environment = {
-            **os.environ, "PYTHONPATH": path, "ROWMILL_DATABASE_URL": db.url, "ENRICHMENT_INTERNET": net.address, **given,
-        }  # fmt: skip
+            **os.environ, "PYTHONPATH": path, "ROWMILL_DATABASE_URL": db.url, "ENRICHMENT_INTERNET": net.address,
+        } | given  # fmt: skip
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
@@ -146,7 +148,7 @@ def work(crowd: Crowd, db: Db, processes: int = 2, patience: float = 120) -> See
                 user, crowd.html().encode(),
             )  # fmt: skip
             over = "select count(*) from import_jobs where finished_at is not null"
-            eventually(lambda: db.value(over) == 1, seconds=patience, every=0.2)
+            eventually(lambda: db.value(over) == 1, seconds=patience, every=0.5)
             seconds = time.monotonic() - begun
         finally:
             workers.close()

@@ -20,6 +20,8 @@ class Event:
     name: str
     level: int = logging.INFO
     fields: Mapping[str, Any] = field(default_factory=dict)
+    #: The exception behind a failure, for those who can show one; no field, and so on no log line.
+    cause: BaseException | None = None
 
 
 Subscriber = Callable[[Event], None]
@@ -31,20 +33,20 @@ class Events:
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = [to_log]
         self._broken: set[int] = set()
+        #: Somebody beside the log wants to hear of every run, also of those that went well.
+        self.observed = False
 
-    def subscribe(self, subscriber: Subscriber) -> Subscriber:
-        """Call ``subscriber(event)`` for every event from now on."""
+    def subscribe(self, subscriber: Subscriber, *, detailed: bool = True) -> Subscriber:
+        """Call ``subscriber(event)`` for every event from now on; unless it is ``detailed``, runs that went well may be
+        left out, and cost nothing.
+        """
         self._subscribers.append(subscriber)
+        self.observed = self.observed or detailed
         return subscriber
 
-    @property
-    def observed(self) -> bool:
-        """Somebody beside the log listens."""
-        return len(self._subscribers) > 1
-
-    def emit(self, name: str, level: int = logging.INFO, **fields: Any) -> None:
-        """Tell all subscribers."""
-        event = Event(name, level, fields)
+    def emit(self, name: str, level: int = logging.INFO, *, cause: Any = None, **fields: Any) -> None:
+        """Tell all subscribers. ``cause``: the exception behind it."""
+        event = Event(name, level, fields, cause)
         for subscriber in self._subscribers:
             try:
                 subscriber(event)

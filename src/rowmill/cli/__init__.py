@@ -4,6 +4,7 @@ from . import act as act
 from . import adopt as adopt
 from . import check as check
 from . import demo as demo
+from . import errors as errors
 from . import gates as gates
 from . import look as look
 from . import migrate as migrate

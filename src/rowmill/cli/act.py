@@ -13,6 +13,7 @@ import typer
 from .. import states as states_words
 from ..errors import Busy, DatabaseError, DeclarationError, RowmillError
 from ..mill import Mill
+from ..store.families import members
 from ..store.inspect import LaneView
 from ..store.keys import Key, parse, written
 from ..store.operate import Operator, Selection
@@ -28,6 +29,9 @@ Environment = Annotated[
     str | None, typer.Option("--env", help="the environment; needed where there are several", callback=said)
 ]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="this row (may be given again); a composite key: a,b")]
+Family = Annotated[
+    str | None, typer.Option("--error", help="the rows of this family of `rowmill errors`", callback=said)
+]
 Yes = Annotated[bool, typer.Option("--yes", help=f"do not ask, also for more than {ASK_ABOVE} rows")]
 
 
@@ -42,6 +46,8 @@ class Action:
     work: Callable[[Operator, Selection], AsyncIterator[list[Key]]]
     yes: bool
     as_json: bool
+    #: Only the rows of this family of failures.
+    family: str | None = None
 
     async def run(self, mill: Mill, environment: str, lane: str) -> None:
         """Check, ask where needed, write step by step, say what became of it."""
@@ -50,7 +56,10 @@ class Action:
             chosen = self.chosen
             if chosen.worker is not None and "worker" not in view.binding.roles:
                 raise DeclarationError(f"lane {lane!r} has no worker column", hint="--id or --stuck")
-            if self.ids:
+            if self.family is not None:
+                chosen = replace(chosen, keys=await self._relatives(view))
+                self._few(mill, view, chosen.states, await Operator(view).count_keys(chosen, ASK_ABOVE + 1))
+            elif self.ids:
                 chosen = replace(chosen, keys=tuple(dict.fromkeys(parse(view.binding, text) for text in self.ids)))
             else:
                 await self._consent(mill, view, chosen)
@@ -69,13 +78,24 @@ class Action:
             passed = await self._passed(view, chosen, keys)
         self._tell(view, keys, passed)
 
+    async def _relatives(self, view: LaneView) -> tuple[Key, ...]:
+        """The rows of the family."""
+        assert self.family is not None
+        found: dict[Key, None] = {}
+        async for step in members(view, self.family, self.chosen.states):
+            found |= dict.fromkeys(step)
+        return tuple(found)
+
     async def _consent(self, mill: Mill, view: LaneView, chosen: Selection) -> None:
         """Many rows, or rows that may be another lane's, are not changed by a slip of the hand."""
         try:
             number = await Operator(view).count(chosen, ASK_ABOVE + 1)
         except Busy:
             number = ASK_ABOVE + 1
-        others = _sharing(mill, view, chosen.states)
+        self._few(mill, view, chosen.states, number)
+
+    def _few(self, mill: Mill, view: LaneView, states: tuple[str, ...], number: int) -> None:
+        others = _sharing(mill, view, states)
         if self.yes or not number or (number <= ASK_ABOVE and not others):
             return
         many = f"more than {ASK_ABOVE} rows" if number > ASK_ABOVE else _rows(number)
@@ -89,7 +109,7 @@ class Action:
 
     async def _passed(self, view: LaneView, chosen: Selection, keys: list[Key]) -> list[tuple[str, str]]:
         """The rows that were asked for by id and not written, each with the reason."""
-        if chosen.keys is None or len(keys) >= len(chosen.keys):
+        if not self.ids or chosen.keys is None or len(keys) >= len(chosen.keys):
             return []
         left = [key for key in chosen.keys if key not in set(keys)]
         rows = {written(row.id): row for row in await view.find(left, whole=False)}
@@ -165,13 +185,17 @@ def retry(
     lane: Lane = None,
     ids: Ids = None,
     state: Annotated[Literal["dead", "canceled", "waiting"] | None, typer.Option(help="all rows in this state")] = None,
+    error: Family = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make rows ready at once, with all their attempts before them. A running row is never touched."""
-    _only_one(id=ids, state=state)
-    states = (state,) if state else ("ready", "waiting", "dead", "canceled")
-    action = Action("retry", "made ready", Selection(states), ids or [], Operator.retry, yes, as_json)
+    """Make rows ready at once, with all their attempts before them. A running row is never touched.
+
+    With --error: the rows that are dead, or wait to be tried again, and whose latest failure is of that family.
+    """
+    _only_one(id=ids, state=state, error=error)
+    states = (state,) if state else ("waiting", "dead") if error else ("ready", "waiting", "dead", "canceled")
+    action = Action("retry", "made ready", Selection(states), ids or [], Operator.retry, yes, as_json, error)
     _start(action, reference, env, lane)
 
 
@@ -182,18 +206,29 @@ def cancel(
     lane: Lane = None,
     ids: Ids = None,
     state: Annotated[Literal["ready", "waiting", "running"] | None, typer.Option(help="all rows in this state")] = None,
+    error: Family = None,
     running: Annotated[bool, typer.Option("--running", help="running rows too: their outcome is dropped")] = False,
     reason: Annotated[str, typer.Option(help="what the error column says")] = "canceled by an operator",
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rows that are ready or waiting are not to be worked on: to canceled, or to dead where there is no such state."""
-    _only_one(id=ids, state=state)
+    """Rows that are ready or waiting are not to be worked on: to canceled, or to dead where there is no such state.
+
+    With --error: of these, the ones whose latest failure is of that family.
+    """
+    _only_one(id=ids, state=state, error=error)
     if state == "running" and not running:
         raise typer.BadParameter("running rows are taken from their holders only with --running")
     states = (state,) if state else ("ready", "waiting", *(["running"] if running else []))
     action = Action(
-        "cancel", "canceled", Selection(states), ids or [], lambda o, chosen: o.cancel(chosen, reason), yes, as_json
+        "cancel",
+        "canceled",
+        Selection(states),
+        ids or [],
+        lambda o, chosen: o.cancel(chosen, reason),
+        yes,
+        as_json,
+        error,
     )
     _start(action, reference, env, lane)
 

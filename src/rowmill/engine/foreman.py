@@ -182,6 +182,8 @@ class Foreman:
             await place.close(self.snapshot())
         await worker.resources.close()
         worker.tally.summarise(time.monotonic(), last=True)
+        # The last word of every worker: who sends things elsewhere in the background sends the rest now.
+        worker.events.emit("worker_stopped", logging.DEBUG, worker=worker.id)
 
     def snapshot(self) -> WorkerState:
         """What the worker says of itself with every sign of life. Called from the heartbeat thread too."""

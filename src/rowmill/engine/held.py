@@ -12,6 +12,7 @@ from ..store import LaneStore
 from .gatekeeper import Gatekeeper
 
 if TYPE_CHECKING:
+    from .failures import FailureLog
     from .follow import Follow
 
 
@@ -40,6 +41,8 @@ class Held:
         self.refused: str | None = None
         #: What follows when jobs of rowmill's own table have ended.
         self.follow: Follow | None = None
+        #: Where failures are written down.
+        self.failures: FailureLog | None = None
         self._claims: dict[tuple[Any, ...], Claim] = {}
         self._renewing: set[int] = set()
         self._settling: set[int] = set()

@@ -22,8 +22,10 @@ from ..events import Events
 from ..lane import Lane
 from ..store import Database, LaneStore, open_lane
 from ..store.fleet import Fleet, WorkerState
+from ..store.schema import FAILURES, Own
 from ..store.schema import ensure as ensure_own
 from ..task import Queue
+from .failures import FailureLog
 from .follow import Follow
 from .held import Held
 from .renew import Renewer
@@ -69,6 +71,7 @@ class Place:
         self._renewer: Renewer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.follow: Follow | None = None
+        self._failures_log: FailureLog | None = None
         self._returning: asyncio.Task[None] | None = None
 
     @property
@@ -153,8 +156,7 @@ class Place:
     async def open(self, crew: Crew) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
         me = crew.snapshot()
-        if crew.registers:
-            await ensure_own(self.database)
+        own = await ensure_own(self.database) if crew.registers else None
         stores = [
             await open_lane(lane, self.name, self.database, crew.clock, me.id, me.incarnation) for lane in self.lanes
         ]
@@ -168,6 +170,7 @@ class Place:
                 )
         _refuse_overlaps(stores)
         held = [Held(store) for store in stores]
+        self._log_failures(crew, own, held)
         sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew))
         await sweeper.at_start()
         queues = [lane for lane in self.lanes if isinstance(lane, Queue)]
@@ -197,6 +200,20 @@ class Place:
         crew.events.emit(
             "worker_started", worker=me.id, environment=self.name, lanes=[lane.name for lane in self.lanes]
         )
+
+    def _log_failures(self, crew: Crew, own: Own | None, held: list[Held]) -> None:
+        """Failures are written down where there is a table for them."""
+        if own is None:
+            return
+        if not own.has(FAILURES):
+            crew.events.emit(
+                "failures_off", logging.WARNING, environment=self.name, error=own.refused,
+                hint="rowmill errors shows only what stands in the rows, until rowmill migrate has made the table",
+            )  # fmt: skip
+            return
+        self._failures_log = FailureLog(self.database, crew.events, self.name)
+        for one in held:
+            one.failures = self._failures_log
 
     def _wake(self, crew: Crew) -> None:
         self.look = True
@@ -233,6 +250,8 @@ class Place:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failures_log is not None:
+            await self._failures_log.close()
         if self._renewer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._renewer.stop)
         if self._fleet is not None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import retry
 from ..claim import Claim, Settlement, Swept
 from ..events import Events, logger
 from ..store.notes import Turned
@@ -73,6 +74,8 @@ class Tally:
                 self.failures += 1
                 lane["fail_count"] += 1
                 self.died += kind == "dead"
+            if held.failures is not None and kind in ("retry", "dead", "canceled") and settlement.error is not None:
+                held.failures.settled(settlement)
             if kind in ("retry", "dead"):
                 self._emit("job_failed", logging.WARNING, held, settlement)
             elif detailed and kind != "release":
@@ -92,13 +95,15 @@ class Tally:
         }
         if settlement.error is not None:
             fields["error"] = settlement.error
+        if settlement.kind in ("retry", "dead"):
+            fields["class"] = settlement.word or retry.PERMANENT
         if place := raised_at(settlement.cause):
             fields["at"] = place
         if settlement.cause is not None and logger.isEnabledFor(logging.DEBUG):
             fields["traceback"] = "".join(traceback.format_exception(settlement.cause))
         if settlement.delay is not None and "run_after" in held.store.binding.roles:
             fields["again_in"] = round(settlement.delay.total_seconds(), 1)
-        self.events.emit(name, level, **fields)
+        self.events.emit(name, level, cause=settlement.cause, **fields)
 
     def turned(self, held: Held, turned: Turned) -> None:
         """A breaker opened, or closed again."""
@@ -126,6 +131,8 @@ class Tally:
             return
         self.died += row.poison
         self.told(self)
+        if held.failures is not None:
+            held.failures.swept(held.store.lane.name, row)
         self._lane(held)["poisoned" if row.poison else "swept"] += 1
         self.events.emit(
             "row_poisoned" if row.poison else "row_swept",

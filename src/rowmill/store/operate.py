@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .database import runner
 from .inspect import LaneView
@@ -72,6 +72,15 @@ class Operator:
         test = self._test(chosen, marks)
         text = f"select count(*) from (select 1 from {self.say.table} where {test} limit {most}) x"
         return int((await self.view.ask(text, marks))[0][0])
+
+    async def count_keys(self, chosen: Selection, most: int) -> int:
+        """The same for a selection by keys, of which there may be more than one statement takes."""
+        keys, number = chosen.keys or (), 0
+        for start in range(0, len(keys), STEP):
+            number += await self.count(replace(chosen, keys=keys[start : start + STEP]), most)
+            if number >= most:
+                break
+        return number
 
     # -- one statement per step
 

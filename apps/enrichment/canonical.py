@@ -20,6 +20,7 @@ An address to which they cannot be applied (no host, another scheme, too long) i
 
 from __future__ import annotations
 
+import functools
 import re
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -39,6 +40,7 @@ TRACKING = {
 TRACKING_STARTS = ("utm_", "hsa_", "pk_", "piwik_", "mtm_")
 _BLANK = re.compile(r"[\s\x00-\x1f\x7f]+")
 _SAFE = "!$&'()*+,;=:@/%-._~"
+_CLEAN = re.compile(r"[A-Za-z0-9\-._~!$&'()*+,;=:@/]*")
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 
@@ -70,6 +72,7 @@ def link_id(url: str) -> UUID:
     return uuid5(NAMESPACE_URL, url)
 
 
+@functools.lru_cache(10_000)
 def _host(host: str) -> str:
     name = host.rstrip(".").lower()
     if ":" in name:
@@ -110,6 +113,8 @@ def _escaped(text: str) -> str:
         byte = int(match[1], 16)
         return chr(byte) if byte in _UNRESERVED else f"%{byte:02X}"
 
+    if _CLEAN.fullmatch(text):  # most are
+        return text
     # A percent sign that begins no escape stands for itself.
     text = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", text)
     return quote(re.sub(r"%([0-9A-Fa-f]{2})", one, text), safe=_SAFE, errors="replace")

@@ -6,6 +6,7 @@ Its row goes from queued to running, and stays so, in another phase, until its l
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from datetime import timedelta as td
 from typing import Any
@@ -154,4 +155,9 @@ def _link(url: str) -> tuple[Any, ...]:
         address = canonical(url)
     except NotALink as error:
         return None, None, None, error.message
-    return link_id(address), address, domain(address), None
+    return link_id(address), address, _domain(address.split("/", 3)[2]), None
+
+
+@functools.lru_cache(10_000)
+def _domain(place: str) -> str | None:
+    return domain(f"//{place}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +17,11 @@ from .settings import Settings
 #: The database is where ``ROWMILL_DATABASE_URL`` says.
 mill = Mill()
 settings = Settings.read()
+logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines of every request have whole addresses in them
+if os.environ.get("SENTRY_DSN"):
+    from rowmill import sentry
+
+    sentry.report(mill)
 
 
 @mill.resource

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apps.enrichment import users
 from apps.standins import sites
 from apps.standins.internet import Internet, Request
 from databases import Db, Server
@@ -98,8 +97,12 @@ class Seen:
         )
 
 
+#: A worker without its supervisor: one process, which may be killed.
+WORKER = "import sys; from apps.enrichment import mill; mill.run(worker_id=sys.argv[1])"
+
+
 class Workers:
-    """Worker processes over a database and an internet, as ``rowmill run`` starts them."""
+    """Worker processes over a database and an internet."""
 
     def __init__(self, db: Db, net: Internet, **settings: Any) -> None:
         given = {f"ENRICHMENT_{name.upper()}": str(value) for name, value in settings.items()}
@@ -110,12 +113,14 @@ class Workers:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rowmill", "run", "apps.enrichment:mill", "--worker-id", name, "--log", "json"]
-        process = subprocess.Popen(
-            command, env=self.environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen([sys.executable, "-c", WORKER, name], env=self.environment, cwd=ROOT)
         self.processes.append(process)
         return process
+
+    def drain(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """``rowmill run`` as an operator would start it, until nothing is ready."""
+        command = [sys.executable, "-m", "rowmill", "run", "apps.enrichment:mill", "--drain", "--log", "json", *options]
+        return subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
     def close(self) -> None:
         for process in self.processes:
@@ -132,21 +137,14 @@ class Workers:
 def work(crowd: Crowd, db: Db, processes: int = 2, patience: float = 120) -> Seen:
     """Import the crowd's bookmarks with so many worker processes, and wait for the end of the import."""
     db.execute(SCHEMA.read_text())
-    user = db.value(
-        "insert into users (name, token_hash) values ('ada', ?) returning id", users.token_hash("a token of ada")
-    )
     with crowd.internet() as net:
         workers = Workers(db, net, concurrency=crowd.concurrency, poll_seconds=1)
         try:
             for n in range(processes):
                 workers.start(f"worker-{n + 1}")
-            eventually(lambda: _alive(db) == processes, seconds=60)
+            eventually(lambda: alive(db) == processes, seconds=60)
             begun = time.monotonic()
-            id = db.value(
-                "with i as (insert into import_jobs (user_id) values (?) returning id), f as (insert into import_files"
-                " select id, ? from i) select id from i",
-                user, crowd.html().encode(),
-            )  # fmt: skip
+            id = upload(db, crowd.html())
             over = "select count(*) from import_jobs where finished_at is not null"
             eventually(lambda: db.value(over) == 1, seconds=patience, every=0.5)
             seconds = time.monotonic() - begun
@@ -157,7 +155,17 @@ def work(crowd: Crowd, db: Db, processes: int = 2, patience: float = 120) -> See
     return Seen(seconds, crowd.bound(), db.one("select * from import_jobs where id = ?", id), pages, most)
 
 
-def _alive(db: Db) -> int:
+def upload(db: Db, content: str) -> Any:
+    """An import of a new user, as the web side makes it."""
+    user = db.value("insert into users (name, token_hash) values ('x', sha256(random()::text::bytea)) returning id")
+    return db.value(
+        "with i as (insert into import_jobs (user_id) values (?) returning id), f as (insert into import_files"
+        " select id, ? from i) select id from i",
+        user, content.encode(),
+    )  # fmt: skip
+
+
+def alive(db: Db) -> int:
     if not db.value("select to_regclass('rowmill_workers') is not null"):
         return 0
     return int(db.value("select count(*) from rowmill_workers"))

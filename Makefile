@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
-.PHONY: demo test check bench bench-quick format browser
+.PHONY: demo test check bench bench-quick bench-enrichment enrichment format browser
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -40,3 +40,11 @@ bench: $(STAMP)
 
 bench-quick: $(STAMP)
 	$(PY) -m bench --quick $(ARGS)
+
+# An import of bookmarks from the upload to the last link, on an embedded database and a stand-in internet.
+enrichment: $(STAMP)
+	@$(PY) -m apps.enrichment
+
+# 5,000 bookmarks over 300 hosts: the time it took, beside the least that limits and latencies allow.
+bench-enrichment: $(STAMP)
+	@$(PY) -m bench.enrichment

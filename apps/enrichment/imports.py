@@ -37,8 +37,9 @@ select distinct on (link) link, canonical, domain from staged where link is not 
 on conflict do nothing;
 --
 -- A link that ends while this goes on would not see that this import waits for it, too.
-select from enrichment_jobs where link_canonical_id in (select link from staged)
-order by link_canonical_id for no key update;
+select count(*) from (
+    select from enrichment_jobs where link_canonical_id in (select link from staged)
+    order by link_canonical_id for no key update) locked;
 --
 -- Tried before, in vain, and not because its site refuses: once more.
 update enrichment_jobs e set status = 'queued', attempts = 0, failures = 0, reclaims = 0, run_after = now(),

@@ -12,6 +12,8 @@ from uuid import UUID
 
 import asyncpg
 
+from .mill import create_tables
+
 
 def token_hash(token: str) -> bytes:
     """What is kept of a token. It is long and random, so a plain hash tells nothing of it."""
@@ -32,6 +34,7 @@ async def by_token(db: Any, token: str) -> UUID | None:
 
 
 async def _main(url: str, name: str) -> None:
+    await create_tables(url)
     connection = await asyncpg.connect(url)
     try:
         _, token = await add(connection, name)

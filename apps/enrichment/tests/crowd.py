@@ -34,7 +34,7 @@ class Crowd:
     bookmarks: int = 5_000
     hosts: int = 300
     heavy: int = 4
-    per_heavy: int = 80
+    per_heavy: int = 48
     slow: float = 0.5
     quick: float = 0.05
     limit: int = 2
@@ -120,7 +120,7 @@ class Workers:
     def drain(self, *options: str) -> subprocess.CompletedProcess[str]:
         """``rowmill run`` as an operator would start it, until nothing is ready."""
         command = [sys.executable, "-m", "rowmill", "run", "apps.enrichment:mill", "--drain", "--log", "json", *options]
-        return subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        return subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=230)
 
     def close(self) -> None:
         for process in self.processes:

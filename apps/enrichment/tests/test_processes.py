@@ -141,7 +141,7 @@ def test_the_log_and_sentry_tell_of_failures_and_of_nobody_s_secrets(pg: Db, net
         assert secret_part not in ended.stderr, secret_part
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_a_hundred_thousand_links_are_imported_in_bounded_time_and_memory(pg: Db, net: Internet) -> None:
     """C2: by bulk, not by row."""
     pg.execute(SCHEMA.read_text())
@@ -154,7 +154,7 @@ def test_a_hundred_thousand_links_are_imported_in_bounded_time_and_memory(pg: Db
     began = time.monotonic()
     ended = crowd.Workers(pg, net).drain("--lanes", "read")
     assert ended.returncode == 0, ended.stderr
-    assert time.monotonic() - began < 150
+    assert time.monotonic() - began < 230  # 15 on a machine that has nothing else to do
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 500_000  # kilobytes, of the largest process so far
     row = pg.one("select * from import_jobs")
     assert (row["status"], row["total_items"], row["processed_items"]) == ("running", 100_000, 0)

@@ -125,8 +125,10 @@ async def close_at_once(tx: Any, settled: list[Any]) -> None:
     ready={"status": "canceled", "phase": "enriching"},
     running={"phase": "withdrawing"},
     done={"phase": "over"},
-    roles={"finished_at": None, "attempts": None, "run_after": None},
     dead={"phase": "over"},
+    roles={"finished_at": None},
+    max_attempts=10,  # those of the reading count, too
+    backoff=fixed(td(seconds=30)),
     lease=td(minutes=2),
     poll=td(seconds=settings.poll_seconds),
     concurrency=1,

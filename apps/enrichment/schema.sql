@@ -27,7 +27,10 @@ create table if not exists import_jobs (
     locked_at timestamptz,
     heartbeat_at timestamptz
 );
-create index if not exists import_jobs_ready on import_jobs (run_after, id) where status in ('queued', 'canceled');
+create index if not exists import_jobs_read on import_jobs (run_after, id)
+    where status = 'queued' and phase = 'waiting';
+create index if not exists import_jobs_withdraw on import_jobs (run_after, id)
+    where status = 'canceled' and phase = 'enriching';
 create index if not exists import_jobs_of_user on import_jobs (user_id, created_at);
 
 -- What the web side was given, until it is read.

@@ -32,13 +32,15 @@ group by i.id
 """
 
 
+@pytest.mark.timeout(240)
 def test_counters_are_right_at_every_moment_also_when_workers_are_killed(pg: Db, net: Internet) -> None:
     """C2, X2: workers are killed, and whenever somebody looks, the counters say what the links say."""
     pg.execute(SCHEMA.read_text())
     net.default = sites.page(latency=0.15)
     net.sites["shut.example"] = sites.captcha()
     urls = [f"https://h{n % 15}.example/{n}" for n in range(200)] + ["https://shut.example/", "about:blank"] * 2
-    workers = crowd.Workers(pg, net, lease_seconds=3, fetch_seconds=1, poll_seconds=0.5, concurrency=10)
+    # A second try comes soon: a page that was slow for want of a processor is not what this is about.
+    workers = crowd.Workers(pg, net, lease_seconds=6, fetch_seconds=5, retry_seconds=0.5, poll_seconds=0.5)
     looks = []
 
     def look() -> dict[str, Any]:
@@ -55,7 +57,7 @@ def test_counters_are_right_at_every_moment_also_when_workers_are_killed(pg: Db,
             eventually(lambda kill=kill: look()["processed"] >= 40 * kill, seconds=60)  # type: ignore[misc]
             running.pop(0).kill()
             running.append(workers.start(f"worker-{kill + 2}"))
-        eventually(lambda: look()["status"] == "succeeded", seconds=60)
+        eventually(lambda: look()["status"] == "succeeded", seconds=100)
     finally:
         workers.close()
     assert look() | {"status": "", "over": 0, "dead": 0, "placed": 0} == {

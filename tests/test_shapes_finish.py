@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta as td
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,26 @@ async def test_a_run_has_one_finish_block_and_it_is_its_end(db: Db) -> None:
     assert seen == [having("already ended")]
     assert effects(db) == [1, 2]
     assert [r["result"] for r in db.query("select result from jobs")] == [None, None]
+
+
+async def test_what_a_handler_does_behind_its_finish_block_does_not_lose_its_claim(db: Db) -> None:
+    """X1: the outcome stands: a heartbeat that no longer finds the row running tells nothing, and cuts nothing off."""
+    tables(db)
+    behind: list[str] = []
+
+    async def handler(job: Any) -> None:
+        async with job.finish() as tx:
+            tx.set(result="made")
+        await asyncio.sleep(0.5)  # many heartbeats
+        behind.append("done")
+
+    mill = lane(db, handler, lease=td(seconds=10), heartbeat=td(milliseconds=20))
+    told: list[str] = []
+    mill.on_event(lambda event: told.append(event.name))
+    tally = await mill.worker(drain=True).run()
+    assert (behind, tally.completed, tally.losses) == (["done"], 1, 0)
+    assert "claim_lost" not in told
+    assert db.one("select status, result from jobs") == {"status": "done", "result": "made"}
 
 
 async def test_a_finish_block_waits_for_a_lock_that_is_soon_gone(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ A site is a function from ``internet.Request`` to ``internet.Answer``; ``by_path
 from __future__ import annotations
 
 import html
-import itertools
+from collections import Counter
 from collections.abc import Mapping
 
 from .internet import Answer, Request, Site
@@ -111,12 +111,13 @@ def mislabelled(text: str, real: str, said: str | None) -> Site:
 
 
 def failing(times: int, site: Site, status: int = 500) -> Site:
-    """Answers with an error so many times, and then like the other one. Robots rules are asked of the other at once."""
-    count = itertools.count()
+    """Each page answers with an error so many times, and then like the other one; robots rules do at once."""
+    failures: Counter[str] = Counter()
 
     def answer(request: Request) -> Answer:
-        if request.path == "/robots.txt" or next(count) >= times:
+        if request.path == "/robots.txt" or failures[request.path] >= times:
             return site(request)
+        failures[request.path] += 1
         return Answer("out of order", status, TEXT)
 
     return answer

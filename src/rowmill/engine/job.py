@@ -306,6 +306,7 @@ class Finish:
             if not await _patiently(self._store, settlement):
                 raise
         self._job.finished = settlement
+        self._held.drop([self._claim])  # what the handler still does is not renewed, so it cannot be lost either
 
 
 async def _patiently(store: LaneStore, settlement: Settlement, tries: int = 60) -> bool:

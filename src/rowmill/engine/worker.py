@@ -324,14 +324,13 @@ class Worker:
     # -- the end of a run
 
     def _ended(self, held: Held, claim: Claim, job: Job, settlement: Settlement | None) -> None:
-        if claim.lost:
+        if claim.lost and job.finished is None:
             held.drop([claim])
             self.tally.lost(held, claim)
         elif settlement is not None:
             held.outcomes.append(settlement)
             self._settle_soon(held)
-        elif job.finished is not None:
-            held.drop([claim])
+        elif job.finished is not None:  # and stands, even if a renewal that came too late took it for lost
             self.tally.settled(held, [job.finished])
             if held.gates is not None:
                 held.gates.ended([job.finished])

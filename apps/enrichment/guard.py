@@ -1,0 +1,93 @@
+"""The way out, guarded: a connection is made only to a public address, and to the very address that was looked at.
+
+The check is where the connection is made, so it holds for redirects, for robots.txt, for names that resolve to a
+private address, and for those that do so only the second time they are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import httpcore
+import httpx
+
+Resolve = Callable[[str], Awaitable[list[str]]]
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Forbidden(httpx.ConnectError):
+    """An address that is not public."""
+
+
+async def by_dns(host: str) -> list[str]:
+    """The addresses of a name, as the system resolves it."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def is_public(address: str) -> bool:
+    """Whether anybody on the internet could reach it; an address inside another counts as what it stands for."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if inner is None and ip in _NAT64:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+        if ip.is_site_local:
+            return False
+    return ip.is_global and not ip.is_multicast
+
+
+class Guarded(httpcore.AsyncNetworkBackend):
+    """Resolves, looks, and connects to what it looked at."""
+
+    def __init__(
+        self, resolve: Resolve = by_dns, inner: httpcore.AsyncNetworkBackend | None = None, *, private: bool = False
+    ) -> None:
+        """``private``: other addresses are reached, too."""
+        self._resolve, self._inner, self._private = resolve, inner or httpcore.AnyIOBackend(), private
+
+    async def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:  # fmt: skip
+        try:
+            async with asyncio.timeout(timeout):
+                addresses = await self._resolve(host)
+        except (OSError, UnicodeError) as error:  # a timeout is one of them
+            raise httpcore.ConnectError(f"{host} has no address") from error
+        if not self._private and not all(is_public(address) for address in addresses):
+            # All of them: one that mixes is up to something.
+            raise Forbidden(f"{host} is not on the public internet")
+        error: Exception = httpcore.ConnectError(f"{host} has no address")
+        for address in addresses[:3]:
+            try:
+                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as failure:
+                error = failure
+        raise error
+
+    async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+        raise Forbidden("a socket on this machine is not on the public internet")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def transport(backend: httpcore.AsyncNetworkBackend | None, connections: int) -> httpx.AsyncHTTPTransport:
+    """httpx over a network backend; httpx has no parameter for it, its pool does."""
+    made = httpx.AsyncHTTPTransport()
+    made._pool = httpcore.AsyncConnectionPool(
+        ssl_context=httpx.create_ssl_context(),
+        max_connections=connections,
+        # Few: the pool looks at all it keeps with every request, and the next link is hardly ever of the same host.
+        max_keepalive_connections=20,
+        keepalive_expiry=5,
+        network_backend=backend,
+    )
+    return made

@@ -82,6 +82,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(2048)  # who comes before all is open waits, and is not turned away
     except OSError as error:
         listening.close()
         raise RowmillError(f"cannot listen on {host}, port {port}: {error.strerror}", hint="another --port") from error

@@ -24,7 +24,7 @@ OPERATORS = {
 }  # fmt: skip
 SIZE = 50
 #: Seconds for a page at once, for one in stretches, and for one stretch, as it should be and at most.
-_AT_ONCE, _BUDGET, _AIM, _ONE = 0.1, 0.1, 0.04, 1.0
+_AT_ONCE, _BUDGET, _AIM, _ONE = 0.1, 0.08, 0.03, 1.0
 #: Rows of the first stretch, and of the longest: by a key without an order in the table each costs a page.
 _STRETCH, _LONGEST = 1_000, 200_000
 

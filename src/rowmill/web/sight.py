@@ -20,6 +20,7 @@ T = TypeVar("T")
 FRESH = 1.0
 #: By how many times longer than it took to get it an answer is kept, and for how long at most.
 _DEAR, _LONGEST = 10.0, 30.0
+_SLOW = 60.0
 
 
 class Sight:
@@ -30,6 +31,7 @@ class Sight:
         self.databases = dict(lookout.databases)
         self._glancers: dict[tuple[str, str], Glancer] = {}
         self._answers: dict[object, _Answer] = {}
+        self._slow: dict[object, float] = {}
 
     async def view(self, environment: str, lane: str) -> LaneView:
         """One lane in one environment; raises DeclarationError for names that there are not."""
@@ -60,6 +62,16 @@ class Sight:
             known = self._answers[key] = _Answer(work)
         answer: T = await asyncio.shield(known.task)
         return answer
+
+    def was_slow(self, question: object) -> bool:
+        """Whether the quick way to an answer took too long a short while ago: then it is not tried again."""
+        return self._slow.get(question, 0.0) > time.monotonic()
+
+    def note_slow(self, question: object) -> None:
+        """The quick way took too long."""
+        now = time.monotonic()
+        self._slow = {q: until for q, until in self._slow.items() if until > now}
+        self._slow[question] = now + _SLOW
 
     def forget(self) -> None:
         """Something was done: what is shown next is asked anew."""

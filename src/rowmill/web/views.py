@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import inquiry, states
@@ -181,7 +182,10 @@ async def lane(sight: Sight, environment: str, name: str, wanted: Wanted, hours:
 async def rows(sight: Sight, environment: str, lane: str, wanted: Wanted) -> dict[str, Any]:
     """A page of rows; ``after`` is where the next one begins."""
     view = await sight.view(environment, lane)
-    found = await page(view, wanted)
+    asked = environment, lane, wanted.state, wanted.filters, wanted.search
+    found = await page(view, replace(wanted, stretches=wanted.stretches or sight.was_slow(asked)))
+    if found.stretches:
+        sight.note_slow(asked)
     further = [f.column for f in wanted.filters]
     listed = []
     for row in found.rows:

@@ -93,6 +93,8 @@ class LaneView:
         self._fleet = fleet
         columns = self.binding.columns
         self.created = next((c for c in columns if snake(c) in CREATED and self._age(c)), None)
+        #: Which times a row tells, looked up once and not for every row.
+        self._timed = list(self._ages())
 
     # -- states as conditions
 
@@ -305,7 +307,7 @@ class LaneView:
             id=key[0] if len(key) == 1 else key,
             state=state,
             values=self._values(raw, columns),
-            ages={role: _seconds(age) for role, age in zip(self._ages(), ages, strict=True)},
+            ages={role: _seconds(age) for role, age in zip(self._timed, ages, strict=True)},
             silent_for=_seconds(silent) if state == "running" else None,
         )
 

@@ -119,8 +119,8 @@ begin
   where ctid = any(array(select ctid from chosen))
   returning *
 )
-select taken.*
-from taken order by taken.created_at, taken.id;
+select taken.* from taken
+order by taken.created_at, taken.id;
       exit when found;
     end if;
     return query
@@ -189,8 +189,8 @@ from taken order by taken.created_at, taken.id;
   where ctid = any(array(select ctid from chosen))
   returning *
 )
-select taken.*
-from taken order by taken.created_at, taken.id;
+select taken.* from taken
+order by taken.created_at, taken.id;
     exit when found;
     -- Somebody else may have had the keys locked at that moment.
     perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);

@@ -101,6 +101,15 @@ class Seen:
 WORKER = "import sys; from apps.enrichment import mill; mill.run(worker_id=sys.argv[1])"
 
 
+#: Runs a command and tells of its memory: the test's own process has had other children before.
+_MEASURED = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:]).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
+
+
 class Workers:
     """Worker processes over a database and an internet."""
 
@@ -118,9 +127,14 @@ class Workers:
         return process
 
     def drain(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """``rowmill run`` as an operator would start it, until nothing is ready."""
+        """``rowmill run`` as an operator would start it, until nothing is ready. What its largest process took is
+        the last line of its output, in kilobytes.
+        """
         command = [sys.executable, "-m", "rowmill", "run", "apps.enrichment:mill", "--drain", "--log", "json", *options]
-        return subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=230)
+        return subprocess.run(
+            [sys.executable, "-c", _MEASURED, *command],
+            env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=230,
+        )  # fmt: skip
 
     def close(self) -> None:
         for process in self.processes:

@@ -129,7 +129,7 @@ class FunctionTurns(TurnStatements):
         return "$1"
 
     def _taken(self) -> str:
-        return "returning *\n)\nselect taken.*"
+        return "returning *\n)\nselect taken.* from taken"
 
     def find_last(self) -> str:
         return f"""select _g.key into _rm_last from {self.table} _g

@@ -218,19 +218,22 @@ class TurnStatements:
     {say.assignments(say.claim_set(me))}
   where {found}
   {self._taken()}
-from taken order by {say.order("taken.")}"""
+order by {say.order("taken.")}"""
 
     def _me(self, begun: bool) -> str:
         """SQL for the worker."""
         return "$3::text" if begun else "$2::text"
 
     def _taken(self) -> str:
-        """What the claim answers with: the rows and their keys, the key served last, how many gate rows were made."""
+        """What the claim answers with: the rows and their keys, the key served last, how many gate rows were made. That
+        last is told in a row of its own where nothing was taken.
+        """
         columns = self.say.binding.columns
         return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _key
 )
 select {self.say.names(columns, "taken.")}, taken._key,
-  (select _key from picked order by _turn desc limit 1), (select count(*) from made)"""
+  (select _key from picked order by _turn desc limit 1), _m.n
+from (select count(*) as n from made) _m left join taken on true"""
 
     def _or_made(self) -> str:
         """Tokens are taken from a row that is there, after the rows were: a new key's first turn is the next."""
@@ -327,11 +330,12 @@ class Turns:
         self.store, self.dim = store, dim
         self.say = TurnStatements(store.statements, dim, table)
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
+        self._key_at = store.binding.columns.index(store.binding.key[0])
         #: The key served last.
         self._last: str | None = None
         self._forget_at = time.monotonic() + _FORGET_EVERY * random.uniform(0, 1)
-        #: How many gate rows were made here, and the number at which the server is told to look at them anew.
-        self._made, self._count_at = 0, 100
+        #: Gate rows made here, in all and of late, and the number at which the server is told to look at them anew.
+        self._made, self._new, self._count_at = 0, 0, 100
         #: The server keeps its plan for a text. A new guise of the text gets a plan for what the table is like now.
         self._guise, self._guise_at = 0, 0.0
         #: Claims in a row that got nothing although something was free: somebody holds the rows themselves.
@@ -351,7 +355,7 @@ class Turns:
         if len(claims) < count:
             self._last = None
             self.store.look_again, free = await self._when()
-            if free and not self._in_vain:  # a key that has only now got its gate row, or that others had locked
+            if free and (self._new or not self._in_vain):  # a key that has only now got its gate row, or was locked
                 claims += await self._take(count - len(claims), began)
                 self.store.look_again = (await self._when())[0] if len(claims) < count else None
         self._in_vain = 0 if claims else self._in_vain + 1
@@ -368,9 +372,9 @@ class Turns:
         )
         values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
         rows = await self.store.database.write(lambda run: run(text, tuple(values)))
-        if rows:
-            self._last = rows[0][-2] or self._last
-            self._made += rows[0][-1]
+        self._last, self._new = rows[0][-2] or self._last, rows[0][-1]
+        self._made += self._new
+        rows = [row for row in rows if row[self._key_at] is not None]
         claims = self.store.make_claims(rows, began)
         label = self.dim.label
         for claim, row in zip(claims, rows, strict=True):

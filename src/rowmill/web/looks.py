@@ -206,7 +206,8 @@ async def gates(
     answers = await lookout.ask(question, **chosen(lookout, sees, env, [lane] if lane else None))
     found = [values.gate_value(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     budgets = []
-    for view in {view.environment: view for view, _ in answers.found}.values() if lane is None else ():
+    whole = lane is None and sees("")  # budgets are spent by all lanes
+    for view in {view.environment: view for view, _ in answers.found}.values() if whole else ():
         if await has_table(view):
             told = await (await lane_gates(view)).budgets()
             budgets += [

@@ -1,0 +1,93 @@
+"""What somebody tries who should not get further, and what happens to somebody without luck."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from starlette.testclient import TestClient
+
+import web
+from databases import Db
+from rowmill import Mill
+
+HTML = {"Accept": "text/html"}
+LANE = "/api/v1/environments/default/lanes"
+
+
+def lone_lanes(db: Db) -> Mill:
+    """The two lanes on pages, and one beside them whose table is not there."""
+    mill = web.make_mill(db)
+
+    @mill.lane("vault", name="vault", ready={"status": "new"}, running={"status": "x"}, done={"status": "y"})
+    async def open_vault(job: Any) -> None: ...
+
+    return mill
+
+
+@pytest.fixture
+def client(db: Db) -> Iterator[TestClient]:
+    web.create_pages(db)
+    with web.served(lone_lanes(db)) as client:
+        yield client
+
+
+def test_a_token_for_one_lane_is_told_of_no_other_on_any_page(db: Db, client: TestClient) -> None:
+    """Issue 9.2: per lane; a page names no lane that its reader may not see, not even one that is broken."""
+    limited = web.bearer(web.token(db, "read", "operate", lanes=["fetch"])) | HTML
+    whole = web.bearer(web.token(db, "read")) | HTML
+    assert "vault" in client.get("/health", headers=whole).text
+    assert "lane=read" in client.get("/lane?lane=fetch", headers=whole).text
+    for path in ("/", "/errors", "/workers", "/health", "/tasks", "/lane?lane=fetch"):
+        page = client.get(path, headers=limited)
+        assert page.status_code == 200, path
+        assert "vault" not in page.text, path
+        assert "lane=read" not in page.text, path
+        assert "lane=mail" not in page.text, path
+
+
+def test_who_may_not_see_a_lane_does_not_learn_whether_there_is_one(db: Db, client: TestClient) -> None:
+    """Issue 9.2: the answer is the same for a lane of others and for none."""
+    limited = web.bearer(web.token(db, "read", lanes=["fetch"])) | HTML
+    for path in ("/lane", "/row", "/error"):
+        assert client.get(f"{path}?lane=fetch", headers=limited).status_code != 403
+        refused = [client.get(f"{path}?lane={name}", headers=limited) for name in ("vault", "nowhere")]
+        assert [answer.status_code for answer in refused] == [403, 403], path
+        assert [client.get(f"{path}?lane={name}", headers=HTML).status_code for name in ("vault", "nowhere")] == [
+            303,
+            303,
+        ], path
+
+
+def test_budgets_are_shown_to_who_may_see_every_lane(db: Db, client: TestClient) -> None:
+    """Issue 9.2: a budget is spent by all lanes, so a token for one does not see it."""
+    whole = web.bearer(web.token(db, "read", "operate"))
+    assert client.post(f"{LANE}/fetch/gates/set", json={"key": "a", "most": 1}, headers=whole).status_code == 200
+    db.execute("insert into rowmill_gates (lane, dim, key, cells) values ('', 'budget:vendor', '', '{}')")
+    limited = web.bearer(web.token(db, "read", lanes=["fetch"]))
+    assert client.get("/api/v1/gates", headers=whole).json()["budgets"][0]["budget"] == "vendor"
+    assert client.get("/api/v1/gates", headers=limited).json()["budgets"] == []
+
+
+@pytest.mark.parametrize("kind", ["pair", "time"])
+def test_a_key_that_is_no_key_is_refused_and_is_no_mistake_of_ours(pg: Db, kind: str) -> None:
+    """Issue 9, how it is judged: no 5xx, whatever stands where an id should."""
+    keys = {"pair": "a text, b integer, primary key (a, b)", "time": "at timestamptz primary key"}[kind]
+    pg.execute(f"create table odd (status text not null default 'new', worker text, {keys})")
+    mill = Mill(pg.url)
+
+    @mill.lane("odd", ready={"status": "new"}, running={"status": "x"}, done={"status": "y"}, dead={"status": "z"})
+    async def odd(job: Any) -> None: ...
+
+    given = ["a\rb,1", "a\nb,1", "[" * 5000, "0001-01-01T00:00+23:59", "9999-12-31T23:59:59-23:59", "a\0,1", '"', "[1"]
+    with web.served(mill) as client:
+        shown = client.get("/lane?lane=odd", headers=HTML)
+        assert shown.status_code == 200, shown.text
+        for text in given:
+            sent = quote(text, safe="")
+            for path in (f"/row?lane=odd&id={sent}", f"/lane?lane=odd&after={sent}", f"/lane?lane=odd&q={sent}"):
+                assert client.get(path, headers=HTML).status_code < 500, (path, text)
+            assert client.get(f"{LANE}/odd/rows/{sent}").status_code < 500, text
+            assert client.post(f"{LANE}/odd/retry", json={"ids": [text]}).status_code < 500, text

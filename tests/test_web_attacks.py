@@ -91,3 +91,34 @@ def test_a_key_that_is_no_key_is_refused_and_is_no_mistake_of_ours(pg: Db, kind:
                 assert client.get(path, headers=HTML).status_code < 500, (path, text)
             assert client.get(f"{LANE}/odd/rows/{sent}").status_code < 500, text
             assert client.post(f"{LANE}/odd/retry", json={"ids": [text]}).status_code < 500, text
+
+
+def test_what_was_refused_is_in_the_audit_log_whatever_refused_it(db: Db, client: TestClient) -> None:
+    """Issue 9.2, an audit log of every action: a missing scope, a lane of others, a task of others."""
+    reader = web.bearer(web.token(db, "read", name="reader"))
+    other = web.bearer(web.token(db, "read", "operate", "enqueue", lanes=["fetch"], name="other"))
+    tries: list[tuple[Any, str, dict[str, Any], str]] = [
+        (reader, f"{LANE}/fetch/retry", {"ids": ["1"]}, "retry"),
+        (reader, "/api/v1/environments/default/pause", {}, "pause"),
+        (reader, "/api/v1/tasks/mail", {"args": {"to": "a"}}, "enqueue"),
+        (other, f"{LANE}/read/cancel", {"ids": ["1"]}, "cancel"),
+        (other, "/api/v1/tasks/mail", {"args": {"to": "a"}}, "enqueue"),
+    ]
+    for headers, path, body, _ in tries:
+        assert client.post(path, json=body, headers=headers).status_code == 403, path
+    kept = db.query("select who, action, outcome from rowmill_audit order by id")
+    told = [(entry["who"], entry["action"], entry["outcome"]) for entry in kept]
+    assert told == [("reader" if who is reader else "other", action, "refused") for who, _, _, action in tries]
+
+
+def test_the_audit_log_names_the_rows_and_forgets_after_half_a_year(db: Db, client: TestClient) -> None:
+    """Issue 9.2: which rows an action was about stands there; what is older than it says is dropped by itself."""
+    assert client.post(f"{LANE}/fetch/retry", json={"ids": ["1"]}).status_code == 200
+    (first,) = db.query("select id from rowmill_audit")
+    db.execute("update rowmill_audit set at = '2020-01-01 00:00:00.000'")
+    client.app.state.audit._forgot = float("-inf")
+    ids = [str(1_000_000 + i) for i in range(100)]
+    assert client.post(f"{LANE}/fetch/retry", json={"ids": ids}).status_code == 200
+    (left,) = db.query("select id, target from rowmill_audit")
+    assert left["id"] != first["id"]
+    assert all(id in left["target"] for id in ids)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 import web
 from databases import Db
 from rowmill import Mill
+from rowmill.errors import Unreachable
+from rowmill.web import live
 
 HTML = {"Accept": "text/html"}
 LANE = "/api/v1/environments/default/lanes"
@@ -122,3 +126,51 @@ def test_the_audit_log_names_the_rows_and_forgets_after_half_a_year(db: Db, clie
     (left,) = db.query("select id, target from rowmill_audit")
     assert left["id"] != first["id"]
     assert all(id in left["target"] for id in ids)
+
+
+@pytest.mark.parametrize("given", ["x" * 100_000, "a\0b"], ids=["endless", "nul"])
+def test_a_form_with_text_that_nobody_typed_changes_nothing(db: Db, client: TestClient, given: str) -> None:
+    """Issue 9.2: forms are held to what the API takes; what is kept is shown on every page."""
+    csrf = web.csrf(client.get("/lane?lane=fetch", headers=HTML).text)
+    sent = {"csrf": csrf, "env": "default", "lane": "fetch"}
+    for verb, further in (
+        ("pause", {"reason": given}),
+        ("pause", {"key": given, "by": "domain"}),
+        ("cancel", {"id": "1", "reason": given}),
+        ("retry", {"id": given}),
+        ("retry_family", {"error": given, "sure": "yes"}),
+    ):
+        answer = client.post(f"/act/{verb}", data=sent | further, headers=HTML)
+        assert answer.status_code == 422, (verb, answer.text[:200])
+        assert len(answer.text) < 2000
+    assert client.get("/api/v1/status").json()["paused"] == []
+
+
+def test_a_stream_ends_with_its_token_and_outlives_an_outage(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 9.1, 9.2: who was shut out sees nothing new; while nobody can tell, nothing is sent; then it goes on."""
+    web.create_pages(db)
+    monkeypatch.setattr(live, "_CHECK", 0.0)
+    monkeypatch.setattr(live, "EVERY", 0.05)
+    headers = web.bearer(web.token(db, "read", name="ann")) | HTML
+    with web.listening(web.make_mill(db)) as (url, app):
+        tokens = app.state.door.tokens
+        find, away = tokens.find, 0
+
+        async def none(secret: str) -> Any:
+            nonlocal away
+            away += 1
+            raise Unreachable("cannot reach it")
+
+        with httpx.stream("GET", f"{url}/?live=1", headers=headers, timeout=30) as stream:
+            lines = (line for line in stream.iter_lines() if line)
+            assert any(line.startswith("data: ") for line in islice(lines, 50))
+            monkeypatch.setattr(tokens, "find", none)
+            while away < 3:  # the stream is still there
+                next(lines)
+            db.execute("insert into pages (url) values ('x')")
+            monkeypatch.setattr(tokens, "find", find)
+            assert any(line.startswith("data: ") for line in islice(lines, 200))
+            db.execute("update rowmill_tokens set revoked_at = '2020-01-01 00:00:00.000'")
+            assert any(line == "event: gone" for line in islice(lines, 50))
+            assert next(lines) == "data: {}"
+            assert next(lines, None) is None

@@ -50,10 +50,16 @@ async def _stream(request: Request, templates: Jinja2Templates, name: str, gathe
         while time.monotonic() - started < _LIFE:
             began = time.monotonic()
             if began - checked > _CHECK:
-                checked = began
-                if not await _still(request):
+                try:
+                    holds = await _still(request)
+                except (RowmillError, TimeoutError):  # not to be known now: nothing is shown until it is
+                    yield ": still\n\n"
+                    await asyncio.sleep(EVERY)
+                    continue
+                if not holds:
                     yield "event: gone\ndata: {}\n\n"
                     return
+                checked = began
             try:
                 blocks = render(request, templates, name, await _whole(gather))
             except (RowmillError, Problem, TimeoutError):  # the page itself would say so; the next look may not
@@ -77,7 +83,10 @@ async def _whole(gather: Gather) -> dict[str, Any]:
 async def _still(request: Request) -> bool:
     """Whether who opened the stream may still look."""
     known: Identity = request.state.who
-    found: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))
+    try:
+        found: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))
+    except Problem:  # a token that was good when the stream began
+        return False
     return (found.how, found.name, found.lanes) == (known.how, known.name, known.lanes) and "read" in found.scopes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -167,6 +168,7 @@ def test_a_stream_ends_with_its_token_and_outlives_an_outage(db: Db, monkeypatch
             monkeypatch.setattr(tokens, "find", none)
             while away < 3:  # the stream is still there
                 next(lines)
+            assert any(line == "event: away" for line in islice(lines, 50))
             db.execute("insert into pages (url) values ('x')")
             monkeypatch.setattr(tokens, "find", find)
             assert any(line.startswith("data: ") for line in islice(lines, 200))
@@ -174,3 +176,27 @@ def test_a_stream_ends_with_its_token_and_outlives_an_outage(db: Db, monkeypatch
             assert any(line == "event: gone" for line in islice(lines, 50))
             assert next(lines) == "data: {}"
             assert next(lines, None) is None
+
+
+def test_an_environment_without_tables_and_one_that_is_down_leave_the_others_health(pg: Db, tmp_path: Path) -> None:
+    """Issue 9.1: environments side by side; what one lacks, the others still answer. No password is told."""
+    web.create_pages(pg)
+    (tmp_path / "bare.db").touch()
+    down = "postgresql://ann:geheim@127.0.0.1:1/none"
+    mill = Mill({"main": pg.url, "bare": f"sqlite:///{tmp_path}/bare.db", "down": down})
+
+    @mill.lane("pages", ready={"status": "new"}, running={"status": "x"}, done={"status": "y"}, dead={"status": "z"})
+    async def fetch(job: Any) -> None: ...
+
+    with web.served(mill) as client:
+        answer = client.get("/api/v1/health")
+        assert answer.status_code == 200, answer.text
+        main, bare, down_ = answer.json()["environments"]
+        assert main["findings"]
+        assert not main["errors"]
+        assert "there is no table" in bare["errors"][0]["error"]
+        assert [error["unreachable"] for error in down_["errors"]] == [True]
+        (one,) = client.get("/api/v1/health?env=bare").json()["environments"]
+        assert one["environment"] == "bare"
+        for path in ("/", "/health", "/errors", "/lane?lane=fetch&env=down", "/api/v1/status", "/api/v1/overview"):
+            assert "geheim" not in client.get(path, headers=HTML).text, path

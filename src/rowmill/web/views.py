@@ -251,7 +251,7 @@ async def health(sight: Sight, sees: Sees = lambda lane: True) -> dict[str, Any]
         try:
             findings = [finding.value() for finding in await examine(database, views)]
         except RowmillError as error:
-            return {"environment": name, "findings": [], "errors": [*errors, Failure(name, None, error).value()]}
+            return {"environment": name, "findings": [], "errors": [Failure(name, None, error).value()]}
         return {"environment": name, "findings": findings, "errors": errors}
 
     async def everywhere() -> dict[str, Any]:

@@ -20,8 +20,9 @@ from rowmill import Cancel, Dead, Mill, Retry, Snooze, fixed
 from rowmill.engine import failures as engine_failures
 from rowmill.engine.failures import FailureLog
 from rowmill.errors import Busy
+from rowmill.events import Events
 from rowmill.fingerprint import fingerprint, shape
-from rowmill.store import Database
+from rowmill.store import Database, schema
 from rowmill.store import failures as store_failures
 from rowmill.store.failures import Failure, Failures
 from rowmill.store.families import errors
@@ -376,13 +377,23 @@ async def test_what_was_written_down_is_not_written_again_when_nothing_can_be_pr
     async def busy(self: Failures) -> None:
         raise Busy("locked")
 
+    jobs(lite)
+    database = Database.open(lite.url)
+    await schema.ensure(database)
     monkeypatch.setattr(Failures, "prune", busy)
-    jobs(lite, "flaky", "forbidden")
-    await failing(lite).worker(drain=True).run()
-    assert lite.value("select count(*) from rowmill_failures") == 3
+    log = FailureLog(database, Events(), "default")
+    log._add(Failure("jobs", "1", 1, "w", "retry", "transient", "no answer"), None)
+    for _ in range(500):
+        if lite.value("select count(*) from rowmill_failures"):
+            break
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0)
+    await log.close()
+    await database.close()
+    assert lite.value("select count(*) from rowmill_failures") == 1
 
 
-def test_a_long_word_is_told_from_others_as_quickly_as_many_short_ones() -> None:
+def test_a_long_word_without_an_address_is_quickly_told_from_others() -> None:
     """D10: text without an address is not searched for one from each of its letters on."""
 
     def took(text: str) -> float:
@@ -391,5 +402,6 @@ def test_a_long_word_is_told_from_others_as_quickly_as_many_short_ones() -> None
             fingerprint(text)
         return time.process_time() - began
 
-    assert min(took("x" * 3900) for _ in range(3)) < 4 * min(took("ab cd " * 650) for _ in range(3))
+    plain, addressed = (min(took(text) for _ in range(3)) for text in ("x" * 3900, "x" * 3900 + " a@b.example"))
+    assert plain < addressed / 2
     assert shape("from ann%40example.org and bob@example.org") == "from <email> and <email>"

@@ -226,10 +226,11 @@ def test_every_action_is_written_down_with_who_and_how_it_ended(site: Db, client
     found = get(client, "audit")["entries"]
     assert [(e["who"], e["action"], e["lane"], e["outcome"]) for e in found] == [
         ("ann", "pause", "nowhere", "refused"),
+        ("ann", "enqueue", None, "refused"),
         ("ann", "retry", "fetch", "nothing"),
         ("ann", "retry", "fetch", "done"),
     ]
-    assert found[2]["target"] == "ids=[6]"
+    assert (found[1]["target"], found[3]["target"]) == ("task=report", "ids=[6]")
     assert secret not in str(found)
     assert len(get(client, "audit", limit=1)["entries"]) == 1
     assert get(client, "audit", before=found[1]["id"])["entries"] == found[2:]

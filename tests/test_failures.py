@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from collections import Counter
 from datetime import timedelta as td
 from pathlib import Path
@@ -14,9 +17,13 @@ from command import Command
 from databases import Db
 from farm import JOBS
 from rowmill import Cancel, Dead, Mill, Retry, Snooze, fixed
+from rowmill.engine import failures as engine_failures
 from rowmill.engine.failures import FailureLog
-from rowmill.fingerprint import fingerprint
-from rowmill.store import Database
+from rowmill.errors import Busy
+from rowmill.events import Events
+from rowmill.fingerprint import fingerprint, shape
+from rowmill.store import Database, schema
+from rowmill.store import failures as store_failures
 from rowmill.store.failures import Failure, Failures
 from rowmill.store.families import errors
 from rowmill.store.inspect import view_lane
@@ -331,3 +338,70 @@ def _stopped_when(mill: Mill, db: Db, question: str, answer: int) -> Any:
         yield
 
     return work()
+
+
+async def test_a_flood_is_put_into_words_beside_the_loop_and_what_is_lost_at_the_end_is_told(
+    lite: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D10: a long message takes milliseconds to be told from others; a worker's loop has its runs to serve."""
+    where: set[bool] = set()
+
+    def told(text: str | None) -> str:
+        where.add(threading.current_thread() is threading.main_thread())
+        return fingerprint(text)
+
+    monkeypatch.setattr(store_failures, "fingerprint", told)
+    jobs(lite, *["flaky"] * 40)
+    await failing(lite).worker(drain=True).run()
+    assert where == {False}
+    assert lite.value("select count(*) from rowmill_failures") == 80
+
+    async def stands(self: Failures, failures: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(Failures, "add", stands)
+    monkeypatch.setattr(engine_failures, "_LAST", 0.2)
+    lite.execute("update jobs set status = 'queued', attempts = 0")
+    events: list[Any] = []
+    mill = failing(lite)
+    mill.on_event(events.append)
+    await mill.worker(drain=True).run()
+    assert sum(event.fields["count"] for event in events if event.name == "failures_dropped") == 80
+
+
+async def test_what_was_written_down_is_not_written_again_when_nothing_can_be_pruned(
+    lite: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D10: a database that is busy for a moment makes no failure count twice."""
+
+    async def busy(self: Failures) -> None:
+        raise Busy("locked")
+
+    jobs(lite)
+    database = Database.open(lite.url)
+    await schema.ensure(database)
+    monkeypatch.setattr(Failures, "prune", busy)
+    log = FailureLog(database, Events(), "default")
+    log._add(Failure("jobs", "1", 1, "w", "retry", "transient", "no answer"), None)
+    for _ in range(500):
+        if lite.value("select count(*) from rowmill_failures"):
+            break
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0)
+    await log.close()
+    await database.close()
+    assert lite.value("select count(*) from rowmill_failures") == 1
+
+
+def test_a_long_word_without_an_address_is_quickly_told_from_others() -> None:
+    """D10: text without an address is not searched for one from each of its letters on."""
+
+    def took(text: str) -> float:
+        began = time.process_time()
+        for _ in range(50):
+            fingerprint(text)
+        return time.process_time() - began
+
+    plain, addressed = (min(took(text) for _ in range(3)) for text in ("x" * 3900, "x" * 3900 + " a@b.example"))
+    assert plain < addressed / 2
+    assert shape("from ann%40example.org and bob@example.org") == "from <email> and <email>"

@@ -176,7 +176,7 @@ def test_what_cannot_be_set_is_refused_with_the_way_out(lite: Db, command: Comma
         (["set", "crawl", "a", "tokens=1", "--by", "domain"], 1, "has no rate gate by domain"),
         (["set", "crawl", "1", "tokens=lots", "--by", "source_id"], 2, "is not a number"),
         (["set", "crawl", "1", "tokens=nan", "--by", "source_id"], 2, "is not a number"),
-        (["set", "crawl", "1", "delay=1s", "--by", "source_id"], 1, "adaptive"),
+        (["set", "crawl", "1", "delay=1s", "--by", "source_id"], 2, "adaptive"),
         (["set", "crawl", "a", "closed=soon", "--by", "domain"], 2, "is not a duration"),
         (["set", reference, "crwl", "a", "most=1"], 1, "did you mean 'crawl'?"),
         (["reset", "crawl", "a", "b"], 2, "too many words"),

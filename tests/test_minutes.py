@@ -144,3 +144,16 @@ async def test_old_minutes_are_pruned_and_long_times_are_told_in_steps(db: Db) -
         db.value("select min(minute) from rowmill_minutes") > db.value("select max(minute) from rowmill_minutes") - 1440
     )
     await database.close()
+
+
+async def test_minutes_that_a_clock_ran_ahead_to_count_when_they_come(db: Db) -> None:
+    """Issue 9.1: a database whose clock was set back tells no rate of what has not happened yet."""
+    database = Database.open(db.url)
+    await schema.ensure(database)
+    minutes = Minutes(database, Clock())
+    await minutes.add({"a": {"done": 2}})
+    await minutes.add({"b": {"done": 1}})
+    db.execute("insert into rowmill_minutes (lane, minute, done) select lane, minute + 600, 500 from rowmill_minutes")
+    found = await minutes.history(["a", "b"])
+    await database.close()
+    assert [found[lane].recent.numbers.get("done") for lane in ("a", "b")] == [2, 1]

@@ -107,6 +107,9 @@ def test_a_server_serves_until_it_is_told_to_end(db: Db, command: Command, tmp_p
         assert (taken.code, "Try: another --port" in taken.err) == (1, True), taken
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) in (0, -signal.SIGTERM)
+        (told,) = [line for line in server.stderr if "'action'" in line]
+        assert "'action': 'pause'" in told, "the audit log is in the log as well"
+        assert "'lane': 'fetch'" in told
     finally:
         server.kill()
         server.communicate()

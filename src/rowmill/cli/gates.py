@@ -12,7 +12,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..errors import DatabaseError, RowmillError, did_you_mean
+from ..errors import DatabaseError, DeclarationError, RowmillError, did_you_mean
 from ..mill import Mill
 from ..store import values
 from ..store.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
@@ -179,7 +179,10 @@ async def _set(
     async with Lookout(mill, [environment], [lane]) as lookout:
         found = await _gates(lookout, environment)
         dim = found.choose(by, keyed=key is not None, needs=[kind for name in given if (kind := SETTABLE[name])])
-        written = found.change(dim, _written(given))
+        try:
+            written = found.change(dim, _written(given))
+        except DeclarationError as error:  # what does not go with this gate is the command's mistake
+            raise UsageError(error.message, hint=error.hint) from None
         known = (await found.known(dim, key))[0] if key is not None else ""
         await ensure_gates(found.view.database)
         await found.write(dim, known, written)

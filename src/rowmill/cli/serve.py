@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import RowmillError
+from ..events import configure_logs
 from ..mill import Mill
 from ..store.access import Tokens
 from ..store.inspect import check_file
@@ -73,6 +74,7 @@ def serve(
     listening = _listen(host.strip("[]"), port)
     shown = f"[{host.strip('[]')}]" if ":" in host.strip("[]") else host
     errors.print(f"rowmill serves on http://{shown}:{listening.getsockname()[1]}  (Ctrl-C ends)", highlight=False)
+    configure_logs()  # the audit log is there, whether or not the database can keep it
     uvicorn.Server(config).run([listening])
 
 

@@ -39,7 +39,7 @@ class FailureLog:
     def __init__(self, database: Database, events: Events, environment: str) -> None:
         self._table, self._events, self._environment = Failures(database), events, environment
         self._waiting: deque[_Entry] = deque(maxlen=_WAITING)
-        self._dropped = 0
+        self._dropped = self._under_way = 0
         self._off = False
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -71,14 +71,15 @@ class FailureLog:
     async def _write(self) -> None:
         pause = _PAUSE
         while self._waiting and not self._off:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), pause)
+            if pause != _PAUSE or len(self._waiting) < _BATCH:  # a flood has nothing to wait for
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), pause)
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _BATCH))]
+            self._under_way = len(batch)
             try:
                 # Tracebacks are put into words elsewhere: the loop has runs to serve.
                 await self._table.add(await asyncio.to_thread(_worded, batch))
-                await self._prune()
-                pause = _PAUSE
+                self._under_way, pause = 0, _PAUSE
             except Refused as error:
                 self._off = True
                 self._events.emit(
@@ -90,14 +91,22 @@ class FailureLog:
                 self._dropped += max(len(batch) - room, 0)
                 self._waiting.extendleft(reversed(batch[max(len(batch) - room, 0) :]))
                 if self._hurry.is_set():
+                    self._under_way = 0
                     return
                 pause = _AGAIN
-            if self._dropped:
-                self._events.emit(
-                    "failures_dropped", logging.WARNING, environment=self._environment, count=self._dropped,
-                    hint="more failed than could be written down; the rows are as they should be",
-                )  # fmt: skip
-                self._dropped = 0
+            self._under_way = 0
+            self._tell()
+            with contextlib.suppress(DatabaseError):  # what was written is not written again for that
+                await self._prune()
+
+    def _tell(self) -> None:
+        """Say what was not written down."""
+        if self._dropped:
+            self._events.emit(
+                "failures_dropped", logging.WARNING, environment=self._environment, count=self._dropped,
+                hint="more failed than could be written down; the rows are as they should be",
+            )  # fmt: skip
+            self._dropped = 0
 
     async def _prune(self) -> None:
         if time.monotonic() - self._pruned > _PRUNE_EVERY or not self._pruned:
@@ -111,6 +120,10 @@ class FailureLog:
             await asyncio.wait([self._task], timeout=_LAST)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if not self._off:
+            self._dropped += len(self._waiting) + self._under_way
+            self._waiting.clear()
+            self._tell()
 
 
 def _worded(batch: list[_Entry]) -> list[Failure]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,8 @@ SESSION_HOURS, AUDIT_DAYS = 12, 180
 _COLUMNS = "id, name, scopes, lanes, session_of, created_at, created_by, expires_at, used_at, revoked_at"
 _ENTRY = "id, at, who, token, address, action, environment, lane, target, outcome, detail"
 _LONGEST = 2000
+#: Seconds between two looks for entries of the audit log that are too old.
+_FORGET_EVERY = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,7 @@ class Audit(_Own):
     """What was done, by whom, and how it ended."""
 
     name = "rowmill_audit"
+    _forgot = -_FORGET_EVERY
 
     async def record(self, entry: Mapping[str, str | None]) -> None:
         """Add an entry: who, token, address, action, environment, lane, target, outcome, detail."""
@@ -225,6 +229,12 @@ class Audit(_Own):
             return [dict(zip(_ENTRY.split(", "), row, strict=True)) for row in run(text, values)]
 
         return [{**entry, "at": _time(entry["at"])} for entry in await self.database.read(verb)]
+
+    async def forget_in_time(self) -> None:
+        """Drop what is too old, where that was not done lately."""
+        if (now := time.monotonic()) - self._forgot >= _FORGET_EVERY:
+            self._forgot = now
+            await self.forget()
 
     async def forget(self) -> None:
         """Drop what is older than half a year."""

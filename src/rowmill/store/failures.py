@@ -5,6 +5,7 @@ The row is the truth; this is what it does not tell: what happened before, and h
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +108,8 @@ class Failures:
             at = f"strftime('{_TIME}', 'now', (-(s.value ->> 'ago')) || ' seconds')"
             taken = [f"s.value ->> '{name}'" for name in names]
         text = f"insert into {self.table} (at, {', '.join(names)}) select {at}, {', '.join(taken)} from {source}"
-        document = json.dumps([failure.value() for failure in failures])
+        # Elsewhere: to tell a long message's family takes milliseconds, and the loop has runs to serve.
+        document = await asyncio.to_thread(lambda: json.dumps([failure.value() for failure in failures]))
         given: Any = (document,) if self.postgres else {"doc": document}
         await self.database.write(lambda run: run(text, given))
 

@@ -77,12 +77,15 @@ def _parts(text: str, count: int) -> list[str]:
     """The parts of a composite key: with commas between, or as the log has it, a list in JSON."""
     try:
         listed = json.loads(text, parse_int=str, parse_float=str) if text.lstrip().startswith("[") else None
-    except ValueError:  # a part that begins with a bracket
+    except (ValueError, RecursionError):  # a part that begins with a bracket
         listed = None
     if isinstance(listed, list) and len(listed) == count:
         return [part if isinstance(part, str) else json.dumps(part) for part in listed]
     # A part that has a comma in it stands in double quotes.
-    return next(csv.reader([text], skipinitialspace=True), [])
+    try:
+        return next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:  # a line's end outside of quotes, or a part without an end
+        return []
 
 
 def _part(binding: Binding, column: str, text: str) -> Any:
@@ -101,7 +104,7 @@ def _part(binding: Binding, column: str, text: str) -> Any:
             return Decimal(text)
         if isinstance(kind, (sa.DateTime, sa.Date)) and not lite:
             return _moment(kind, text)
-    except (ValueError, InvalidOperation) as error:
+    except (ValueError, OverflowError, InvalidOperation) as error:
         known = binding.sql_types.get(column, str(kind)).lower()
         raise DeclarationError(
             f"{text!r} is not an id in table {binding.table.fullname!r}: its key column {column!r} is {known}",

@@ -135,7 +135,7 @@ on conflict (lane, minute) do update set {sums}"""
             # Of the newest minutes each by itself, of the others by step: a week is no more to send than an hour.
             bucket = f"case when minute >= {last - RECENT} then minute else minute / {step} * {step} end"
             text = f"""select lane, {bucket} as b, {sums} from {self.table}
-where lane in ({marks}) and minute >= {min(first, last - RECENT)} group by 1, 2 order by 1, 2"""
+where lane in ({marks}) and minute between {min(first, last - RECENT)} and {last} group by 1, 2 order by 1, 2"""
             found: dict[str, dict[int, dict[str, int]]] = {lane: {} for lane in lanes}
             for row in run(text, tuple(lanes)) if lanes else ():
                 found[row[0]][int(row[1])] = {name: int(n) for name, n in zip(NUMBERS, row[2:], strict=True)}

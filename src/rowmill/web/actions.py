@@ -33,7 +33,7 @@ from .problem import Problem, of
 Given = Mapping[str, Any]
 #: Seconds for which rows are written step by step before an answer is given; the rest is for the next request.
 _PATIENCE = 20.0
-_LONGEST_TARGET = 200
+_LONGEST_TARGET = 2000
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ async def perform(request: Request, action: str, environment: str, lane: str | N
         if who(request).how != "none":
             outcome = "refused" if problem.status_code < 500 else "failed"
             await audit.record(request, action, **told, outcome=outcome, detail=str(problem.detail))
+            problem.audited = True
         raise problem from error
     nothing = found.get("count") == 0 or ("resumed" in found and found["resumed"] is None)
     detail = f"{found['count']} rows" if "count" in found else None
@@ -115,7 +116,7 @@ def _target(given: Given) -> str | None:
         name: value for name, value in given.items() if value is not None and name not in ("args", "many", "columns")
     }
     text = ", ".join(f"{name}={value}" for name, value in said.items())
-    return text[:_LONGEST_TARGET] or None
+    return (text if len(text) <= _LONGEST_TARGET else f"{text[: _LONGEST_TARGET - 1]}…") or None
 
 
 # -- rows

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError, did_you_mean
+from . import audit
 from .access import require
 from .calls import Call
 from .endpoints import ENDPOINTS, Endpoint
@@ -60,6 +61,19 @@ class Served:
         self.body = jsonschema_rs.validator_for(endpoint.body) if endpoint.body is not None else None
 
     async def __call__(self, request: Request) -> Response:
+        try:
+            return await self._serve(request)
+        except Problem as problem:
+            # Who tries what he may not is written down, also where it did not come to an action.
+            if self.endpoint.method != "GET" and problem.status_code == 403 and not problem.audited:
+                place = {name: request.path_params.get(name) for name in ("environment", "lane")}
+                await audit.record(
+                    request, self.endpoint.name, **place, outcome="refused", detail=str(problem.detail),
+                    target=f"task={request.path_params['task']}" if "task" in request.path_params else None,
+                )  # fmt: skip
+            raise
+
+    async def _serve(self, request: Request) -> Response:
         endpoint = self.endpoint
         identity = require(request, endpoint.scope, some=True) if endpoint.scope else request.state.who
         path = dict(request.path_params)

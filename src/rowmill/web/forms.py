@@ -22,6 +22,8 @@ _ACTIONS = {"retry": "retry", "cancel": "cancel", "release": "release", "schedul
             "resume": "resume", "gate": "set_gate", "reset": "reset_gates", "retry_family": "retry_family",
             "bury_family": "bury_family"}  # fmt: skip
 _BULK = {"retry": ("dead", "canceled", "waiting"), "cancel": ("ready", "waiting"), "release": ("stuck",)}
+#: Letters of a field, as the API has it, and of what a page has put into a form: a key, an address, a message.
+_LONGEST, _LONGEST_MADE = 1000, 8000
 _PAST = {"retry": "made ready", "cancel": "canceled", "release": "released", "schedule": "rescheduled"}
 
 
@@ -32,6 +34,7 @@ def routes(templates: Jinja2Templates) -> list[Route]:
         form, verb = await request.form(), request.path_params["verb"]
         if verb not in _ACTIONS:
             raise Problem(404, f"there is no action {verb!r}")
+        _check(form)
         environment, lane = str(form.get("env", "")), str(form.get("lane", "")) or None
         many = (verb in _BULK and not form.get("id")) or verb.endswith("_family")
         if many and form.get("sure") != "yes":
@@ -81,6 +84,14 @@ def _given(request: Request, verb: str, form: FormData) -> dict[str, Any]:
     if verb == "reset" and "key" not in form:
         given["all"] = True
     return given
+
+
+def _check(form: FormData) -> None:
+    """What no form of the pages sends, and no database keeps: files, NUL, texts without an end."""
+    for name, value in form.multi_items():
+        most = _LONGEST_MADE if name in ("back", "shape", "id", "key") else _LONGEST
+        if not isinstance(value, str) or "\0" in value or len(value) > most:
+            raise Problem(422, f"{name[:50]!r} is not text of at most {most:,} letters")
 
 
 def _text(form: FormData, name: str) -> str | None:

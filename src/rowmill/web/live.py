@@ -26,6 +26,8 @@ EVERY = 2.0
 _MOST = 100
 #: Seconds between two looks whether the viewer's token still holds, and a stream's longest life.
 _CHECK, _LIFE = 15.0, 3600.0
+#: Tells the page that it stands still.
+_AWAY = "event: away\ndata: {}\n\n"
 _open = 0
 
 
@@ -45,22 +47,33 @@ async def _stream(request: Request, templates: Jinja2Templates, name: str, gathe
     _open += 1
     try:
         sent: dict[str, str] = {}
+        away = False
         checked = started = time.monotonic()
         yield "retry: 3000\n\n"
         while time.monotonic() - started < _LIFE:
             began = time.monotonic()
             if began - checked > _CHECK:
-                checked = began
-                if not await _still(request):
+                try:
+                    holds = await _still(request)
+                except (RowmillError, TimeoutError):  # not to be known now: nothing is shown until it is
+                    away = True
+                    yield _AWAY
+                    await asyncio.sleep(EVERY)
+                    continue
+                if not holds:
                     yield "event: gone\ndata: {}\n\n"
                     return
+                checked = began
             try:
                 blocks = render(request, templates, name, await _whole(gather))
-            except (RowmillError, Problem, TimeoutError):  # the page itself would say so; the next look may not
-                blocks = dict(sent)
-            changed = {block: html for block, html in blocks.items() if sent.get(block) != html}
-            sent |= changed
-            yield f"data: {json.dumps(changed)}\n\n" if changed else ": still\n\n"
+            except (RowmillError, Problem, TimeoutError):  # what is shown is no longer true; the next look may be
+                away = True
+                yield _AWAY
+            else:
+                changed = {block: html for block, html in blocks.items() if sent.get(block) != html}
+                sent |= changed
+                yield f"data: {json.dumps(changed)}\n\n" if changed or away else ": still\n\n"
+                away = False
             # Where looking is dear, looking on must not become the database's main work.
             await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
     finally:
@@ -77,7 +90,10 @@ async def _whole(gather: Gather) -> dict[str, Any]:
 async def _still(request: Request) -> bool:
     """Whether who opened the stream may still look."""
     known: Identity = request.state.who
-    found: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))
+    try:
+        found: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))
+    except Problem:  # a token that was good when the stream began
+        return False
     return (found.how, found.name, found.lanes) == (known.how, known.name, known.lanes) and "read" in found.scopes
 
 

@@ -14,7 +14,6 @@ from ..store import Database, values
 from ..store.access import Audit
 from ..store.gate_view import KeyView, has_table, lane_gates
 from ..store.gating import Dimension
-from ..store.health import examine
 from ..store.inspect import Counts, LaneView, Row
 from ..store.keys import parse, written
 from ..store.pages import Filter, Wanted, page
@@ -206,7 +205,8 @@ async def gates(
     answers = await lookout.ask(question, **chosen(lookout, sees, env, [lane] if lane else None))
     found = [values.gate_value(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     budgets = []
-    for view in {view.environment: view for view, _ in answers.found}.values() if lane is None else ():
+    whole = lane is None and sees("")  # budgets are spent by all lanes
+    for view in {view.environment: view for view, _ in answers.found}.values() if whole else ():
         if await has_table(view):
             told = await (await lane_gates(view)).budgets()
             budgets += [
@@ -232,25 +232,6 @@ def tasks(lookout: Lookout, sees: Sees) -> dict[str, Any]:
         if sees(task.queue)
     ]
     return {"tasks": found}
-
-
-async def health(lookout: Lookout, sees: Sees, env: list[str] | None) -> dict[str, Any]:
-    """What slows the queues down, and what to do."""
-    asked = chosen(lookout, sees, env, None)
-
-    async def ask(name: str, database: Database) -> dict[str, Any]:
-        async def itself(view: LaneView) -> None: ...
-
-        answers = await lookout.ask(itself, environments=[name], lanes=asked["lanes"])
-        failed, findings = _failed(answers.failures), []
-        try:
-            findings = [finding.value() for finding in await examine(database, [view for view, _ in answers.found])]
-        except RowmillError as error:
-            failed.append(Failure(name, None, error).value())
-        return {"environment": name, "findings": findings, "errors": failed}
-
-    places = [place for place in lookout.databases if not env or place[0] in env]
-    return {"environments": await asyncio.gather(*(ask(*place) for place in places))}
 
 
 async def entries(audit: Audit, lanes: frozenset[str] | None, limit: int, before: int | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ..errors import RowmillError
 from ..store.inspect import STATES
 from ..store.pages import OPERATORS, Filter, Wanted
 from . import charts, diagram, family, forms, rowview, taskview, views, words
-from .access import require, who
+from .access import Identity, require, who
 from .live import respond
 from .notices import notices_of
 from .problem import Problem
@@ -78,8 +78,7 @@ class Pages:
 
     async def lane(self, request: Request) -> Response:
         """One lane and its rows."""
-        environment, name, sight = *_place(request), sight_of(request)
-        identity = require(request, "read", name)
+        (identity, environment, name), sight = _place(request), sight_of(request)
         common, hours = self._common(request, "lane"), _hours(request)
         wanted, wrong = _wanted(request), ""
         counted: dict[str, Any] = {}
@@ -89,12 +88,12 @@ class Pages:
         async def gather() -> dict[str, Any]:
             nonlocal wrong
             try:
-                found = await views.lane(sight, environment, name, wanted, hours)
+                found = await views.lane(sight, environment, name, wanted, hours, identity.sees)
             except RowmillError as error:  # a filter that the database cannot read: the page stays, and says so
                 if not (wanted.filters or wanted.search or wanted.after):
                     raise
                 wrong = error.message + (f". Try: {error.hint}" if error.hint else "")
-                found = await views.lane(sight, environment, name, Wanted(wanted.state, size=1), hours)
+                found = await views.lane(sight, environment, name, Wanted(wanted.state, size=1), hours, identity.sees)
                 found["page"] = {"rows": [], "after": None, "stretches": False, "looked_at": None}
             return {**common, "hours": hours, "lane": found, "wanted": wanted, "wrong": wrong, "exact": counted,
                     "operate": identity.may("operate", name)}  # fmt: skip
@@ -103,8 +102,7 @@ class Pages:
 
     async def row(self, request: Request) -> Response:
         """One row."""
-        environment, name, sight = *_place(request), sight_of(request)
-        identity = require(request, "read", name)
+        (identity, environment, name), sight = _place(request), sight_of(request)
         common, key = self._common(request, "row"), request.query_params.get("id", "")
 
         async def gather() -> dict[str, Any]:
@@ -127,8 +125,7 @@ class Pages:
 
     async def error(self, request: Request) -> Response:
         """One family of failures."""
-        environment, name, sight = *_place(request), sight_of(request)
-        identity = require(request, "read", name)
+        (identity, environment, name), sight = _place(request), sight_of(request)
         common, hours = self._common(request, "errors"), _hours(request, family.HOURS, 24.0)
         mark = request.query_params.get("error", "")
 
@@ -174,16 +171,18 @@ class Pages:
         return await respond(request, self.templates, "health.html", gather)
 
 
-def _place(request: Request) -> tuple[str, str]:
-    """The environment and the lane that a page is about."""
-    sight = sight_of(request)
+def _place(request: Request) -> tuple[Identity, str, str]:
+    """Who may see the lane that a page is about, the environment and the lane. Who may not is not told whether there
+    is such a lane.
+    """
+    sight, name = sight_of(request), request.query_params.get("lane", "")
+    identity = require(request, "read", name)
     environment = request.query_params.get("env") or next(iter(sight.databases))
-    name = request.query_params.get("lane", "")
     if name not in sight.mill.lanes:
         raise Problem(404, f"there is no lane {name!r}")
     if environment not in sight.databases:
         raise Problem(404, f"there is no environment {environment!r}")
-    return environment, name
+    return identity, environment, name
 
 
 def _hours(request: Request, offered: tuple[int, ...] = HOURS, default: float = 1.0) -> float:

@@ -43,6 +43,8 @@ class Problem(HTTPException):
     ) -> None:
         super().__init__(status, detail, headers)
         self.hint, self.further = hint, further
+        #: Whether the audit log has it already.
+        self.audited = False
 
     def document(self) -> dict[str, Any]:
         """As a program reads it."""

@@ -159,8 +159,11 @@ def feeds(one: Lane, other: Lane) -> bool:
 # -- a lane, its rows
 
 
-async def lane(sight: Sight, environment: str, name: str, wanted: Wanted, hours: float = 1.0) -> dict[str, Any]:
+async def lane(
+    sight: Sight, environment: str, name: str, wanted: Wanted, hours: float = 1.0, sees: Sees = lambda lane: True
+) -> dict[str, Any]:
     """One lane: counts, charts, gates, and a page of its rows."""
+    beside = [other for other in sight.mill.lanes.values() if other.name != name and sees(other.name)]
     view = await sight.view(environment, name)
     histories = await sight.histories(environment, hours)
     pauses = [values.pause_value(p, environment) for p in await standing(view.database, sight.mill.clock, [name])]
@@ -174,8 +177,8 @@ async def lane(sight: Sight, environment: str, name: str, wanted: Wanted, hours:
         "roles": dict(view.binding.roles),
         "gates": await gates(sight, environment, name),
         "page": await sight.once(("rows", environment, name, wanted), lambda: rows(sight, environment, name, wanted)),
-        "feeds": [o.name for o in sight.mill.lanes.values() if o is not view.lane and feeds(view.lane, o)],
-        "fed_by": [o.name for o in sight.mill.lanes.values() if o is not view.lane and feeds(o, view.lane)],
+        "feeds": [other.name for other in beside if feeds(view.lane, other)],
+        "fed_by": [other.name for other in beside if feeds(other, view.lane)],
     }
 
 
@@ -259,7 +262,12 @@ async def health(sight: Sight, sees: Sees = lambda lane: True) -> dict[str, Any]
         return {"environments": await asyncio.gather(*(ask(*place) for place in sight.databases.items()))}
 
     found = await sight.once("health", everywhere, 5.0)
-    return {"environments": [
-        {**one, "findings": [f for f in one["findings"] if f["lane"] is None or sees(f["lane"])]}
-        for one in found["environments"]
-    ]}  # fmt: skip
+
+    def shown(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [part for part in listed if part["lane"] is None or sees(part["lane"])]
+
+    return {
+        "environments": [
+            {**one, "findings": shown(one["findings"]), "errors": shown(one["errors"])} for one in found["environments"]
+        ]
+    }

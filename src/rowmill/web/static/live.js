@@ -47,6 +47,7 @@ function listen() {
       }
       document.documentElement.dataset.updates = Number(document.documentElement.dataset.updates || 0) + 1;
     };
+    source.addEventListener("away", () => tell(false));
     source.addEventListener("gone", () => { source.close(); location.reload(); });
   };
   const close = () => { if (source) source.close(); source = null; tell(false); };

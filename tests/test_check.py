@@ -89,6 +89,16 @@ def test_what_would_not_work_is_an_error(name: str, db: Db, command: Command) ->
     assert said in str(document["checked"])
 
 
+def test_where_the_table_of_tasks_is_missing_check_says_what_makes_it(db: Db, command: Command) -> None:
+    """C1: nobody creates rowmill_jobs by hand, nor means another table by it."""
+    create(db)
+    command.app(db.url, "@mill.task\nasync def report(to: str): ...")
+    document = command.json("check", code=1)
+    ((finding,),) = [c["findings"] for c in document["checked"] if c["lane"] == "default"]
+    assert "there is no table 'rowmill_jobs'" in finding["text"]
+    assert finding["hint"].startswith("rowmill migrate APP --apply makes it")
+
+
 def test_an_environment_that_is_down_is_an_error_and_the_others_are_checked(db: Db, command: Command) -> None:
     create(db)
     command.app({"here": db.url, "there": NOWHERE}, lane("jobs"))

@@ -170,8 +170,10 @@ def test_a_row_shows_all_of_itself_and_is_retried_canceled_released_and_put_off(
     )
     visitor.open(f"/row?lane=extract&id={waiting}").click("Release from its worker")
     assert site.status(waiting) == "new"
+    visitor.click("Cancel")
+    assert site.db.value("select error from documents where id = ?", waiting) == "canceled by an operator"
     done = site.db.query("select action, outcome from rowmill_audit order by id")
-    assert [entry["action"] for entry in done] == ["retry", "schedule", "cancel", "release"]
+    assert [entry["action"] for entry in done] == ["retry", "schedule", "cancel", "release", "cancel"]
     assert {entry["outcome"] for entry in done} == {"done"}
 
 

@@ -157,6 +157,9 @@ def test_a_shell_completes_commands_and_lanes(lite: Db, command: Command, monkey
         return ended.stdout.split()
 
     assert "errors" in complete("rowmill err")
+    assert complete("rowmill retry --lane enr") == ["enrichment"], "by ROWMILL_APP"
+    monkeypatch.delenv("ROWMILL_APP")
     assert complete(f"rowmill retry {name} --lane enr") == ["enrichment"]
+    assert complete(f"rowmill pause {name.replace(':', chr(10) + ':' + chr(10))} --lane enr") == ["enrichment"], "bash"
     monkeypatch.setenv("ROWMILL_APP", "no.such:module")
     assert complete("rowmill retry --lane enr") == []

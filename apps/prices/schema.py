@@ -40,9 +40,15 @@ async def setup() -> None:
     """Tables, views and functions in the Mill's database; again at any time."""
     script = (Path(__file__).parent / "schema.sql").read_text()
     script = script.replace(":lock_timeout seconds", f"{settings.job_lock_timeout_seconds} seconds")
-    async with opened() as database, database.begin() as connection:
-        raw = await connection.get_raw_connection()
-        await raw.driver_connection.execute(script)
+    async with opened() as database:
+        if database.dialect.name != "postgresql":
+            raise RowmillError(
+                "prices needs PostgreSQL, and ROWMILL_DATABASE_URL is a SQLite file",
+                hint="ROWMILL_DATABASE_URL=postgresql://user:password@host:5432/database",
+            )
+        async with database.begin() as connection:
+            raw = await connection.get_raw_connection()
+            await raw.driver_connection.execute(script)
     await install_functions()
 
 

@@ -40,6 +40,22 @@ async def test_an_answer_outlives_the_run_that_asked_for_it(jobs: Db, settings: 
     assert [call.status for call in model.calls] == [200]
 
 
+async def test_without_a_key_rows_wait_before_the_model_and_lose_no_attempt(jobs: Db, settings: Settings) -> None:
+    """E6: what somebody forgot to set is told, and no row dies of it."""
+    (key,) = world.insert(jobs, status=MODEL, extractedInfo=INFO)
+    mill = world.mill_on(jobs, replace(world.calm(settings), model_key=""))
+    told = []
+    mill.on_event(lambda event: told.append(event.name))
+    async with Kit(mill) as kit:
+        for _ in range(4):
+            stepped = await kit.step(MODEL)
+            assert stepped is not None
+            assert stepped.outcome == "snooze"
+            kit.advance(td(minutes=2))
+    assert "no_model_key" in told
+    assert world.row(jobs, key)["retryCount"] == 0
+
+
 async def test_the_budget_holds_what_a_call_may_use_and_gives_back_what_it_did_not(
     jobs: Db, settings: Settings, model: Model
 ) -> None:

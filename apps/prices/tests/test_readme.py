@@ -70,3 +70,22 @@ def test_the_demonstration_ends_by_itself_with_every_coin_valued(app: App) -> No
     assert "3 valuations, 0 jobs failed." in said
     assert re.search(r"auction: \d+ requests \(3 times 200, \d+ times 500\)", said), said
     assert re.search(r"9 succeeded by|\d succeeded by worker-1", said)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--coins", "0"], 2, "--coins 0: at least 1"),
+        (["demo", "--processes", "0"], 2, "--processes 0: at least 1"),
+        (["setup"], 1, "prices needs PostgreSQL, and ROWMILL_DATABASE_URL is a SQLite file"),
+    ],
+)
+def test_what_cannot_work_is_told_without_a_traceback(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    """D11: bad input is named."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    environment["ROWMILL_DATABASE_URL"] = f"sqlite:///{tmp_path}/coins.db"
+    command = [sys.executable, "-m", "apps.prices", *words]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == code
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr

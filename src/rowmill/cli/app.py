@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
@@ -66,7 +67,10 @@ Env = Annotated[
 
 def lane_names(context: typer.Context, incomplete: str) -> list[str]:
     """For the shell: the lanes of the application that the line names so far. A mistake in it is not said here."""
-    given = context.params.get("reference") or os.environ.get("ROWMILL_APP")
+    # A line that ends in an option without its value is not parsed; bash, besides, makes three words of module:mill.
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    named = re.search(r"(?<!\S)([\w.]+)\s?:\s?([\w.]+)", line)
+    given = ":".join(named.groups()) if named else context.params.get("reference") or os.environ.get("ROWMILL_APP")
     with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
         return [name for name in find_app(given).lanes if name.startswith(incomplete)]
     return []

@@ -20,6 +20,7 @@ from .. import roles as roles_words
 from .. import states
 from ..errors import DeclarationError, did_you_mean
 from ..lane import Lane
+from ..task import TABLE as TASKS
 from .database import Database
 from .lacking import Lacking, lacking
 
@@ -255,10 +256,13 @@ def reflect_table(
             inspector = sa.inspect(connection)
             known = inspector.get_table_names(schema) if schema in (None, *inspector.get_schema_names()) else []
             full = f"{schema}.{name}" if schema else name
-            raise DeclarationError(
-                f"{where}: there is no table {full!r}{place}",
-                hint=did_you_mean(name, known) if known else "create the table first: there is none in this database",
-            ) from None
+            if name == TASKS:
+                hint = "rowmill migrate APP --apply makes it; so does the first worker, where it may create tables"
+            elif known:
+                hint = did_you_mean(name, known)
+            else:
+                hint = "create the table first: there is none in this database"
+            raise DeclarationError(f"{where}: there is no table {full!r}{place}", hint=hint) from None
     kinds = {column.name: column.type for column in table.c}
     known_to_user = getattr(given, "__table__", given)
     if isinstance(known_to_user, sa.Table):

@@ -48,6 +48,11 @@ class Identity:
         """Whether this one may do something: to a lane, or, without one, to all of them."""
         return scope in self.scopes and (self.lanes is None or (lane is not None and lane in self.lanes))
 
+    @property
+    def signature(self) -> str:
+        """Who it was, for the reason that a row keeps; where no token is needed nobody has a name."""
+        return "an operator" if self.how == "open" else self.name
+
     def sees(self, lane: str) -> bool:
         """Whether a lane is to be shown."""
         return self.may("read", lane)

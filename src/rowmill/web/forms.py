@@ -66,10 +66,10 @@ def _given(request: Request, verb: str, form: FormData) -> dict[str, Any]:
             given["state"] = _state(verb, form)
     if verb.endswith("_family"):
         given["error"] = _text(form, "error")
-        given["reason"] = f"buried by {who(request).name}"
+        given["reason"] = f"buried by {who(request).signature}"
     if verb == "cancel":
         given |= {"running": form.get("running") == "yes", "reason": _text(form, "reason")}
-        given["reason"] = given["reason"] or f"canceled by {who(request).name}"
+        given["reason"] = given["reason"] or f"canceled by {who(request).signature}"
     if verb == "schedule":
         given["run_after"] = _text(form, "at") or ""
     if verb == "pause":

@@ -17,7 +17,7 @@ import gated
 from databases import Db
 from rowmill import Concurrency, Mill
 from rowmill.claim import Settlement
-from rowmill.store.turns import TurnStatements
+from rowmill.store.turn_statements import TurnStatements
 from rowmill.store.walk import _Claim
 from rowmill.testing import Kit
 

@@ -10,7 +10,7 @@ from ..clock import Clock
 from ..errors import DeclarationError, Refused
 from ..lane import Lane
 from . import schema
-from .base import LaneStore, Settled, bounded
+from .base import LaneStore
 from .binding import Binding, bind, fence_time
 from .database import Database, uncut
 from .fast import QueueLane
@@ -18,6 +18,7 @@ from .gate_rows import GateRows
 from .gating import bind_gates
 from .notes import Notes
 from .postgres import PostgresLane
+from .settled import Settled, bounded
 from .sqlite import SqliteLane
 from .turns import Turns
 from .tx import Tx

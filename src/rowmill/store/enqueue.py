@@ -19,7 +19,7 @@ from ..task import Call
 from .callers import Verb, numbered
 from .database import Database, Postgres
 from .direct import Direct
-from .postgres import _clean
+from .documents import clean
 
 CHANNEL = "rowmill"
 _CHUNK = 5000
@@ -257,7 +257,7 @@ def _json(value: Any) -> str:
     """JSON that both databases keep: text from outside may have NUL and lone surrogates in it."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     if "\\u0000" in text or "\\ud" in text:
-        text = json.dumps(_clean(value), ensure_ascii=True, separators=(",", ":"))
+        text = json.dumps(clean(value), ensure_ascii=True, separators=(",", ":"))
     return text
 
 

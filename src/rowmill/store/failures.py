@@ -14,8 +14,8 @@ from typing import Any
 
 from ..fingerprint import fingerprint, shape
 from . import schema
-from .base import bounded
 from .database import Database, Run
+from .settled import bounded
 
 #: How long a failure is kept, and how many are at most.
 DAYS, MOST = 30, 20_000

@@ -21,9 +21,10 @@ from ..task import Call
 from .base import LaneStore
 from .callers import drive, on
 from .database import Database, runner, uncut
+from .documents import clean
 from .enqueue import CHANNEL, Place, Say, add
 from .jobs import listed, read
-from .postgres import PostgresLane, _clean
+from .postgres import PostgresLane
 from .translate import translated
 
 
@@ -116,7 +117,7 @@ async def keep_step(store: LaneStore, claim: Claim, name: str, result: Any) -> b
 insert into {table} (job_id, name, result) select held._k0, held._name, held._result from held
 on conflict (job_id, name) do update set result = excluded.result
 returning 1"""
-        document = store._document([claim], [{"_name": name, "_result": _clean(result)}])
+        document = store._document([claim], [{"_name": name, "_result": clean(result)}])
         return bool(await store.database.write(lambda run: run(text, store._parameters(document))))
     say_lite: Any = store.statements
     text = f"""insert into {table} (job_id, name, result)

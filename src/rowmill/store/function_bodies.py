@@ -13,11 +13,11 @@ from typing import Any
 from .. import states
 from ..clock import Clock
 from ..retry import LONGEST, Exponential, Fixed
-from .base import ERROR_LENGTH
 from .binding import Binding, fence_time
 from .gated_functions import FunctionGates, FunctionTurns
 from .postgres import PostgresStatements
 from .resolve import Resolved
+from .settled import ERROR_LENGTH
 from .singly import NOT_BACK
 from .statements import POISONED
 

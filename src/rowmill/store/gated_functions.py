@@ -17,7 +17,7 @@ from .database import Database, Run, runner
 from .gating import Dimension, Foreign
 from .resolve import Resolved
 from .translate import translated
-from .turns import TurnStatements
+from .turn_statements import TurnStatements
 
 #: A success that changes nothing else is not written more often than this, in seconds.
 _SUCCESS_EVERY = 1.0

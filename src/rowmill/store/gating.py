@@ -12,9 +12,10 @@ import sqlalchemy as sa
 from ..allowance import GateState
 from ..errors import DeclarationError, Refused
 from ..gates import BreakerColumns, Group
-from .binding import Binding, reflect_table, table_name
+from .binding import Binding
 from .database import Database, Run
 from .gate_rows import GateRows
+from .reflect import reflect_table, table_name
 from .statements import Statements
 
 #: Types of which equal values may be written differently (1.0 and 1.00), or one value by two sessions.

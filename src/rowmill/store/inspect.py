@@ -19,11 +19,12 @@ from ..errors import Busy, DeclarationError, Unreachable
 from ..lane import Lane
 from ..roles import snake
 from . import schema
-from .binding import CREATED, bind, table_name
+from .binding import CREATED, bind
 from .database import Database, Sqlite
 from .fleet import Fleet
 from .keys import Key, Marks, among
 from .postgres import PostgresLane, PostgresStatements
+from .reflect import table_name
 from .sqlite import SqliteLane, SqliteStatements
 from .statements import INCARNATION
 

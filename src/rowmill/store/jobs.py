@@ -10,10 +10,10 @@ from typing import Any
 from ..clock import Clock
 from ..options import UNFINISHED, Keep
 from ..task import Status
-from .base import bounded
 from .callers import on
 from .database import Database
 from .enqueue import Say
+from .settled import bounded
 
 OVER = ("done", "dead", "canceled")
 _STATUS = "id, task, state, attempts, run_after, progress, error, result, history"

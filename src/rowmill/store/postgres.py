@@ -11,19 +11,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
-from datetime import time as clock_time
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
 from ..errors import Refused
-from .base import LaneStore, encoding
+from .base import LaneStore
 from .binding import Binding, fence_time
 from .database import Database, Run
+from .documents import clean, plain
 from .gating import Dimension
+from .settled import encoding
 from .singly import sweep_singly
 from .statements import Statements
 
@@ -334,14 +333,14 @@ class PostgresLane(LaneStore):
         for i, claim in enumerate(claims):
             at = claim.claimed_at
             if at not in times:
-                times[at] = _plain(at)
+                times[at] = plain(at)
             row: dict[str, Any] = {"_ord": i, "_at": times[at], "_n": claim.attempts}
             for k, part in enumerate(claim.key):
                 row[f"_k{k}"] = part
             if values is not None:
                 row.update(values[i])
             rows.append(row)
-        return json.dumps(rows, default=_plain, ensure_ascii=True)
+        return json.dumps(rows, default=plain, ensure_ascii=True)
 
     def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
@@ -361,7 +360,7 @@ class PostgresLane(LaneStore):
     def _json(self, column: str, value: Any) -> Any:
         if isinstance(value, datetime) and value.tzinfo and "without time zone" in self.binding.sql_types[column]:
             value = value.astimezone(UTC).replace(tzinfo=None)  # columns without a time zone are UTC
-        return _clean(self.encode(column, value))
+        return clean(self.encode(column, value))
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         text = self._text("read", self.statements.read)
@@ -387,7 +386,7 @@ class PostgresLane(LaneStore):
 
     async def progress(self, claim: Claim, value: Any) -> bool:
         text = self._text("progress", self.statements.progress)
-        document = self._document([claim], [{"_v0": _clean(value)}])
+        document = self._document([claim], [{"_v0": clean(value)}])
         return bool(await self.database.write(lambda run: run(text, self._parameters(document))))
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
@@ -403,35 +402,3 @@ class PostgresLane(LaneStore):
 
     def running_probe(self) -> str:
         return self._text("running", self.statements.running_probe)
-
-
-def _plain(value: Any) -> Any:
-    """Values JSON has no word for, as text the server can read in any type."""
-    if isinstance(value, (datetime, date, clock_time)):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return f"{value // timedelta(microseconds=1)} microseconds"
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return "\\x" + bytes(value).hex()
-    if isinstance(value, (set, frozenset, tuple)):
-        return list(value)
-    if isinstance(value, (Decimal, UUID)):
-        return str(value)
-    return str(value)
-
-
-def _clean(value: Any) -> Any:
-    """Text as JSON on the server takes it: scraped text has NUL and lone surrogates, which fail a whole batch."""
-    if isinstance(value, str):
-        return value if value.isascii() and "\x00" not in value else _without_poison(value)
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    if isinstance(value, dict):
-        return {_clean(str(k)): _clean(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_clean(v) for v in value]
-    return value
-
-
-def _without_poison(text: str) -> str:
-    return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")

@@ -20,10 +20,11 @@ import sqlalchemy as sa
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
 from ..errors import Refused
-from .base import LaneStore, encoding
+from .base import LaneStore
 from .binding import Binding, fence_time
 from .database import Database, Run
 from .gating import Dimension
+from .settled import encoding
 from .singly import sweep_singly
 from .statements import Statements
 

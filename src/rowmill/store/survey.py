@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from .. import vocabulary
 from ..errors import DeclarationError, did_you_mean
 from ..facts import Column, Facts, Index
-from .binding import table_name
 from .database import Database, Run, runner
 from .kinds import kind_of, shares_of, sql_type_of, typed, understood
 from .literals import allowed_by_check, comment_meanings, literals_of, plain_default
+from .reflect import table_name
 from .translate import translated
 
 #: A table of up to so many rows (and pages) is read whole; of a larger one about SAMPLE rows.

@@ -6,7 +6,7 @@ from ..claim import KINDS
 from .gate_view import lane_gates
 from .inspect import LaneView
 from .postgres import PostgresStatements
-from .turns import TurnStatements
+from .turn_statements import TurnStatements
 
 
 async def texts(view: LaneView) -> dict[str, str]:

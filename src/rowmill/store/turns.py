@@ -1,14 +1,4 @@
-"""The gated claim on PostgreSQL where all gates of a lane look at one key: exact, and one statement.
-
-A statement sees one snapshot, taken before any lock: what it counts may be old by the time it holds the lock. So
-every claim bumps the version of the gate rows it takes from, and the lock is had only where the version still is
-the one that the snapshot shows: then nobody has claimed of that key since, and nobody can until the commit. Rows
-running can only have become fewer. There is no counter that could leak. A key that has no gate row yet gets one in the
-claim itself: of two that make it only one succeeds, and takes.
-
-Keys take turns: each worker walks the keys that have ready rows from the one it was served last on, and then from the
-first, by a loose index scan: key by key, whatever number of rows stands behind each, and only as far as it takes.
-"""
+"""The gated claim on PostgreSQL as a worker makes it: whose turn is next, and when to look again."""
 
 from __future__ import annotations
 
@@ -16,311 +6,19 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from ..allowance import LAG_SHARE, SLACK, START_LAG
 from ..claim import Claim
-from .gate_rows import LONGEST
 from .gating import Dimension, LooseShare
+from .turn_statements import TurnStatements
 
 if TYPE_CHECKING:
-    from .postgres import PostgresLane, PostgresStatements
+    from .postgres import PostgresLane
 
-#: Gate rows of keys that are idle for so long are forgotten, and looked for so often.
-_IDLE, _FORGET_EVERY = 60.0, 30.0
+#: How often gate rows of idle keys are looked for, in seconds.
+_FORGET_EVERY = 30.0
 #: A claim that takes longer is dear: seconds, and seconds for each row asked for. And when it is planned anew again.
-DEAR, DEAR_PER_ROW, _GUISE_AGAIN = 0.01, 0.0002, 5.0
+_DEAR, _DEAR_PER_ROW, _GUISE_AGAIN = 0.01, 0.0002, 5.0
 #: Rows held back by what runs elsewhere are looked for again after this, where no time is known.
 HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
-_NO_LIMIT = "'infinity'::float8"
-#: What is asked of a gate's row.
-_STATE = ("version", "tokens", "refilled_at", "delay", "streak", "open_until", "closed_until", "paused_until", "most")
-
-
-class TurnStatements:
-    """What is said to PostgreSQL. The gate's row is ``_g``, so that no column of the user's is meant by mistake."""
-
-    #: SQL for how many rows a claim is to take, and for the key that was served last.
-    count, last = "$1::bigint", "$2::text"
-
-    def __init__(self, say: PostgresStatements, dim: Dimension, table: str) -> None:
-        self.say, self.dim, self.group, self.table = say, dim, dim.group, table
-        self.where = f"lane = {_text(say.lane.name)} and dim = {_text(dim.label)}"
-
-    # -- how many of a key may go
-
-    def _counted(self, me: str) -> str:
-        """All running rows, counted by key in one step: a document, in which each key is then looked up.
-
-        ``me`` is SQL for the worker.
-
-        Not key by key: where few rows run when a table is analysed, the planner takes any index on running rows for
-        as good as the one by key, and reads all of them for each.
-        """
-        say, phrase = self.say, self.dim.phrase
-        counted = ["jsonb_object_agg(_c.key, _c.n) as n"]
-        inner = [f"{phrase}::text as key", "count(*) as n"]
-        if self.group.process is not None:
-            counted.append("jsonb_object_agg(_c.key, _c.mine) as mine")
-            inner.append(f"count(*) filter (where {say.name(say.roles['worker'])} = {me}) as mine")
-        return f"""running as materialized (
-  select {", ".join(counted)} from (
-    select {", ".join(inner)} from {say.table}
-    where {say.running()} and {phrase} is not null group by 1
-  ) _c
-)"""
-
-    def _running(self, of: str = "n") -> str:
-        return f"coalesce(((select {of} from running) ->> _g.key)::bigint, 0)"
-
-    def _breaker(self) -> tuple[str, str]:
-        """SQL for the streak, and for whether it is open."""
-        if self.dim.breaker is None:
-            return "coalesce(_g.streak, 0)", f"_g.open_until > {self.say.plain_now()}"
-        own, names = self.dim.breaker, self.dim.columns
-        streak = f"coalesce({own.value(names.streak, '_g.key')}, 0)"
-        opened = f"(select {own.until(names.open_until)} from {own.table} where {own.of('_g.key')})"
-        return streak, f"coalesce({opened}, 0) > 0"
-
-    def _speed(self) -> tuple[str, str]:
-        """SQL for tokens per second and for the bucket's size; the first is NULL where there is no limit."""
-        rate = self.group.rate
-        assert rate is not None
-        if rate.adaptive is not None:
-            return f"1 / nullif(coalesce(_g.delay, {rate.adaptive.start}), 0)", "1.0::float8"
-        per = rate.per.total_seconds()
-        if rate.source is None:
-            return f"{rate.n / per!r}::float8", f"{rate.capacity(rate.n)!r}::float8"
-        size = f"{rate.burst}.0" if rate.burst is not None else "greatest(floor(_f.listed), 1.0)"
-        speed = f"case when _f.listed > 0 then _f.listed / {per!r} when _f.listed <= 0 then 0.0 end"
-        return speed, f"case when _f.listed > 0 then {size} else 0.0 end"
-
-    def _tokens(self) -> str:
-        speed, size = self._speed()
-        listed = ""
-        if self.group.rate is not None and (source := self.group.rate.source) is not None:
-            assert self.dim.rate is not None
-            value = self.dim.rate.value(source.column, "_g.key")
-            listed = f"\n  cross join lateral (select {value}::float8 as listed) _f"
-        return f"""{listed}
-  cross join lateral (select {speed} as speed, {size} as size) _s
-  cross join lateral (select case when _s.speed is null then {_NO_LIMIT} else least(_s.size, coalesce(
-    _g.tokens + greatest(extract(epoch from {self.say.plain_now()} - _g.refilled_at), 0)::float8 * _s.speed,
-    _s.size)) end as tokens) _t"""
-
-    def _free(self) -> str:
-        """SQL for how many rows of a key may start."""
-        group, parts = self.group, []
-        if group.concurrency is not None:
-            parts.append(f"coalesce(_g.most, {group.concurrency.limit}) - {self._running()}")
-        if group.process is not None:
-            parts.append(f"{group.process.limit} - {self._running('mine')}")
-        if group.breaker is not None:
-            streak, opened = self._breaker()
-            probe = f"case when {streak} < {group.breaker.failures} then {_NO_LIMIT}"
-            parts.append(f"{probe} when {opened} then 0 else 1 - {self._running()} end")
-        if group.rate is not None:
-            parts.append(f"floor(_t.tokens + {SLACK})")
-        return f"least({', '.join(parts)})" if len(parts) > 1 else parts[0]
-
-    def _states(self) -> str:
-        """What is asked of each gate row on the way."""
-        tokens = self._tokens() if self.group.rate is not None else ""
-        return f"""{tokens}
-  cross join lateral (select {self._free()} as free) _x"""
-
-    def _first(self, key: str) -> str:
-        """The first row of a key that waits for its turn, if there is one."""
-        say = self.say
-        return f"""select 1 from {say.table} where {self.dim.within(key)} and {say.ready()}
-    order by {self.dim.phrase}, {say.order()} limit 1"""
-
-    @property
-    def _counts(self) -> bool:
-        return self.group.counts_running or self.group.process is not None
-
-    def _open(self) -> str:
-        """The condition for keys that may go on."""
-        say, now = self.say, self.say.plain_now()
-        return f"""{say.unpaused()}
-    and coalesce(_g.paused_until <= {now}, true) and coalesce(_g.closed_until <= {now}, true)
-    and _x.free > 0"""
-
-    # -- statements
-
-    def _walk(self, begun: bool) -> str:
-        """The keys of ready rows, one after the other."""
-        say, phrase = self.say, self.dim.phrase
-        # What is known only when it runs stands in a query of its own: a plan made for one value would look so much
-        # cheaper than one for all values that the server would plan every claim anew.
-        after = f"{phrase} > (select {self.last}::{self.dim.kind})" if begun else f"{phrase} is not null"
-        ready = f"from {say.table} where {say.ready_state()}"
-        return f"""walk as (
-  (select {phrase} as key, 1 as turn {ready} and {after} order by {phrase} limit 1)
-  union all
-  select _n.key, walk.turn + 1 from walk cross join lateral (
-    select {phrase} as key {ready} and {phrase} > walk.key order by {phrase} limit 1) _n
-)"""
-
-    def _gate(self) -> str:
-        """The gate's row of a key as the snapshot has it; its version is NULL where there is none yet."""
-        state = ", ".join(f"_o.{name}" for name in _STATE)
-        return f"""(select _k.key::text as key, {state} from (select) _e
-    left join {self.table} _o on {self.where} and _o.key = _k.key::text limit 1)"""
-
-    def claim(self, *, begun: bool = False, loose: int = 0) -> str:
-        """$1 how many, $2 the key that was served last where there is one, then worker where it is asked for.
-        ``loose``: for how many rows without a key room is kept.
-        """
-        say, dim = self.say, self.dim
-        rows, found = say._match("chosen")
-        tokens, kept = "", ""
-        if self.group.rate is not None:
-            tokens = ", _t.tokens, _s.speed, _s.size"
-            kept = ", held.tokens as _tokens, held.speed as _speed, held.size as _size"
-        me = self._me(begun)
-        running = f"{self._counted(me)}, " if self._counts else ""
-        return f"""with recursive {running}{self._walk(begun)}, turns as materialized (
-  -- read as the snapshot has it, and only as far as needed
-  select _g.key, _g.version, _x.free, _k.turn{tokens}
-  from walk _k
-  cross join lateral {self._gate()} _g{self._states()}
-  where octet_length(_g.key) <= {LONGEST} and {self._open()}
-), held as materialized (
-  -- locked only if nothing has changed since the snapshot
-  select turns.*, _l.spot from turns left join lateral (
-    select _g.ctid as spot from {self.table} _g
-    where {self.where} and _g.key = turns.key and _g.version = turns.version
-    for no key update skip locked
-  ) _l on true
-  where turns.version is null or _l.spot is not null
-), picked as materialized (
-  select _j.*, held.spot as _spot, held.key as _key, held.turn as _turn{kept} from held cross join lateral (
-    select {rows} from {say.table}
-    where {dim.within("held.key")} and {say.ready()}
-    order by {dim.phrase}, {say.order()}
-    limit least(held.free, (select {self.count}))::bigint
-    for no key update skip locked
-  ) _j
-  limit (select {self.count}){self._kept_free(loose)}
-), made as (
-  -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
-  insert into {self.table} (lane, dim, key, version, touched_at)
-  select {_text(say.lane.name)}, {_text(dim.label)}, _n._key, 1, {say.plain_now()}
-  from (select distinct _key from picked where _spot is null) _n order by _n._key
-  on conflict do nothing
-  returning key
-){self._loose(rows, loose if begun else None)}, chosen as (
-  select {rows} from picked where _spot is not null{self._or_made()}{self._and_loose(rows)}
-), bump as (
-  update {self.table} _g set {self._bumped()}
-  where _g.ctid = any(array(select _spot from picked where _spot is not null))
-), taken as (
-  update {say.table} set
-    {say.assignments(say.claim_set(me))}
-  where {found}
-  {self._taken()}
-order by {say.order("taken.")}"""
-
-    def _me(self, begun: bool) -> str:
-        """SQL for the worker."""
-        return "$3::text" if begun else "$2::text"
-
-    def _taken(self) -> str:
-        """What the claim answers with: the rows and their keys, the key served last, how many gate rows were made. That
-        last is told in a row of its own where nothing was taken.
-        """
-        columns = self.say.binding.columns
-        return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _key
-)
-select {self.say.names(columns, "taken.")}, taken._key,
-  (select _key from picked order by _turn desc limit 1), _m.n
-from (select count(*) as n from made) _m left join taken on true"""
-
-    def _or_made(self) -> str:
-        """Tokens are taken from a row that is there, after the rows were: a new key's first turn is the next."""
-        return " or _key in (select key from made)" if self.group.rate is None else ""
-
-    def _and_loose(self, rows: str) -> str:
-        return f"\n  union all select {rows} from loose" if self.dim.nullable else ""
-
-    def _kept_free(self, loose: int) -> str:
-        """Room for so many rows without a key, as far as there are any."""
-        if not loose:
-            return ""
-        say = self.say
-        some = f"select 1 from {say.table} where {self.dim.phrase} is null and {say.ready()} limit {loose}"
-        return f" - (select count(*) from ({some}) _e)"
-
-    def _loose(self, rows: str, most: int | None) -> str:
-        """Rows without a key are not held back: they take the room that is left, once all keys have had their turn
-        (``most`` is None), and their share before.
-        """
-        if not self.dim.nullable:
-            return ""
-        say = self.say
-        left = f"greatest({self.count} - (select count(*) from picked), 0)"
-        return f""", loose as materialized (
-  select {rows} from {say.table}
-  where {self.dim.phrase} is null and {say.ready()} and {say.unpaused()}
-  order by {say.order()}
-  limit {left if most is None else f"least({left}, {most})"}
-  for no key update skip locked
-)"""
-
-    def _bumped(self) -> str:
-        now = self.say.plain_now()
-        parts = ["version = _g.version + 1", f"touched_at = {now}"]
-        if self.group.rate is not None:
-            mine = "from picked where _spot = _g.ctid"
-            parts.append(f"tokens = (select nullif(min(_tokens) - count(*), 'infinity') {mine})")
-            # As refill_delay has it. This step runs last, so that the time it reads is none before a row's claimed_at.
-            late = f"extract(epoch from {now.replace('now()', 'clock_timestamp()')} - {now})::float8"
-            lag = f"case when _size >= 2 then {START_LAG} else least({START_LAG}, {LAG_SHARE} / nullif(_speed, 0)) end"
-            delay = f"greatest(min((_tokens - _size) / nullif(_speed, 0) + {late} + {lag}), 0) * interval '1 second'"
-            delay = f"(select case when min(_speed) > 0 then {delay} else '0' end {mine})"
-            parts.append(f"refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + {delay}")
-        return ", ".join(parts)
-
-    def forget(self) -> str:
-        """Gate rows that say nothing: no row ready or running, and no state that a fresh one would not have."""
-        say, now = self.say, self.say.plain_now()
-        refilled = ""
-        if self.group.rate is not None:
-            refilled = f"\n  and (select _t.tokens >= _s.size from (select 1) _o{self._tokens()})"
-        return f"""delete from {self.table} _g
-where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refilled}
-  and _g.streak = 0 and _g.most is null and _g.delay is null and _g.last_failure_at is null
-  and coalesce(_g.paused_until < {now}, true) and coalesce(_g.closed_until < {now}, true)
-  and not exists (select 1 from {say.table} where {self.dim.matches("_g.key")} and {say.ready_state()})
-  and not exists (select 1 from {say.table} where {self.dim.matches("_g.key")} and {say.running()})"""
-
-    def when(self) -> str:
-        """$1 worker where it is asked for. Seconds until a key that has ready rows may go on: 0 for one that others had
-        locked at the moment of the claim; and whether any row is ready at all.
-        """
-        say, now, group = self.say, self.say.plain_now(), self.group
-        waits = [f"extract(epoch from _g.{name} - {now})" for name in ("paused_until", "closed_until")]
-        tokens = ""
-        if group.breaker is not None and self.dim.breaker is None:
-            waits.append(f"extract(epoch from _g.open_until - {now})")
-        elif group.breaker is not None and (own := self.dim.breaker) is not None:
-            names = self.dim.columns
-            waits.append(f"(select {own.until(names.open_until)} from {own.table} where {own.of('_g.key')})")
-        if group.rate is not None:
-            tokens = self._tokens()
-            put_off = f"greatest(extract(epoch from _g.refilled_at - {now})::float8, 0)"
-            waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {put_off} + {SLACK}")
-        wait = f"greatest({', '.join(waits)})"
-        free = f"""select 0 from {self.table} _g{self._states()}
-  cross join lateral ({self._first("_g.key")}) _y where {self.where} and {self._open()} limit 1"""
-        counted = f"with {self._counted('$1::text')}\n" if self._counts else ""
-        return f"""{counted}select coalesce(({free}), (
-  select _w.wait from (
-    select _g.key, {wait} as wait from {self.table} _g{tokens}
-    where {self.where} and {wait} > 0 order by 2
-  ) _w
-  cross join lateral ({self._first("_w.key")}) _y
-  limit 1
-))::float8, {say.ready_probe()}"""
 
 
 class Turns:
@@ -387,7 +85,7 @@ class Turns:
             self._count_at = 4 * self._made
             await self.store.database.write(lambda run: run(f"analyze {self.say.table}", ()))
         now = time.monotonic()
-        if took > DEAR + DEAR_PER_ROW * count and now > self._guise_at:
+        if took > _DEAR + _DEAR_PER_ROW * count and now > self._guise_at:
             self._guise, self._guise_at = self._guise + 1, now + _GUISE_AGAIN
 
     async def _when(self) -> tuple[float | None, bool]:
@@ -410,7 +108,3 @@ def _least_wait(dim: Dimension) -> float:
     if rate is None or rate.source is not None or rate.adaptive is not None:
         return 0.005
     return min(0.05, rate.capacity(rate.n) / 2 / (rate.n / rate.per.total_seconds()))
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,82 @@
+"""What is settled: as one statement can write it, as a column can hold it, and as ``on_settled`` sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..claim import Settlement
+from ..errors import DatabaseError, Refused
+
+if TYPE_CHECKING:
+    from .base import LaneStore
+
+ERROR_LENGTH = 2000
+
+
+class HookFailed(Exception):
+    """A lane's ``on_settled`` raised; the transaction around it was rolled back."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Settled:
+    """One settled row as ``on_settled`` sees it: its columns as claimed, and how its run ended."""
+
+    __slots__ = ("_settlement", "_store")
+
+    def __init__(self, store: LaneStore, settlement: Settlement) -> None:
+        self._store, self._settlement = store, settlement
+
+    def __getitem__(self, column: str) -> Any:
+        if column in self._settlement.columns:
+            return self._settlement.columns[column]
+        return self._store.value(self._settlement.claim.row, column)
+
+    @property
+    def id(self) -> Any:
+        """The row's key."""
+        return self._settlement.claim.id
+
+    @property
+    def outcome(self) -> str:
+        """done, retry, snooze, dead, canceled or release."""
+        return self._settlement.kind
+
+    @property
+    def error(self) -> str | None:
+        """The error text, where the run failed."""
+        return self._settlement.error
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt it was."""
+        return self._settlement.claim.attempt
+
+
+@contextmanager
+def encoding() -> Iterator[None]:
+    """A value that cannot even be put into words for the database is refused like one that it would not take."""
+    try:
+        yield
+    except DatabaseError:
+        raise
+    except Exception as error:
+        raise Refused(f"it cannot be encoded: {type(error).__name__}: {error}") from error
+
+
+def groups(batch: Iterable[Settlement]) -> list[list[Settlement]]:
+    """Settlements that one statement can write: the same kind, the same columns, each row once."""
+    found: dict[tuple[str, tuple[str, ...]], list[Settlement]] = {}
+    for settlement in batch:
+        found.setdefault((settlement.kind, tuple(sorted(settlement.columns))), []).append(settlement)
+    return list(found.values())
+
+
+def bounded(text: str, most: int = ERROR_LENGTH) -> str:
+    """Text that any column takes: no NUL, no lone surrogates, not longer than it is useful."""
+    clean = text.replace("\x00", "\\x00").encode("utf-8", "replace").decode("utf-8")
+    return clean if len(clean) <= most else clean[: most - 1] + "…"

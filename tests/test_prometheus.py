@@ -146,14 +146,17 @@ def test_one_port_stands_for_all_processes(lite: Db, tmp_path: Path) -> None:
         line = next(line for line in process.stderr if "metrics_served" in line)
         url = re.findall(r"http://[^\s\"]+", line)[0]
         deadline, found = time.monotonic() + 40, dict[tuple[str, ...], float]()
-        while found.get(("rowmill_outcomes_total", "prod", "fetch", "done")) != 40:
+        workers = [("rowmill_workers", "prod", state) for state in ("idle", "busy")]
+        while (
+            found.get(("rowmill_outcomes_total", "prod", "fetch", "done")) != 40
+            or sum(found.get(name, 0) for name in workers) != 2
+        ):
             assert time.monotonic() < deadline, found
             with urllib.request.urlopen(url, timeout=20) as answer:
                 found = samples(answer.read().decode())
             time.sleep(0.1)
         assert found["rowmill_claims_total", "prod", "fetch"] == 40
         assert found["rowmill_up", "prod"] == 1
-        assert found["rowmill_workers", "prod", "idle"] + found["rowmill_workers", "prod", "busy"] == 2
     finally:
         process.terminate()
         process.communicate(timeout=30)

@@ -82,9 +82,10 @@ class Terminal:
 
     def __init__(self, *words: str, folder: Path) -> None:
         self._ours, theirs = pty.openpty()
+        screen = {"TERM": "xterm", "COLUMNS": "110", "LINES": "30"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rowmill", *words], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "110", "LINES": "30"}, start_new_session=True,
+            env={**os.environ, **screen, "PYTHONPATH": os.pathsep.join(sys.path)}, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
         os.set_blocking(self._ours, False)

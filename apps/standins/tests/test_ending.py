@@ -41,6 +41,7 @@ def test_a_demonstration_that_is_stopped_leaves_nothing_and_says_nothing(app: st
     process = subprocess.Popen(
         [sys.executable, "-m", f"apps.{app}"],
         env=environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores Ctrl-C
     )  # fmt: skip
     try:
         eventually(lambda: sum("apps." in line for line in marked(mark).values()) > 2, 120, every=0.2)

@@ -200,6 +200,24 @@ def test_all_rows_of_a_state_are_changed_only_after_a_second_word(pg_site: Site,
     assert {pg_site.status(row) for row in rows} == {"new"}
 
 
+def test_all_ready_rows_are_canceled_and_all_stuck_ones_released(pg_site: Site, visit: Visit) -> None:
+    waiting, stuck = pg_site.add("fine", 2), pg_site.add("fine", 2)
+    pg_site.db.execute(
+        "update documents set status = 'extracting', worker = 'gone', claimed_at = now() - interval '1 day'"
+        " where id = any(?)",
+        stuck,
+    )
+    visitor = visit(pg_site).open("/lane?lane=extract")
+    visitor.page.locator("summary", has_text="retry").click()
+    visitor.click("Release all stuck")
+    visitor.click("Release them")
+    assert {pg_site.status(row) for row in stuck} == {"new"}
+    visitor.open("/lane?lane=extract").page.locator("summary", has_text="retry").click()
+    visitor.click("Cancel all ready")
+    visitor.click("Cancel them")
+    assert {pg_site.status(row) for row in (*waiting, *stuck)} == {"extract_failed"}
+
+
 def test_lanes_and_environments_are_paused_and_resumed(lite_site: Site, visit: Visit) -> None:
     lite_site.add("fine", 2)
     visitor = visit(lite_site).open("/lane?lane=extract")

@@ -15,8 +15,8 @@ from ..errors import Busy, DatabaseError, DeclarationError, RowmillError
 from ..mill import Mill
 from ..store.families import members
 from ..store.inspect import LaneView
-from ..store.keys import Key, parse, written
-from ..store.operate import Operator, Selection
+from ..store.keys import Key, parse
+from ..store.operate import Operator, Selection, passed_over
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, app, console, errors, lane_names, load, print_json, run_async, said
 from .lookout import Lookout, one_environment, one_lane
@@ -111,24 +111,11 @@ class Action:
             raise typer.Exit(1)
 
     async def _passed(self, view: LaneView, chosen: Selection, keys: list[Key]) -> list[tuple[str, str]]:
-        """The rows that were asked for by id and not written, each with the reason."""
-        if not self.ids or chosen.keys is None or len(keys) >= len(chosen.keys):
-            return []
-        left = [key for key in chosen.keys if key not in set(keys)]
-        rows = {written(row.id): row for row in await view.find(left, whole=False)}
-        found = []
-        for key in left:
-            name = written(key if len(key) > 1 else key[0])
-            row = rows.get(name)
-            if row is None:
-                reason = "there is no such row"
-            elif row.state in chosen.states:
-                reason = "locked by somebody else's transaction"
-            else:
-                reason = f"it is {row.state}" if row.state else "in no state of this lane"
-                reason += " (--running takes it from its holder)" if (self.verb, row.state) == _RUNNING else ""
-            found.append((name, reason))
-        return found
+        """The rows that were asked for by id and not written, each with the reason and what else would take it."""
+        hint = " (--running takes it from its holder)"
+        left = await passed_over(view, chosen, keys) if self.ids else []
+        held = {row.id for row in left if (self.verb, row.state) == _RUNNING and row.state not in chosen.states}
+        return [(row.id, row.reason + hint * (row.id in held)) for row in left]
 
     def _tell(self, view: LaneView, keys: list[Key], passed: list[tuple[str, str]]) -> None:
         if self.as_json:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import DeclarationError, did_you_mean
 from .database import runner
 from .inspect import LaneView
-from .keys import Key, Marks, among
+from .keys import Key, Marks, among, written
 from .postgres import PostgresStatements
 from .statements import INCARNATION
 from .translate import translated
@@ -34,6 +34,33 @@ class Selection:
     states: tuple[str, ...]
     keys: tuple[Key, ...] | None = None
     worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A row that was asked for by its key and not written: in which state it is, and why."""
+
+    id: str
+    state: str | None
+    reason: str
+
+
+async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> list[PassedOver]:
+    """The rows that were asked for by key, less those that were written."""
+    left = [key for key in chosen.keys or () if key not in set(keys)]
+    rows = {written(row.id): row for row in (await view.find(left, whole=False) if left else [])}
+    found = []
+    for key in left:
+        name = written(key if len(key) > 1 else key[0])
+        row = rows.get(name)
+        if row is None:
+            reason = "there is no such row"
+        elif row.state in chosen.states:
+            reason = "locked by somebody else's transaction"
+        else:
+            reason = f"it is {row.state}" if row.state else "in no state of this lane"
+        found.append(PassedOver(name, row.state if row is not None else None, reason))
+    return found
 
 
 class Operator:

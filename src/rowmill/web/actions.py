@@ -23,7 +23,7 @@ from ..store.enqueue import CHANNEL
 from ..store.gate_view import SETTABLE, LaneGates, lane_gates
 from ..store.inspect import LaneView
 from ..store.keys import Key, parse, written
-from ..store.operate import Operator, Selection
+from ..store.operate import Operator, Selection, passed_over
 from ..store.pauses import Pause, Target, ensure_gates, pause, resume, standing
 from ..task import Call
 from . import audit
@@ -146,27 +146,9 @@ async def _write(
     if keys and action != "cancel":
         await here.wake()
     found = {"environment": here.environment, "lane": view.lane.name, "action": action, "count": len(keys)}
-    passed = await _passed(view, chosen, keys)
+    passed = [{"id": left.id, "reason": left.reason} for left in await passed_over(view, chosen, keys)]
     listed = [written(key if len(key) > 1 else key[0]) for key in keys] if ids is not None else None
     return {**found, "more": more, "ids": listed, "passed_over": passed}
-
-
-async def _passed(view: LaneView, chosen: Selection, keys: list[Key]) -> list[dict[str, str]]:
-    """The rows that were asked for by id and not written, each with the reason."""
-    left = [key for key in chosen.keys or () if key not in set(keys)]
-    rows = {written(row.id): row for row in (await view.find(left, whole=False) if left else [])}
-    found = []
-    for key in left:
-        name = written(key if len(key) > 1 else key[0])
-        row = rows.get(name)
-        if row is None:
-            reason = "there is no such row"
-        elif row.state in chosen.states:
-            reason = "locked by somebody else's transaction"
-        else:
-            reason = f"it is {row.state}" if row.state else "in no state of this lane"
-        found.append({"id": name, "reason": reason})
-    return found
 
 
 def _one_of(given: Given, *names: str) -> None:

@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 $(STAMP): pyproject.toml
-	@echo 'Setting up $(VENV) (once, half a minute) ...'
+	@echo 'Setting up $(VENV) (once, a minute or two) ...'
 	@test -x $(PY) || python3 -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[embedded,web,sentry,otel,prometheus]' \

@@ -36,16 +36,18 @@ _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
 class Job(Mapping[str, Any]):
     """A claimed row: ``job["column"]``, and what a handler may ask or tell while it runs."""
 
+    # What most runs never touch stands in the class, so that a job is made fast.
+    latest: tuple[float, str | None] | None = None
+    finished: Settlement | None = None
+    _workdir: Path | None = None
+    _told = 0.0
+    _flowing: Flow | None = None
+    _spending: Spent | None = None
+
     def __init__(self, held: Held, claim: Claim, worker: str, slot: str) -> None:
         self._held, self._store, self._claim = held, held.store, claim
         #: The worker's id and the slot's name, as they show on the dashboard.
         self.worker, self.slot = worker, slot
-        self._workdir: Path | None = None
-        self._told = 0.0
-        self.latest: tuple[float, str | None] | None = None
-        self.finished: Settlement | None = None
-        self._flowing: Flow | None = None
-        self._spent = Spent()
 
     # -- the row
 
@@ -130,7 +132,8 @@ class Job(Mapping[str, Any]):
         if budget not in known:
             raise DeclarationError(f"there is no budget {budget!r}", hint=did_you_mean(budget, known))
         asked = known[budget].asked(amounts)
-        returned, more = self._spent.returned(budget, asked), [(limit, n) for limit, n in asked if n > 0]
+        self._spending = self._spending or Spent()
+        returned, more = self._spending.returned(budget, asked), [(limit, n) for limit, n in asked if n > 0]
         if not returned and not more:
             return
         deadline = time.monotonic() + wait.total_seconds()
@@ -138,7 +141,7 @@ class Job(Mapping[str, Any]):
             if time.monotonic() + taken.wait > deadline:
                 raise Snooze(timedelta(seconds=taken.wait), f"the budget {budget!r} is used up")
             await asyncio.sleep(taken.wait + random.uniform(0, 0.02))
-        self._spent.note(budget, more, taken.at)
+        self._spending.note(budget, more, taken.at)
 
     # -- flows: for tasks
 
@@ -266,10 +269,12 @@ class Finish:
             if error is not None:
                 await self._context.__aexit__(kind, error, trace)
                 return
+            self._held.ending.add(id(self._claim))
             # Where renewal moves the fence, it must not move it between the settling and the commit.
             await self._held.begin_settle([self._claim])
             await uncut(self._end())
         finally:
+            self._held.ending.discard(id(self._claim))
             self._held.end_settle([self._claim])
 
     async def _end(self) -> None:

@@ -34,6 +34,7 @@ from .traced import trace_held
 from .wake import Bell
 
 _BATCH, _BACKLOG = 1000, 2000  # outcomes per statement, and unwritten ones before claiming stops
+_CLAIMS = 10  # one after another, before the worker looks around
 _LOCKED_AGAIN, _STUCK_AGAIN, _REST, _NO_RUN_AFTER = 0.5, 10.0, 10.0, 1.0
 
 
@@ -217,7 +218,9 @@ class Worker:
         place.looked()
         for held in place.held:
             if claims := await self.recover(held):
-                self.slots[held.store.lane.name].put(held, claims)
+                slots = self.slots[held.store.lane.name]
+                slots.put(held, claims)
+                slots.start()
         open_to = [held for held in place.held if self._ask(held) > 0]
         for held in place.held:
             held.more = held not in open_to  # not looked at: there may be some
@@ -264,20 +267,21 @@ class Worker:
         if wanted > 0 and slots.lane.backfills is not None and slots.lane.backfill_pace is not None:
             rows, time_ = slots.lane.backfill_pace
             wanted, held.rests_until = min(wanted, rows), time.monotonic() + time_.total_seconds()
+        coming: asyncio.Task[list[Claim]] | None = None
+        turns = 0
         while wanted > 0:
             ask = min(wanted, most)
-            claims = await held.store.claim(ask)
-            held.more = len(claims) == ask
+            claims = await (coming or held.store.claim(ask))
+            turns, held.more = turns + 1, len(claims) == ask
             if held.gates is not None:
                 held.gates.held_back = not held.more
-            if claims:
-                self._forget_older(held, claims)
-                held.add(claims)
-                self.tally.claimed(held, len(claims))
-                slots.put(held, claims)
-            if not held.more:
-                break
-            wanted -= ask
+            self._take_in(held, claims)
+            slots.put(held, claims)
+            go_on = held.more and turns < _CLAIMS and not self.stopping
+            wanted = (wanted - ask or self._ask(held)) if go_on else 0
+            # The next claim is on its way before the runs of this one begin: they may not let go of the loop.
+            coming = asyncio.create_task(held.store.claim(min(wanted, most))) if wanted > 0 else None
+            slots.start()
 
     async def _claim_or_rest(self, place: Place, held: Held) -> None:
         """A lane whose claim the database refuses does not stop the others."""
@@ -304,16 +308,19 @@ class Worker:
         ]
         claims = [c for c in await held.store.mine() if not any(other.find(c.key) for other in beside)]
         held.unsure = False
-        held.add(claims)
-        self.tally.claimed(held, len(claims))
+        self._take_in(held, claims)
         return claims
 
-    def _forget_older(self, held: Held, claims: list[Claim]) -> None:
-        """A row this process still works on, that came back to it: the older run has lost it."""
+    def _take_in(self, held: Held, claims: list[Claim]) -> None:
+        """Claims that were made: held from now on."""
         for claim in claims if len(held) else ():
+            # A row this process still works on, that came back to it: the older run has lost it.
             older = held.find(claim.key)
             if older is not None:
                 self._lost(held, older)
+        if claims:
+            held.add(claims)
+            self.tally.claimed(held, len(claims))
 
     def _thread_pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -329,7 +336,8 @@ class Worker:
             self.tally.lost(held, claim)
         elif settlement is not None:
             held.outcomes.append(settlement)
-            self._settle_soon(held)
+            if held.settling is None:
+                self._settle_soon(held)
         elif job.finished is not None:  # and stands, even if a renewal that came too late took it for lost
             self.tally.settled(held, [job.finished])
             if held.gates is not None:
@@ -344,6 +352,8 @@ class Worker:
         self.bell.ring()
 
     def _lost_in_thread(self, held: Held, claim: Claim) -> None:
+        if id(claim) in held.ending:
+            return
         claim.lost = True  # a handler that looks, sees it at once, even while the loop is blocked
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._lost, held, claim)
@@ -425,7 +435,8 @@ class Worker:
             held.gates.ended(ended)
         self._follow(held, ended)
         for settlement in ended:
-            place.will_be_due(settlement)
+            if settlement.delay is not None:
+                place.will_be_due(settlement)
         for settlement in report.lost:
             self.tally.lost(held, settlement.claim)
         now = time.monotonic()

@@ -246,6 +246,9 @@ class LaneStore:
         except Refused as error:
             await self._divide(group, error, report)
             return
+        if len(written) == len(group):
+            report.written += group
+            return
         report.written += [s for i, s in enumerate(group) if i in written]
         missing = [s for i, s in enumerate(group) if i not in written]
         if missing:

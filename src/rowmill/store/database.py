@@ -1,7 +1,7 @@
 """One environment's database: how to get there, how to run something there, and what its errors mean.
 
 The store's verbs are plain functions over ``run(sql, parameters) -> rows``. This file decides where they run:
-on PostgreSQL on an autocommit connection of a small pool, on SQLite in the one thread that owns the connection,
+on PostgreSQL on one of a few connections of its own (``direct``), on SQLite in the one thread that owns the connection,
 inside ``BEGIN IMMEDIATE``.
 """
 
@@ -24,8 +24,9 @@ from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import DeclarationError, Refused
-from .translate import translate, translated
+from ..errors import DeclarationError
+from .direct import Direct
+from .translate import translated
 from .urls import FORMS, postgres_url, redact, sqlite_path
 
 T = TypeVar("T")
@@ -107,10 +108,10 @@ class Postgres(Database):
         self.dsn, self.pooled = postgres_url(url)
         self.patience = patience
         self._pool = pool
-        self._engine: AsyncEngine | None = None
+        self._direct: Direct | None = None
         self._handlers: AsyncEngine | None = None
 
-    def _make(self, size: int, command_timeout: float | None, **options: Any) -> AsyncEngine:
+    def _make(self, command_timeout: float | None, **options: Any) -> AsyncEngine:
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
         cached: dict[str, Any] = {"statement_cache_size": 0} if self.pooled else {}
         adapted: dict[str, Any] = (
@@ -128,19 +129,15 @@ class Postgres(Database):
         return create_async_engine(
             "postgresql+asyncpg://",
             creator=lambda: dbapi.connect(async_creator_fn=connect, **adapted),
-            pool_size=size,
-            max_overflow=0,
             **options,
         )
 
     @property
-    def engine(self) -> AsyncEngine:
-        if self._engine is None:
+    def _own(self) -> Direct:
+        if self._direct is None:
             # A statement of the engine's own that takes longer than this is a lost connection, not a slow one.
-            self._engine = self._make(
-                self._pool, self.patience, pool_timeout=self.patience, isolation_level="AUTOCOMMIT"
-            )
-        return self._engine
+            self._direct = Direct(self, self._pool, self.patience, parsed=True)
+        return self._direct
 
     async def read(self, verb: Callable[[Run], T]) -> T:
         return await self.write(verb)
@@ -156,57 +153,40 @@ class Postgres(Database):
                 return await connection.run_sync(lambda c: limited(runner(c)))
 
     async def write(self, verb: Callable[[Run], T]) -> T:
-        return await self._on_engine(lambda connection: connection.run_sync(lambda c: verb(runner(c))))
+        return await self._own.run(verb)
 
     async def transact(self, verb: Callable[[Run], T]) -> T:
-        async def work(connection: AsyncConnection) -> T:
-            await connection.execution_options(isolation_level="READ COMMITTED")
-            async with connection.begin():
-                return await connection.run_sync(lambda c: verb(runner(c)))
-
-        return await self._on_engine(work)
-
-    async def _on_engine(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
-        with translated(self):
-            async with self.engine.connect() as connection:
-                try:
-                    return await work(connection)
-                except BaseException as error:
-                    # Whatever was not a plain refusal leaves the connection in a state nobody knows.
-                    if not isinstance(translate(error, self), Refused):
-                        await connection.invalidate()
-                    raise
+        return await self._own.run(verb, together=True)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            self._handlers = self._make(_HANDLER_POOL, None, pool_timeout=_HANDLER_WAIT)
+            self._handlers = self._make(None, pool_size=_HANDLER_POOL, max_overflow=0, pool_timeout=_HANDLER_WAIT)
         async with _transaction(self, self._handlers) as connection:
             yield connection
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AsyncConnection]:
         """A connection of its own, outside any transaction and without a time limit: for builds that take long."""
-        engine = self._make(1, None, isolation_level="AUTOCOMMIT")
+        engine = self._make(None, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        with translated(self):
+            connection = await engine.connect()
         try:
-            with translated(self):
-                connection = await engine.connect()
-            try:
-                yield connection
-            finally:
-                await connection.close()
+            yield connection
         finally:
-            await engine.dispose()
+            await connection.close()
 
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
+        engine = self._make(self.patience, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         with translated(self):
-            async with self.engine.connect() as connection:
+            async with engine.connect() as connection:
                 return await connection.run_sync(verb)
 
     async def close(self) -> None:
-        for engine in (self._engine, self._handlers):
-            if engine is not None:
-                await engine.dispose()
+        if self._direct is not None:
+            await self._direct.close()
+        if self._handlers is not None:
+            await self._handlers.dispose()
 
 
 class Sqlite(Database):

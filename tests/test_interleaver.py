@@ -42,9 +42,9 @@ async def test_no_order_of_statements_loses_or_doubles_a_row(db: Db, shape: str)
 async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str) -> None:
     """X1: a failing schedule can be replayed: the same steps in the same order, with locks waited for or not."""
     async with Interleaver(shapes.SHAPES[shape](), prepared(db)) as interleaver:
-        first = [(await interleaver.run(seed)).steps for seed in range(40, 46)]
+        first = [(await interleaver.run(seed)).steps for seed in range(40, 43)]
     async with Interleaver(shapes.SHAPES[shape](), db.url) as interleaver:
-        again = [(await interleaver.run(seed)).steps for seed in range(40, 46)]
+        again = [(await interleaver.run(seed)).steps for seed in range(40, 43)]
     assert first == again
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from ..clock import Clock
 from ..lane import Lane
 from ..retry import fixed
-from ..store import Database, LaneStore, open_lane, set_gates, store_for
+from ..store import Binding, Database, LaneStore, open_lane, set_gates, store_for
 from ..store.gating import Dimension
+from .faked import faked, nothing
 from .made import Made
 from .points import Actor, Broken, Schedule
 from .script import Heartbeat, Worker
@@ -23,6 +24,7 @@ from .watch import Watch
 _WORKERS = 4
 #: A lease must outlive what a schedule takes by the real clock.
 _LEAST_LEASE = timedelta(minutes=5)
+_BACKOFF = timedelta(seconds=20)
 _ROUNDS, _VACUUM_EVERY = 14, 100
 _LONGEST = timedelta(days=400)
 
@@ -76,11 +78,7 @@ class Interleaver:
 
     async def __aenter__(self) -> Interleaver:
         self.clock = Clock()
-        # The user's own functions say nothing about who holds a row, and may do anything: none of them is called.
-        self.lane = replace(
-            self.lane, lease=max(self.lane.lease, _LEAST_LEASE), startup_lease=None, heartbeat=None, timeout=None,
-            backoff=fixed(timedelta(seconds=20)), classify=None, settled_hooks=[],
-        )  # fmt: skip
+        self.lane = faked(self.lane, nothing, lease=max(self.lane.lease, _LEAST_LEASE), backoff=fixed(_BACKOFF))
         self._opened = Database.open(self.url, schema=self.schema)
         self._store = await open_lane(self.lane, "prove", self._opened, self.clock, "watch")
         notes = self._store.notes
@@ -97,6 +95,11 @@ class Interleaver:
         self._beats = [Heartbeat(*await self._speaker(f"{w.actor.name}'s heartbeat"), w) for w in self.workers[:2]]
         self.tried = Tried()
         return self
+
+    @property
+    def binding(self) -> Binding:
+        """The lane as it is bound to the table."""
+        return self._store.binding
 
     async def __aexit__(self, *_: object) -> None:
         for store in [*(worker.store for worker in self.workers), *(beat.store for beat in self._beats)]:
@@ -205,7 +208,7 @@ class Interleaver:
             self.clock.advance(min(step, _LONGEST))
             step *= 2
             await worker.resume()
-            await worker.sweep()
+            await (worker.sweep() if self._store.sweeps else worker.release())
             while True:
                 await worker.claim(20)
                 if not worker.held:

@@ -31,6 +31,9 @@ class Made:
 
     given: Mapping[str, str] = field(default_factory=dict)
 
+    #: How many keys the rows of a gate have.
+    keys: int = 2
+
     async def rows(self, store: LaneStore, dims: Sequence[Dimension], ask: Ask) -> list[str]:
         """Inserts, one for each row, tried out on the table; raises where what they make is not ready."""
         for column in self.given:
@@ -39,7 +42,7 @@ class Made:
                     f"lane {store.lane.name!r}: there is no column {column!r} to set",
                     hint=f"one of {', '.join(store.binding.columns)}",
                 )
-        texts = [self._insert(store, dims, number) for number in range(1, _ROWS + 1)]
+        texts = [self.insert(store, dims, number) for number in range(1, _ROWS + 1)]
         say = store.statements
         await ask(f"delete from {say.table}")
         for text in texts:
@@ -64,7 +67,8 @@ class Made:
                     hint="--set COLUMN=VALUE for the columns that this asks for",
                 )
 
-    def _insert(self, store: LaneStore, dims: Sequence[Dimension], number: int) -> str:
+    def insert(self, store: LaneStore, dims: Sequence[Dimension], number: int) -> str:
+        """SQL that makes one row."""
         say = store.statements
         written = self._values(store, dims, number)
         over = " overriding system value" if store.database.dialect.name == "postgresql" else ""
@@ -90,7 +94,7 @@ class Made:
             elif name in state:
                 written[name] = _quoted(_LONG_AGO) if state[name] is _NOW else say.literal(name, state[name])
             elif name in turns:
-                written[name] = self._of_kind(store, column, 1 + number % 2)
+                written[name] = self._of_kind(store, column, 1 + number % self.keys)
             elif name in binding.key:
                 written[name] = self._of_kind(store, column, number)
             elif (role := roles.get(name)) is not None:

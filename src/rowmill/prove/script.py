@@ -215,6 +215,12 @@ class Worker:
             async for _ in self._operator.cancel(Selection(("ready", "waiting", "running"), (key,)), "by hand"):
                 pass
 
+    async def release(self) -> None:
+        """By hand, what nobody can know to be abandoned."""
+        self.watch.announce(self.actor, "release")
+        async for _ in self._operator.release(Selection(("running",))):
+            pass
+
     async def pause(self) -> None:
         self.watch.announce(self.actor, "pause")
         with suppress(Unreachable):

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..gates import Concurrency
 from ..lane import Lane, declare
-from ..task import Queue, Task
+from ..task import Queue
 from ..task import queue as declare_queue
+from .faked import fake_task, nothing
 
 _COLUMNS = """create table {name} (
   id bigint primary key,
@@ -36,9 +37,6 @@ _STATES: dict[str, Any] = {
 }
 
 
-async def _nothing(job: Any) -> None: ...
-
-
 def tables(dialect: str) -> list[str]:
     """The tables of the first two shapes."""
     time = "timestamptz" if dialect == "postgresql" else "text"
@@ -47,24 +45,24 @@ def tables(dialect: str) -> list[str]:
 
 def plain() -> Lane:
     """A lane with a lease, a heartbeat and all counters."""
-    return declare("prove_plain", _nothing, {**_STATES, "name": "plain"})
+    return declare("prove_plain", nothing, {**_STATES, "name": "plain"})
 
 
 def gated(limit: int = 1) -> Lane:
     """A lane whose rows run one or two at a time by their domain."""
-    return declare("prove_gated", _nothing, {**_STATES, "name": "gated", "gates": [Concurrency(limit, by="domain")]})
+    return declare("prove_gated", nothing, {**_STATES, "name": "gated", "gates": [Concurrency(limit, by="domain")]})
 
 
 def walked() -> Lane:
     """Two gates, one by a key and one for the whole lane: on PostgreSQL a transaction of several statements."""
     gates = [Concurrency(2, by="domain"), Concurrency(3)]
-    return declare("prove_walked", _nothing, {**_STATES, "name": "walked", "gates": gates})
+    return declare("prove_walked", nothing, {**_STATES, "name": "walked", "gates": gates})
 
 
 def tasks() -> Queue:
     """Jobs of rowmill's own table."""
     made = declare_queue("proved", {})
-    made.tasks["task"] = Task(handler=_nothing, name="task", desk=None, known_resources={}, queue="proved")  # type: ignore[arg-type]
+    made.tasks["task"] = fake_task("task", "proved", nothing)
     return made
 
 

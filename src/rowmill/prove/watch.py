@@ -177,6 +177,8 @@ class Watch:
             hold.shift, hold.real = doing.shift, time.monotonic()
         elif doing.verb == "sweep" and was.state == "running" and now.state in ("ready", "dead"):
             self._swept(what, doing, key, hold, was, now)
+        elif doing.verb == "release" and was.state == "running" and now.state == "ready":
+            self._end(key, "released by hand")
         elif doing.verb == "cancel" and now.state in ("canceled", "dead"):
             self._end(key, "canceled")
         else:

@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test check bench bench-quick bench-enrichment format browser node ocr $(APPS)
+.PHONY: demo test check interleave bench bench-quick bench-enrichment format browser node ocr $(APPS)
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -57,6 +57,10 @@ node:
 format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+# Workers' statements interleaved in orders that a seed decides, 10,000 on each database. ARGS="--seed 7 ..." replays one.
+interleave: $(STAMP)
+	@PYTHONPATH=tests $(PY) -W ignore::Warning tests/interleaving.py $(ARGS)
 
 # rowmill beside its peers; bench/README.md. ARGS="--parts growth" and the like choose.
 bench: $(STAMP)

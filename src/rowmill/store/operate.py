@@ -21,8 +21,8 @@ from .statements import INCARNATION
 from .translate import translated
 
 STEP = 1000
-#: A row that is asked for by its id and is locked at that moment is tried again: how often, after how long.
-_TRIES, _PAUSE = 10, 0.1
+#: A row that is asked for by its id and is locked at that moment is tried again: how often.
+_TRIES = 10
 #: Roles whose columns whoever adds a row may fill.
 _GIVEN = ("run_after", "priority", "max_attempts", "created_at")
 
@@ -65,6 +65,9 @@ async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> lis
 
 class Operator:
     """Writes to the rows of one lane in one environment. Each verb yields the keys it wrote, step by step."""
+
+    #: Seconds before a row that is locked is tried again.
+    pause = 0.1
 
     def __init__(self, view: LaneView) -> None:
         self.view, self.binding, self.say = view, view.binding, view.statements
@@ -192,7 +195,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
                 # A row in the right state that was not written is locked: by a renewal, or by its own handler.
                 if not left or not await self.count(Selection(chosen.states, tuple(left), chosen.worker), 1):
                     break
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(self.pause)
 
     async def _pages(self, chosen: Selection, written: dict[str, str], marks: Marks) -> AsyncIterator[list[Key]]:
         """Step through the rows by key: a row that still fits after it was written is not taken twice."""

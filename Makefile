@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test check bench bench-quick bench-enrichment format browser node ocr $(APPS)
+.PHONY: demo test prove-model mutations pooler check bench bench-quick bench-enrichment format browser node ocr $(APPS)
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -27,6 +27,10 @@ ocr: $(STAMP)
 
 test: check browser node
 	$(PY) -m pytest -n 2 --dist worksteal
+
+# The long form of the model test (docs/guarantees.md): as many sequences of events for each lane and database.
+prove-model: $(STAMP)
+	ROWMILL_MODEL=$(or $(EXAMPLES),300) $(PY) -m pytest tests/test_model.py -n 2 --dist worksteal
 
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .

@@ -32,6 +32,10 @@ test: check browser node
 prove-model: $(STAMP)
 	ROWMILL_MODEL=$(or $(EXAMPLES),300) $(PY) -m pytest tests/test_model.py -n 2 --dist worksteal
 
+# What each promise rests on, taken out piece by piece: the suite must go red every time.
+mutations: $(STAMP)
+	$(PY) tests/mutations.py $(ARGS)
+
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .

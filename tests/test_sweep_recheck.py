@@ -79,9 +79,7 @@ def watched(pg: Db) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("how", WAKES)
-async def test_on_postgresql_a_row_found_stale_and_then_alive_is_not_taken_back(
-    pg: Db, watched: str, how: str
-) -> None:
+async def test_on_postgresql_a_row_found_stale_and_then_alive_is_not_taken_back(pg: Db, watched: str, how: str) -> None:
     """DESIGN, sweep: the sweep has seen the stale row, its holder commits, and only then does the sweep go on."""
     alive, sweeper = mill_over(pg, pg.url), mill_over(pg, watched)
     sweeper.clock = alive.clock
@@ -92,7 +90,9 @@ async def test_on_postgresql_a_row_found_stale_and_then_alive_is_not_taken_back(
         async with (await a.store()).database.begin() as gate:
             await gate.exec_driver_sql("select pg_advisory_xact_lock(1)")
             sweeping = asyncio.create_task(b.sweep())
-            waits = "select count(*) from pg_stat_activity where wait_event = 'advisory' and datname = current_database()"
+            waits = (
+                "select count(*) from pg_stat_activity where wait_event = 'advisory' and datname = current_database()"
+            )
             for _ in range(600):
                 if pg.value(waits):
                     break

@@ -26,7 +26,7 @@ from sqlalchemy.pool import NullPool
 
 from ..errors import DeclarationError, Refused
 from .translate import translate, translated
-from .urls import FORMS, postgres_url, redact, sqlite_path
+from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
 
 T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
@@ -112,16 +112,12 @@ class Postgres(Database):
 
     def _make(self, size: int, command_timeout: float | None, **options: Any) -> AsyncEngine:
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
-        cached: dict[str, Any] = {"statement_cache_size": 0} if self.pooled else {}
         adapted: dict[str, Any] = (
             {"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: ""} if self.pooled else {}
         )
 
         async def connect(**_: Any) -> asyncpg.Connection:
-            try:
-                return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **cached)
-            except ValueError as error:  # the URL itself cannot be read
-                raise DeclarationError(f"cannot use {redact(self.url)}: {error}", hint=FORMS) from error
+            return await self.connect(command_timeout)
 
         # Not async_creator: with that, SQLAlchemy drops what its own adapter has to know about the pooler.
         dbapi = self.dialect.import_dbapi()
@@ -132,6 +128,14 @@ class Postgres(Database):
             max_overflow=0,
             **options,
         )
+
+    async def connect(self, command_timeout: float | None = None) -> asyncpg.Connection:
+        """A connection as the driver makes it."""
+        cached: dict[str, Any] = {"statement_cache_size": 0} if self.pooled else {}
+        try:
+            return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **cached)
+        except ValueError:  # the URL itself cannot be read; the driver's words repeat parts of it
+            raise unreadable(self.url) from None
 
     @property
     def engine(self) -> AsyncEngine:

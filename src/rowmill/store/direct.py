@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncpg
-
 from ..errors import Refused
 from .database import Postgres
 from .translate import translate, translated
@@ -48,8 +46,7 @@ class Direct:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        cached: dict[str, Any] = {"statement_cache_size": 0} if self._database.pooled else {}
-        return await asyncpg.connect(self._database.dsn, timeout=10, command_timeout=_PATIENCE, **cached)
+        return await self._database.connect(_PATIENCE)
 
     async def close(self) -> None:
         """Close those that nobody uses."""

@@ -41,6 +41,7 @@ check: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	@$(PY) tests/audit.py
 
 # The browser of the tests: the system's Chromium, put there where this user may.
 browser:

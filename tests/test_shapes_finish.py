@@ -226,7 +226,7 @@ async def test_what_a_handler_does_behind_its_finish_block_does_not_lose_its_cla
 async def test_a_finish_block_waits_for_a_lock_that_is_soon_gone(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """X1: a row that somebody else has locked for a moment is not lost."""
     tables(pg)
-    other = await asyncpg.connect(pg.url)
+    other = await asyncpg.connect(pg.direct)
     lock = other.transaction()
     still_held = LaneStore.still_held
 

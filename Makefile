@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test check interleave bench bench-quick bench-enrichment format browser node ocr $(APPS)
+.PHONY: demo test prove-model mutations pooler interleave check bench bench-quick bench-enrichment format browser node pgbouncer ocr $(APPS)
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -33,20 +33,39 @@ registre: browser
 ocr: $(STAMP)
 	@$(PY) -m apps.ocr show $(ARGS)
 
-test: check browser node
+test: check browser node pgbouncer
 	$(PY) -m pytest -n 2 --dist worksteal
+
+# The long form of the model test (docs/guarantees.md): as many sequences of events for each lane and database.
+prove-model: $(STAMP)
+	ROWMILL_MODEL=$(or $(EXAMPLES),300) $(PY) -m pytest tests/test_model.py -n 2 --dist worksteal
+
+# All tests on PostgreSQL through PgBouncer in transaction mode; those that cannot be are named, with the reason.
+pooler: $(STAMP) pgbouncer browser node
+	$(PY) -m pytest --pooler -rs -n 2 --dist worksteal $(ARGS)
+
+# What each promise rests on, taken out piece by piece: the suite must go red every time.
+mutations: $(STAMP)
+	$(PY) tests/mutations.py $(ARGS)
 
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	@$(PY) tests/audit.py
 
 # The browser of the tests: the system's Chromium, put there where this user may.
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 		{ apt-get update --quiet --quiet && apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core; } || \
 		{ echo 'No Chromium, and it could not be installed. Try: sudo apt-get install chromium'; exit 1; }
+
+# The pooler of the tests, put there where this user may.
+pgbouncer:
+	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || \
+		{ apt-get update --quiet --quiet && apt-get install --quiet --quiet --yes --no-install-recommends pgbouncer; } || \
+		{ echo 'No PgBouncer, and it could not be installed. Try: sudo apt-get install pgbouncer'; exit 1; }
 
 # The database driver of the worker in Node; where there is no Node, or no registry, its test is left out, and says so.
 node:

@@ -7,17 +7,54 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+import pooler
 from databases import Db, Server
 
 _numbers = itertools.count(1)
+# How long an example takes says more about the machine's other work than about the code.
+settings.register_profile("rowmill", deadline=None)
+settings.load_profile("rowmill")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pooler", action="store_true", help="only tests on PostgreSQL, through PgBouncer")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Behind a pooler: what uses the session's PostgreSQL, less what is marked, which is skipped with its reason."""
+    if not config.getoption("--pooler"):
+        return
+    chosen = [item for item in items if _on_postgres(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
+    for item in chosen:
+        if (mark := item.get_closest_marker("no_pooler")) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"not through a pooler: {mark.args[0]}"))
+
+
+def _on_postgres(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    given = callspec.params.values() if callspec is not None else ()
+    # A dialect by name, or a case that says which one is its own.
+    dialects = {value if isinstance(value, str) else getattr(value, "dialect", None) for value in given}
+    used = set(getattr(item, "fixturenames", ()))
+    if "sqlite" in dialects or "lite" in used:
+        return False
+    return "postgresql" in dialects or bool({"pg", "fresh", "server"} & used)
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """The session's PostgreSQL. Never stop this one: a test of outages makes a ``Server()`` of its own."""
     with Server() as server:
-        yield server
+        if not request.config.getoption("--pooler"):
+            yield server
+            return
+        with pooler.Pooler(server.url) as pooler.session:
+            yield server
+        pooler.session = None
 
 
 @pytest.fixture

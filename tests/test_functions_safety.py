@@ -69,7 +69,7 @@ def work(db: Db, functions: Functions, *, setup: str = "", count: int = 4) -> li
     """Every verb over one connection that was set up like this; what they answered."""
 
     async def run() -> list[Any]:
-        connection = await asyncpg.connect(db.url)
+        connection = await asyncpg.connect(db.direct)
         try:
             await connection.execute(setup or "select 1")
             answers: list[Any] = []

@@ -244,7 +244,7 @@ async def test_a_row_that_somebody_has_locked_is_not_asked_for_without_end(pg: D
     mill = Mill(pg.url)
     gated.lane(mill, gates=[Concurrency(1, by="domain"), *beside], poll=td(seconds=1))
     asked = "select xact_commit from pg_stat_database where datname = current_database()"
-    connection = await asyncpg.connect(pg.url)
+    connection = await asyncpg.connect(pg.direct)
     try:
         async with connection.transaction():
             await connection.execute("select * from pages for update")

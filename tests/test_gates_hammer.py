@@ -110,7 +110,7 @@ async def _meets_a_key_that_another_just_made(db: Db) -> int:
     gated.lane(mill, gates=[Concurrency(LIMIT, by="domain")])
     async with Kit(mill) as kit:
         store = await kit.store()
-        other = await asyncpg.connect(db.url)
+        other = await asyncpg.connect(db.direct)
         try:
             async with other.transaction():
                 await other.execute(

@@ -56,7 +56,7 @@ class Heard:
 
 async def buffers(db: Db, sql: str, parameters: Sequence[Any], mode: str) -> int:
     """How many pages a statement touches; it is rolled back."""
-    connection = await asyncpg.connect(db.url, server_settings={"plan_cache_mode": mode})
+    connection = await asyncpg.connect(db.direct, server_settings={"plan_cache_mode": mode})
     transaction = connection.transaction()
     await transaction.start()
     try:

@@ -196,7 +196,7 @@ async def test_health_finds_the_oldest_transaction_and_says_how_to_end_it(pg: Db
     )
     database = Database.open(pg.url)
     view = await view_lane(mill.lanes["jobs"], "default", database, mill.clock)
-    holder = await asyncpg.connect(pg.url, server_settings={"application_name": "report"})
+    holder = await asyncpg.connect(pg.direct, server_settings={"application_name": "report"})
     held = holder.transaction()
     await held.start()
     await holder.execute("select 1 from jobs")

@@ -14,7 +14,7 @@ from types import SimpleNamespace as Some
 import pytest
 
 import gated
-from databases import Db
+from databases import Db, as_time
 from rowmill import Job, Mill, RowmillError
 from rowmill.pytest import kit as kit
 from rowmill.testing import Kit, enqueued
@@ -136,3 +136,18 @@ async def test_a_stepped_job_has_the_name_of_a_slot_as_the_lane_declares_it(lite
     async with Kit(mill) as k:
         await k.step()
     assert slots == ["crawl-processor-1"]
+
+
+async def test_a_job_enqueued_in_moved_time_is_due_in_that_time(db: Db) -> None:
+    """DESIGN, time: tests inject it, and whatever way a job comes in, it is the same time."""
+    mill = declared(db.url)
+    send = mill.tasks["send"]
+    async with Kit(mill) as k:
+        k.advance(timedelta(hours=5))
+        await send.enqueue(to="plain")
+        await send.enqueue(to="keyed", key="k")
+        await send.enqueue_many([{"to": str(n)} for n in range(120)])
+        due = [as_time(job.run_after) for job in await k.enqueued()]
+        await mill.close()
+    assert len(due) == 122
+    assert max(due) - min(due) < timedelta(minutes=5)

@@ -224,7 +224,7 @@ class Writers:
         self._task = asyncio.run_coroutine_threadsafe(self._write(db), _loop())
 
     async def _write(self, db: Db) -> None:
-        connection = await asyncpg.connect(db.url)
+        connection = await asyncpg.connect(db.direct)
         while not self._stop:
             began = time.monotonic()
             await connection.execute("insert into jobs (note) values ('w')")
@@ -245,7 +245,7 @@ def long_transaction(db: Db, sql: str) -> Iterator[Any]:
 
     class Held:
         def __init__(self) -> None:
-            self.connection = _wait(asyncpg.connect(db.url))
+            self.connection = _wait(asyncpg.connect(db.direct))
             self.open = True
             _wait(self.connection.execute("begin; " + sql))
 

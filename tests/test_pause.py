@@ -170,7 +170,7 @@ def test_resume_wakes_idle_workers(pg: Db, command: Command) -> None:
     heard: list[str] = []
 
     async def work() -> None:
-        connection = await asyncpg.connect(pg.url)
+        connection = await asyncpg.connect(pg.direct)
         told = asyncio.Event()
         await connection.add_listener("rowmill", lambda *_: (heard.append("woken"), told.set()))
         await asyncio.to_thread(command.json, "resume", "--lane", "crawl")

@@ -81,7 +81,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @asynccontextmanager
 async def prepared(db: Db, text: str, types: str, mode: str) -> AsyncIterator[Any]:
     """The statement, prepared on a connection whose changes are rolled back; gives its plan for some values."""
-    connection = await asyncpg.connect(db.url)
+    connection = await asyncpg.connect(db.direct)
     transaction = connection.transaction()
     await transaction.start()
     await connection.execute(f"set local plan_cache_mode = {mode}")

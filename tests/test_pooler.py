@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import pooler
 from databases import Db
+from farm import Farm
 from rowmill.store import Database
 from rowmill.store.database import Postgres, Run
 
@@ -44,3 +52,74 @@ def test_a_pooler_is_known_by_its_url(url: str, pooled: bool) -> None:
     assert database.pooled is pooled
     assert "pgbouncer" not in database.dsn
     assert ("sslmode=require" in database.dsn) is ("sslmode" in url)
+
+
+#: What must work behind any pooler, as a part of every run; ``make pooler`` runs all tests on PostgreSQL that way.
+CORE = [
+    "test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
+    "test_fence.py::test_eight_claimers_at_once_take_every_row_once",
+    "test_settle.py::test_a_batch_of_all_kinds_and_different_columns_is_written_row_by_row_as_asked",
+    "test_settle.py::test_a_locked_row_is_reported_and_the_others_are_written",
+    "test_shapes.py::test_rows_are_told_apart_by_keys_of_any_type",
+    "test_shapes.py::test_states_may_be_any_values_of_any_columns",
+    "test_gates.py::test_never_more_rows_of_a_key_than_its_limit",
+    "test_gates.py::test_a_rate_is_shared_and_refills",
+    "test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
+    "test_gates.py::test_a_worker_drains_a_gated_lane",
+    "test_tasks.py::test_a_task_is_enqueued_run_and_its_result_given_back",
+    "test_tasks.py::test_many_are_enqueued_at_once_in_order_with_their_ids",
+    "test_tasks.py::test_a_key_keeps_a_second_job_out_while_the_first_is_unfinished",
+    "test_pooler.py::test_two_processes_drain_a_lane_row_by_row_once",
+    "test_pooler.py::test_behind_pgbouncer_it_is_pgbouncer_that_answers",
+]
+
+
+def test_two_processes_drain_a_lane_row_by_row_once(pg: Db, tmp_path: Path) -> None:
+    """X1; DESIGN, poolers: real workers, with the pool of connections that each has."""
+    farm = Farm(tmp_path, pg)
+    try:
+        farm.fill(2000)
+        workers = [farm.start("w1", drain=True), farm.start("w2", drain=True)]
+        assert [worker.wait(timeout=90) for worker in workers] == [0, 0]
+        assert farm.counts() == {"done": 2000}
+        assert set(farm.started().values()) == {1}
+        assert pg.value("select count(distinct job_id) from runs") == pg.value("select count(*) from runs") == 2000
+    finally:
+        farm.close()
+
+
+@pytest.mark.no_pooler("it starts such a run itself")
+def test_the_core_works_through_pgbouncer(server: object) -> None:
+    """Issue, poolers; DESIGN: fence, settling, shapes, gates, tasks and a drain, in transaction mode."""
+    if pooler.command() is None:
+        pytest.fail("there is no pgbouncer, and what works behind one is not tested. Try: make pgbouncer")
+    here = Path(__file__).parent
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--pooler",
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        *(str(here / one) for one in CORE),
+    ]
+    inner = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ended = subprocess.run(words, cwd=here.parent, env=inner, capture_output=True, text=True, timeout=110)
+    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
+    # Each by its name, and more than once where it has shapes: nothing was left out unseen.
+    passed = re.findall(r"::(\w+)(?:\[.*)? PASSED", ended.stdout)
+    assert {one.partition("::")[2] for one in CORE} == set(passed), ended.stdout[-5000:]
+
+
+async def test_behind_pgbouncer_it_is_pgbouncer_that_answers(pg: Db) -> None:
+    """The runs above would prove nothing if they did not go through it."""
+    if pooler.session is None:
+        assert pg.url == pg.direct
+        return
+    before = pooler.session.transactions()
+    database = Database.open(pg.url)
+    for _ in range(20):
+        await database.read(lambda run: run("select 1", ()))
+    await database.close()
+    assert pooler.session.transactions() >= before + 20

@@ -15,7 +15,9 @@ import pytest
 from command import Command
 from databases import Db
 from farm import JOBS
-from rowmill import Concurrency, Dead, Mill, fixed
+from rowmill import Breaker, Cancel, Concurrency, Dead, Job, Mill, Rate, Retry, Snooze, fixed
+from rowmill.outcome import Release
+from rowmill.testing import Kit
 
 ROLE = "lowly worker"
 LANE = (
@@ -99,7 +101,7 @@ async def test_the_role_is_enough_for_a_worker_and_reads_nothing_else(shop: Db, 
         "insert into rowmill_schema values (99, 'x')",
     ):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await _run(lowly, statement)
+            await _run(shop.direct.replace("postgres:", ROLE.replace(" ", "%20") + ":", 1), statement)
 
 
 async def prepared(db: Db) -> None:
@@ -115,6 +117,86 @@ async def _run(url: str, statement: str) -> None:
         await connection.execute(statement)
     finally:
         await connection.close()
+
+
+#: What a worker's role must not: other tables, columns that are hidden, rows of its own making, anything of the schema.
+FORBIDDEN = [
+    "select card from jobs", "select * from jobs", "select * from customers", "insert into customers values (1, 'x')",
+    "update jobs set card = null", "insert into jobs (note) values ('x')", "delete from jobs", "truncate jobs",
+    "drop table jobs", "drop table rowmill_jobs", "alter table jobs add column mine int", "create index on jobs (note)",
+    "create table mine (id int)", "create schema mine", "create function f() returns int language sql as 'select 1'",
+    "create trigger t before update on jobs execute function suppress_redundant_updates_trigger()",
+    "alter table jobs disable row level security", "grant select on customers to public", "create role other",
+    "select * from rowmill_ddl", "insert into rowmill_schema values (99, 'x')", "select * from rowmill_tokens",
+    "copy customers to program 'cat'", "select pg_read_file('postgresql.conf')", "select pg_reload_conf()",
+    "select rolpassword from pg_authid", "set role postgres", "begin; lock table jobs in access exclusive mode",
+]  # fmt: skip
+
+
+async def test_every_verb_of_a_worker_runs_under_its_role_and_nothing_else_does(shop: Db, command: Command) -> None:
+    """Issue, security: claim, renew, settle, finish, progress, sweep, gates, tasks, steps and cron; no DDL, no more."""
+    shop.execute("alter table jobs add column progress jsonb, add column site text default 'a'")
+    ran: list[str] = []
+
+    def declared(url: str) -> Mill:
+        mill = Mill(url)
+
+        @mill.lane(
+            "jobs", name="fetch", ready={"status": "queued"}, running={"status": "running"}, done={"status": "done"},
+            dead={"status": "dead"}, max_attempts=2, backoff=fixed(td(0)), lease=td(minutes=1), max_reclaims=0,
+            gates=[Concurrency(9, by="site"), Breaker(9, td(minutes=1), by="site"), Rate(99, by="site")],
+        )  # fmt: skip
+        async def fetch(job: Any) -> None:
+            await job.progress(0.5, "half")
+            async with job.finish() as tx:
+                tx.set(note="finished")
+
+        @mill.task
+        async def send(job: Job, to: str) -> str:
+            ran.append(await job.step("once", lambda: to))
+            return to
+
+        @mill.cron("* * * * *")
+        async def tick() -> None:
+            ran.append("tick")
+
+        return mill
+
+    owner = declared(shop.url)
+    await owner.prepare()
+    await owner.close()
+    words = ("sql", "--role", ROLE, "--hide", "fetch.card", "--writes", "fetch.note")
+    command.app(shop.url, LANE, TASK)
+    with ThreadPoolExecutor(1) as pool:
+        shop.execute(";\n".join(pool.submit(lambda: command.json(*words)).result()["statements"]))
+    lowly = shop.url.replace("postgres:", ROLE.replace(" ", "%20") + ":", 1)
+    for _ in range(9):
+        shop.execute("insert into jobs (note) values ('x')")
+    mill = declared(lowly)
+    async with Kit(mill) as kit:
+        store = await kit.store("fetch")
+        claims = await kit.claim("fetch", 7)
+        assert await store.renew(claims) == claims
+        ends = [{"note": "set"}, Retry("again"), Dead("no"), Cancel("off"), Snooze(td(hours=1)), Release()]
+        for claim, ended in zip(claims, ends, strict=False):
+            assert (await kit.settle(claim, ended)).written, ended
+        kit.advance(td(minutes=2))
+        assert [s.id for s in await kit.sweep("fetch")] == [claims[6].id]
+        stepped = await kit.step("fetch")
+        assert stepped is not None
+        assert stepped.outcome == "done"
+        await kit.tick()
+        kit.advance(td(minutes=2))
+        await kit.tick()
+        await mill.tasks["send"].enqueue(to="by key", key="k")
+        await kit.drain("default")
+    await mill.close()
+    assert sorted(set(ran)) == ["by key", "tick"]
+    assert shop.value("select count(*) from jobs where note = 'finished' and progress is not null") == 1
+    for statement in FORBIDDEN:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await _run(shop.direct.replace("postgres:", ROLE.replace(" ", "%20") + ":", 1), statement)
+    assert shop.value("select count(*) from customers") == 0
 
 
 def test_the_script_is_sql_that_can_be_read_and_says_what_it_does(shop: Db, command: Command) -> None:

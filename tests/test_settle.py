@@ -184,7 +184,7 @@ async def test_an_empty_batch_is_nothing(db: Db) -> None:
 @asynccontextmanager
 async def locked(db: Db, key: int, how: str = "for update") -> AsyncIterator[None]:
     """Another connection holds a lock on one row."""
-    connection = await asyncpg.connect(db.url)
+    connection = await asyncpg.connect(db.direct)
     try:
         async with connection.transaction():
             await connection.fetch(f"select 1 from jobs where id = $1 {how}", key)
@@ -239,7 +239,7 @@ async def test_a_child_row_that_is_being_inserted_does_not_hide_its_parent(pg: D
     mill = mill_of(pg, 1)
     pg.execute("create table children (job_id integer references jobs (id))")
     async with Kit(mill) as kit:
-        connection = await asyncpg.connect(pg.url)
+        connection = await asyncpg.connect(pg.direct)
         try:
             async with connection.transaction():
                 await connection.execute("insert into children values (1)")

@@ -256,7 +256,7 @@ async def test_a_commit_that_is_faster_than_its_reply_does_not_lose_the_claim(
 async def test_a_finish_block_waits_for_a_lock_that_is_soon_gone(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """X1: a row that somebody else has locked for a moment is not lost."""
     tables(pg)
-    other = await asyncpg.connect(pg.url)
+    other = await asyncpg.connect(pg.direct)
     lock = other.transaction()
     still_held = LaneStore.still_held
 

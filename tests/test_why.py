@@ -454,7 +454,7 @@ def locked(db: Db, sql: str) -> Iterator[None]:
     ready, done = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        connection = await asyncpg.connect(db.url, server_settings={"application_name": "somebody"})
+        connection = await asyncpg.connect(db.direct, server_settings={"application_name": "somebody"})
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute(sql)

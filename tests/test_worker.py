@@ -224,7 +224,7 @@ async def test_one_locked_row_never_costs_the_others_their_lease(pg: Db) -> None
 
     async with working(mill), working(mill, worker_id="rival"):
         await until(lambda: pg.value("select count(*) from jobs where status = 'running'") == 5)
-        operator = await asyncpg.connect(pg.url)
+        operator = await asyncpg.connect(pg.direct)
         try:
             async with operator.transaction():
                 await operator.execute("select * from jobs order by id limit 1 for update")
@@ -252,7 +252,7 @@ async def test_a_row_locked_for_less_than_its_lease_keeps_it(pg: Db) -> None:
 
     async with working(mill), working(mill, worker_id="rival"):
         await until(lambda: pg.value("select count(*) from jobs where status = 'running'") == 1)
-        operator = await asyncpg.connect(pg.url)
+        operator = await asyncpg.connect(pg.direct)
         try:
             async with operator.transaction():
                 await operator.execute("select * from jobs for update")
@@ -279,7 +279,7 @@ async def test_a_locked_row_is_settled_when_the_lock_is_gone(pg: Db) -> None:
 
     async with working(mill):
         await until(lambda: pg.value("select count(*) from jobs where status = 'running'") == 3)
-        operator = await asyncpg.connect(pg.url)
+        operator = await asyncpg.connect(pg.direct)
         try:
             async with operator.transaction():
                 await operator.execute("select * from jobs order by id limit 1 for update")

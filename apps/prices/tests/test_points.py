@@ -195,7 +195,7 @@ async def test_a_job_that_somebody_is_claiming_is_passed_over(app: App) -> None:
     """D2: SKIP LOCKED: nobody waits, and nobody gets a row twice."""
     source = app.source("api")
     first, second = (app.job(source, n) for n in (1, 2))
-    connection = await asyncpg.connect(app.db.url)
+    connection = await asyncpg.connect(app.db.direct)
     async with connection.transaction():
         await connection.execute("select 1 from scrape_jobs where id = $1 for update", first)
         claim = "select id from claim_next_pending_job(worker => ?)"

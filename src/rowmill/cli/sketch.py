@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..proposal import Proposal
+from ..store import redact
 
 _SIMPLE = re.compile(r"[a-z_][a-z0-9_]*|\w+", re.ASCII)
 
@@ -20,7 +20,7 @@ def quoted_table(schema: str | None, name: str) -> str:
 
 def secret(url: str) -> bool:
     """Whether a URL holds a password: that has no place in a file."""
-    return bool(re.search(r"://[^:/@]*:[^@]+@", url)) or "password=" in url.lower() or bool(urlsplit(url).password)
+    return redact(url) != url
 
 
 def sketch(made: Proposal, url: str | None) -> str:

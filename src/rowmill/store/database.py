@@ -27,7 +27,7 @@ from sqlalchemy.pool import NullPool
 from ..errors import DeclarationError
 from .direct import Direct
 from .translate import translated
-from .urls import FORMS, postgres_url, redact, sqlite_path
+from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
 
 T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
@@ -113,16 +113,12 @@ class Postgres(Database):
 
     def _make(self, command_timeout: float | None, **options: Any) -> AsyncEngine:
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
-        cached: dict[str, Any] = {"statement_cache_size": 0} if self.pooled else {}
         adapted: dict[str, Any] = (
             {"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: ""} if self.pooled else {}
         )
 
         async def connect(**_: Any) -> asyncpg.Connection:
-            try:
-                return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **cached)
-            except ValueError as error:  # the URL itself cannot be read
-                raise DeclarationError(f"cannot use {redact(self.url)}: {error}", hint=FORMS) from error
+            return await self.raw_connection(command_timeout)
 
         # Not async_creator: with that, SQLAlchemy drops what its own adapter has to know about the pooler.
         dbapi = self.dialect.import_dbapi()
@@ -132,8 +128,18 @@ class Postgres(Database):
             **options,
         )
 
+    async def raw_connection(self, command_timeout: float | None = None) -> asyncpg.Connection:
+        """A connection as the driver makes it."""
+        # Behind a transaction pooler a statement must not outlive its transaction: unnamed, and never cached.
+        cached = {"statement_cache_size": 0} if self.pooled else {"max_cacheable_statement_size": 0}
+        try:
+            return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **cached)
+        except ValueError:  # the URL itself cannot be read; the driver's words repeat parts of it
+            raise unreadable(self.url) from None
+
     @property
-    def _own(self) -> Direct:
+    def direct(self) -> Direct:
+        """Connections for what is done thousands of times a second."""
         if self._direct is None:
             # A statement of the engine's own that takes longer than this is a lost connection, not a slow one.
             self._direct = Direct(self, self._pool, self.patience, parsed=True)
@@ -153,10 +159,10 @@ class Postgres(Database):
                 return await connection.run_sync(lambda c: limited(runner(c)))
 
     async def write(self, verb: Callable[[Run], T]) -> T:
-        return await self._own.run(verb)
+        return await self.direct.run(verb)
 
     async def transact(self, verb: Callable[[Run], T]) -> T:
-        return await self._own.run(verb, together=True)
+        return await self.direct.run(verb, together=True)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:

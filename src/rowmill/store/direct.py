@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import asyncpg
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from ..errors import DeclarationError, Refused, Unreachable
+from ..errors import Refused, Unreachable
 from .translate import translate, translated
-from .urls import FORMS, redact
+from .urls import redact
 
 if TYPE_CHECKING:
     from .database import Postgres, Run
@@ -91,18 +90,7 @@ class Direct:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        # Behind a transaction pooler a statement must not outlive its transaction: unnamed, and never cached.
-        cached: dict[str, Any] = {"statement_cache_size": 0} if self._database.pooled else {}
-        try:
-            connection = await asyncpg.connect(
-                self._database.dsn,
-                timeout=10,
-                command_timeout=self._patience,
-                max_cacheable_statement_size=0,
-                **cached,
-            )
-        except ValueError as error:  # the URL itself cannot be read
-            raise DeclarationError(f"cannot use {redact(self._database.url)}: {error}", hint=FORMS) from error
+        connection = await self._database.raw_connection(self._patience)
         if self._parsed:
             await _parse(connection)
         return connection

@@ -18,11 +18,21 @@ _FOREIGN = {
     "connect_timeout",
 }
 FORMS = "postgresql://user:password@host:5432/database or sqlite:///file.db"
+ESCAPED = "signs like : / ? # @ in a password are written %3A %2F %3F %23 %40"
+_SECRET = re.compile("(?i)pass|pwd|secret|token")
+#: An address in libpq's own form, and a secret in it: quoted, or up to the next word.
+_WORDS = re.compile(r"\s*\w+\s*=")
+_WORD = re.compile(
+    r"(?is)(\w*(?:pass|pwd|secret|token)\w*\s*=\s*)(?:'(?:[^'\\]|\\.)*'(?=\s|$)|\S.*?(?=\s+\w+\s*=|\s*$))"
+)
 
 
 def postgres_url(url: str) -> tuple[str, bool]:
     """The DSN asyncpg takes, and whether a transaction pooler stands in between."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # whose words repeat what may be a part of the password
+        raise unreadable(url) from None
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     port = _port(parts.netloc)
     pooled = query.get("pgbouncer", "").lower() == "true" or (
@@ -30,6 +40,11 @@ def postgres_url(url: str) -> tuple[str, bool]:
     )
     kept = {name: value for name, value in query.items() if name not in _FOREIGN}
     return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), "")), pooled
+
+
+def unreadable(url: str) -> DeclarationError:
+    """What is said of a URL that a driver could not read."""
+    return DeclarationError(f"cannot use {redact(url)}: it cannot be read as a URL", hint=f"{FORMS}; {ESCAPED}")
 
 
 def _port(netloc: str) -> int | None:
@@ -48,6 +63,25 @@ def sqlite_path(url: str) -> str:
 
 
 def redact(url: str) -> str:
-    """A URL without its password, for messages."""
-    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
-    return re.sub(r"(?i)([?&](?:password|sslpassword)=)[^&]*", r"\1***", hidden)
+    """An address without its password, for messages: also one that cannot be read, and one in libpq's ``key=value``.
+
+    Rather too much is hidden than too little: a password may hold any sign, and not everybody escapes them.
+    """
+    if url.startswith("sqlite:"):
+        return url
+    if _WORDS.match(url):
+        return _WORD.sub(r"\1***", url)
+    start = url.find("://")
+    start = start + 3 if start >= 0 else 0
+    end = url.rfind("@")
+    user, colon, password = url[start : max(end, start)].partition(":")
+    if colon and password:
+        url = f"{url[:start]}{user}:***{url[end:]}"
+    place, mark, query = url.partition("?")
+    return place + mark + "".join(_hidden(part) for part in re.split("([&;])", query))
+
+
+def _hidden(part: str) -> str:
+    """One parameter of a query; its name, too, may be escaped."""
+    name, given, value = part.partition("=")
+    return f"{name}=***" if given and value and _SECRET.search(unquote(name)) else part

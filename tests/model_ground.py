@@ -1,0 +1,183 @@
+"""What the model test stands on: lanes with and without gates, their tables, what handlers do, and a wrong clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from datetime import timedelta as td
+from typing import Any
+
+from hypothesis import strategies as st
+
+import gated
+import model
+from databases import Db
+from model import End, Gates
+from rowmill import Breaker, Cancel, Claim, Concurrency, Dead, Mill, Rate, Retry, Snooze, fixed
+from rowmill.outcome import Release
+from rowmill.testing import Kit
+
+SITES = ["a", "a", "b", "c", None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A lane to be proved: its table, and its gates."""
+
+    gates: Gates = field(default_factory=Gates)
+    own: bool = False
+
+    def declared(self) -> list[Any]:
+        """The gates as a lane has them."""
+        g, found = self.gates, list[Any]()
+        if g.concurrency is not None:
+            found.append(Concurrency(g.concurrency, by="domain"))
+        if g.whole is not None:
+            found.append(Concurrency(g.whole))
+        if g.breaker is not None:
+            found.append(Breaker(g.breaker, hours(model.COOLDOWN), by="domain"))
+        if g.burst is not None:
+            found.append(Rate(g.burst, per=hours(model.TOKEN * g.burst), by="domain", burst=g.burst))
+        return found
+
+
+SETUPS = {
+    "plain": Setup(),
+    "rowmill's own table": Setup(own=True),
+    "limit by key": Setup(Gates(concurrency=2)),
+    "limit by key and in all": Setup(Gates(concurrency=2, whole=3)),
+    "breaker": Setup(Gates(breaker=2)),
+    "limit, breaker and rate": Setup(Gates(concurrency=2, breaker=3, burst=3)),
+}
+
+
+def hours(n: float) -> td:
+    return td(hours=n)
+
+
+class TooMany(Exception):
+    """What an HTTP client raises for 429."""
+
+    status = 429
+    headers = {"Retry-After": str(2.5 * 3600)[:-2]}  # noqa: RUF012
+
+
+def ends() -> dict[str, tuple[Callable[[], Any], End]]:
+    """What a handler may return or raise, and what that means."""
+    return {
+        "done": (lambda: None, End("done", word="")),
+        "columns": (lambda: {"result": "made"}, End("done", "made", word="")),
+        "retry": (lambda: Retry("later", after=hours(2.5)), End("retry", "later", 2.5, "transient")),
+        "error": (lambda: ValueError("boom"), End("retry", "ValueError: boom", model.BACKOFF, "transient")),
+        "refused": (lambda: TooMany("slow"), End("retry", "TooMany: slow", 2.5, "rate", closes=True)),
+        "dead": (lambda: Dead("no"), End("dead", "no", word="permanent")),
+        "cancel": (lambda: Cancel("off"), End("canceled", "off")),
+        "snooze": (lambda: Snooze(hours(0.5)), End("snooze", delay=0.5)),
+        "closing": (lambda: Snooze(hours(3.5), closes=True), End("snooze", delay=3.5, closes=True)),
+        "release": (Release, End("release")),
+    }
+
+
+ENDS = ends()
+
+
+def picked(most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 30), min_size=1, max_size=most)
+
+
+class _Wrong(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, datetime)
+
+
+class WrongClock(datetime, metaclass=_Wrong):
+    """A wall clock that is off by years, differently at every step."""
+
+    skew = td(0)
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return datetime.now(tz) + cls.skew
+
+
+@dataclass(eq=False)
+class Hold:
+    """A claim as some worker has it in hand, whether or not it still holds."""
+
+    number: int
+    claim: Claim
+    kit: Kit
+    attempt: int
+    #: The key under which gates hear of its end; None after a recovery, which does not know it.
+    site: str | None
+
+    @property
+    def id(self) -> int:
+        return int(self.claim.id)
+
+
+class Ground:
+    """A database with the tables of a setup, cleared between examples; what is asked of it beside rowmill."""
+
+    def __init__(self, db: Db, setup: Setup) -> None:
+        self.db, self.setup, self.postgres = db, setup, db.dialect == "postgresql"
+        self.table = "rowmill_jobs" if setup.own else "pages"
+        gated.make(db)
+        db.execute("alter table pages add column failures integer not null default 0")
+        db.execute("alter table pages add column reclaims integer not null default 0")
+        db.execute("alter table pages add column result text")
+        db.execute("create table effects (page integer)")
+        asyncio.run(self._prepare())
+
+    async def _prepare(self) -> None:
+        mill = self.mill(lambda job: None)
+        await mill.prepare()
+        await mill.close()
+
+    def clear(self) -> None:
+        for table in (self.table, "effects", "rowmill_gates"):
+            self.db.execute(f"delete from {table}")
+
+    def mill(self, behave: Callable[[Any], Any]) -> Mill:
+        mill = Mill(self.db.url)
+        common = {"lease": hours(model.LEASE), "heartbeat": hours(1), "max_reclaims": model.RECLAIMS}
+
+        async def work(job: Any) -> Any:
+            return await behave(job)
+
+        if self.setup.own:
+            mill.queue("work", **common)
+            mill.task(name="work", queue="work", max_attempts=model.LIMIT, backoff=fixed(hours(model.BACKOFF)))(work)
+        else:
+            mill.lane(
+                "pages", name="work", ready={"status": ["queued", "failed"]}, running={"status": "running"},
+                done={"status": "done"}, retry={"status": "failed"}, dead={"status": "dead"},
+                canceled={"status": "canceled"}, max_attempts=model.LIMIT, backoff=fixed(hours(model.BACKOFF)),
+                order_by="id", gates=self.setup.declared(), **common,
+            )(work)  # fmt: skip
+        return mill
+
+    def at(self, column: str) -> str:
+        """A time in hours."""
+        if self.postgres:
+            return f"(extract(epoch from {column}) / 3600)::float8"
+        return f"(julianday({column}) - 2440587.5) * 24"
+
+    def rows(self) -> str:
+        state, site = ("state", "key") if self.setup.own else ("status", "domain")
+        counts = ("0", "0") if self.setup.own else ("failures", "reclaims")
+        result = "cast(result as text)" if self.setup.own else "result"
+        return f"""select id, {site}, {self.at("run_after")}, {state}, worker, attempts, {counts[0]}, {counts[1]},
+{self.at("claimed_at")}, {self.at("heartbeat_at")}, error, {result}, finished_at is not null
+from {self.table} order by id"""
+
+    def insert(self, shift: float) -> str:
+        seconds = shift * 3600
+        if self.postgres:
+            return (
+                f"insert into pages (domain, run_after) values ($1, now() + interval '{seconds} seconds') returning id"
+            )
+        moment = f"strftime('%Y-%m-%d %H:%M:%f', 'now', '{seconds:+} seconds')"
+        return f"insert into pages (domain, run_after) values (?, {moment}) returning id"

@@ -1,0 +1,281 @@
+"""What the suite is worth: each promise's code is taken out of a copy of the source, and the tests must go red.
+
+``make mutations`` runs them all, and ends with 1 if one survives; ARGS="fence" and the like choose by name.
+``--write`` puts the table into docs/guarantees.md. A mutation that no longer fits its source exactly once is an error,
+told by tests/test_mutations.py as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "rowmill"
+PAGE = ROOT / "docs" / "guarantees.md"
+MARKS = ("<!-- mutations: made by make mutations -->\n", "<!-- /mutations -->\n")
+#: No run of a few tests takes longer; one that does is stuck, which is red too.
+PATIENCE = 400
+MODEL = "tests/test_model.py::test_rows_claims_and_gates_are_always_as_the_model_says"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Something taken out: in which file, what stands there and what instead, and which tests are to see it."""
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    tests: tuple[str, ...]
+
+    def apply(self, source: Path) -> None:
+        """Change a copy of the package; raises where the text is not there exactly once."""
+        path = source / self.file
+        text = path.read_text()
+        for old, new in self.edits:
+            if (times := text.count(old)) != 1:
+                raise SystemExit(f"mutation {self.name!r}: its text stands {times} times in {self.file}:\n{old}")
+            text = text.replace(old, new)
+        compile(text, str(path), "exec")
+        path.write_text(text)
+
+
+def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(name, file, ((old, new),), tests)
+
+
+MUTATIONS = (
+    one(
+        "the fence", "store/statements.py",
+        'parts = [self.running(f"{row}.")]', 'return self.running(f"{row}.")',
+        "tests/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
+    ),
+    one(
+        "the claim's time in the fence", "store/statements.py",
+        'if at := fence_time(self.binding):\n            parts.append(f"{row}.',
+        'if False:\n            parts.append(f"{row}.',
+        "tests/test_fence.py::test_a_row_swept_from_a_worker_and_taken_again_by_it_has_one_live_claim",
+    ),
+    one(
+        "the look at what settling wrote", "store/base.py",
+        "        report.written += [s for i, s in enumerate(group) if i in written]\n"
+        "        missing = [s for i, s in enumerate(group) if i not in written]\n        if missing:",
+        "        report.written += group\n        missing = []\n        if missing:",
+        "tests/test_fence.py::test_a_lost_outcome_does_not_cost_its_batch_anything",
+    ),
+    one(
+        "the row read again after a lost reply", "store/base.py",
+        "elif settlement.unsure and row and self._shows(row, settlement):", "elif False:",
+        "tests/test_settle.py::test_an_outcome_that_stood_already_when_it_was_sent_again_is_not_called_lost",
+    ),
+    one(
+        "the state in the sweep (PostgreSQL)", "store/postgres.py",
+        "stale = f\"{self.running('t.')} and {self.stale(lease, 't.')}\"", "stale = self.stale(lease, 't.')",
+        f"{MODEL}[postgresql-plain]",
+    ),
+    one(
+        "the re-check in the sweep (PostgreSQL)", "store/postgres.py",
+        "  where {stale}\n  limit $1::bigint\n  for no key update skip locked\n)",
+        "  where {stale}\n  limit $1::bigint\n)",
+        "tests/test_sweep_recheck.py",
+        "tests/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
+    ),
+    Mutation(
+        "the re-check in the sweep (SQLite)", "store/sqlite.py",
+        (
+            ('where {self.same_key()} and {self.running()}"""', 'where {self.same_key()}"""'),
+            ('for worker, poison, *key in run(find, {"most": most}):', "for worker, poison, *key in found:"),
+            (
+                'if not await self.database.read(lambda run: run(find, {"most": 1})):',
+                'if not (found := await self.database.read(lambda run: run(find, {"most": most}))):',
+            ),
+        ),
+        ("tests/test_sweep_recheck.py",),
+    ),
+    one(
+        "the lock on a gate (one key)", "store/turn_statements.py",
+        " and _g.version = turns.version", "",
+        "tests/test_gates_hammer.py::test_the_limit_holds_under_a_hammer[turns]",
+    ),
+    one(
+        "the lock on a gate (several keys)", "store/walk.py",
+        "states = self.gate_rows.lock(self.run, spots, wait=wait)",
+        "self.gate_rows.make(self.run, spots)\n        states = self.gate_rows.read(self.run, spots)",
+        "tests/test_gates_hammer.py::test_the_limit_holds_under_a_hammer[walk]",
+    ),
+    one(
+        "the one probe of a breaker (PostgreSQL)", "store/turn_statements.py",
+        "else 1 - {self._running()} end", "else 9 end",
+        "tests/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
+    ),
+    one(
+        "the one probe of a breaker (SQLite)", "allowance.py",
+        'Allowed(max(1 - running, 0), "breaker\'s probe")', 'Allowed(9, "breaker\'s probe")',
+        "tests/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
+    ),
+    one(
+        "the streak of a breaker", "allowance.py",
+        "if streak >= breaker.failures and not", "if streak >= breaker.failures - 1 and not",
+        "tests/test_gates_properties.py", f"{MODEL}[sqlite-breaker]",
+    ),
+    one(
+        "the heartbeat's own thread", "engine/renew.py",
+        "    def run(self) -> None:\n        asyncio.run(self._main())",
+        "    def start(self):\n        self._task = asyncio.get_running_loop().create_task(self._main())\n\n"
+        "    def is_alive(self):\n        return not self._task.done()\n\n"
+        "    def join(self, timeout=None):\n        pass",
+        "tests/test_processes.py::test_a_handler_that_blocks_the_event_loop_keeps_its_lease",
+    ),
+    one(
+        "the attempt limit", "engine/execute.py",
+        "if claim.attempt >= claim.limit:", "if False:",
+        "tests/test_shapes_runs.py::test_an_exception_is_retried_by_the_lanes_policy", f"{MODEL}[sqlite-plain]",
+    ),
+    one(
+        "the limit of reclaims", "store/statements.py",
+        'allowed = f"{self.limit()} + {self.lane.max_reclaims}"', 'allowed = "99"',
+        f"{MODEL}[sqlite-rowmill's own table]", f"{MODEL}[sqlite-plain]",
+    ),
+    one(
+        "the attempt that a snooze gives back", "store/statements.py",
+        'if kind in ("snooze", "release") and (column := r.get("attempts")):', "if False:",
+        "tests/test_shapes_runs.py::test_a_snoozed_row_may_be_snoozed_for_ever",
+    ),
+    one(
+        "the lock on a claimed row", "store/postgres.py",
+        "  order by {self.order()}\n  limit $1::bigint\n  for no key update skip locked\n), taken as (",
+        "  order by {self.order()}\n  limit $1::bigint\n), taken as (",
+        "tests/test_fence.py::test_eight_claimers_at_once_take_every_row_once",
+        "tests/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
+    ),
+    one(
+        "the database's time (PostgreSQL)", "store/postgres.py",
+        "        return f\"(now() + interval '{shift} seconds')\" if shift else \"now()\"",
+        "        return f\"timestamptz '{(datetime.now(UTC) + self.clock.shift).isoformat()}'\"",
+        f"{MODEL}[postgresql-plain]",
+    ),
+    one(
+        "the database's time (SQLite)", "store/sqlite.py",
+        "return \", \".join([\"'now'\", *moved, *modifiers])",
+        "return \", \".join([f\"'{datetime.now(UTC):%Y-%m-%d %H:%M:%S}'\", *moved, *modifiers])",
+        f"{MODEL}[sqlite-plain]",
+    ),
+    one(
+        "the lane's pause", "store/statements.py",
+        'if self.gates is None:\n            return "1 = 1"', 'if True:\n            return "1 = 1"',
+        f"{MODEL}[sqlite-limit by key]",
+    ),
+    one(
+        "the key of an enqueued job", "store/enqueue.py",
+        '"only_one": unique is None or unique.strict,', '"only_one": False,',
+        f"{MODEL}[sqlite-rowmill's own table]",
+    ),
+    one(
+        "the outcome inside the finish block", "engine/job.py",
+        "raise LostClaim(f\"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer this run's\")",
+        "return settlement",
+        "tests/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
+    ),
+    one(
+        "strict priority", "engine/worker.py",
+        "return any(held.more and self._ask(held) > 0 for held in self._above)", "return False",
+        "tests/test_worker.py::test_a_row_of_a_higher_lane_that_arrives_in_mid_backlog_starts_next",
+        "tests/test_worker.py::test_one_slot_starts_rows_strictly_by_environment_lane_and_age",
+    ),
+    one(
+        "unnamed statements behind a pooler", "store/database.py",
+        '{"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: ""} if self.pooled else {}', "{}",
+        "tests/test_pooler.py",
+    ),
+)  # fmt: skip
+
+
+def chosen(names: list[str]) -> list[Mutation]:
+    found = [m for m in MUTATIONS if not names or any(name in m.name for name in names)]
+    if not found:
+        raise SystemExit(f"no mutation is named so; there are: {', '.join(m.name for m in MUTATIONS)}")
+    return found
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the package, alone in a folder that can stand in PYTHONPATH."""
+    shutil.copytree(SOURCE, folder / "rowmill", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder / "rowmill"
+
+
+def run(folder: Path, tests: tuple[str, ...], *, stop: bool) -> tuple[list[str], str]:
+    """Run tests against the package in a folder; those that were red, and what was said."""
+    paths = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    where = [sys.executable, "-c", "import rowmill; print(rowmill.__file__)"]
+    found = subprocess.run(where, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    if not found.startswith(str(folder)):
+        raise SystemExit(f"the tests would not run against the copy, but against {found}")
+    # Without -k and without the cache: by name, and nothing left behind.
+    words = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *(["-x"] if stop else []), *tests]
+    try:
+        ended = subprocess.run(
+            words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE if stop else None
+        )
+    except subprocess.TimeoutExpired:
+        return ["(stuck)"], "stuck"
+    red = re.findall(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", ended.stdout, re.MULTILINE)
+    if ended.returncode not in (0, 1):
+        raise SystemExit(f"pytest itself failed:\n{ended.stdout[-3000:]}{ended.stderr[-3000:]}")
+    return red, ended.stdout
+
+
+def tried(mutation: Mutation) -> tuple[Mutation, list[str], float]:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rowmill-mutation-") as name:
+        mutation.apply(copied(Path(name)))
+        red, _ = run(Path(name), mutation.tests, stop=True)
+    return mutation, red, time.monotonic() - began
+
+
+def shown(test: str) -> str:
+    """A test by its name alone."""
+    return test.rpartition("::")[2] if "::" in test else test
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of mutations' names; all without")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at once")
+    asked = parser.parse_args(words)
+    wanted = chosen(asked.names)
+    tests = tuple(dict.fromkeys(test for mutation in wanted for test in mutation.tests))
+    print(f"{len(wanted)} mutations. First their tests against the source as it is ...", flush=True)
+    with tempfile.TemporaryDirectory(prefix="rowmill-mutation-") as name:
+        copied(Path(name))
+        red, said = run(Path(name), tests, stop=False)
+    if red:
+        print(f"red without any mutation:\n{said[-5000:]}")
+        return 1
+    lines = ["| taken out | where | a test that goes red |", "|---|---|---|"]
+    survived = []
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for mutation, red, seconds in pool.map(tried, wanted):
+            caught = f"`{shown(red[0])}`" if red else "**none: it survives**"
+            survived += [] if red else [mutation.name]
+            lines.append(f"| {mutation.name} | {mutation.file} | {caught} |")
+            print(f"{'caught  ' if red else 'SURVIVED'} {mutation.name} ({seconds:.0f} s): {caught}", flush=True)
+    print("\n" + "\n".join(lines))
+    if asked.write and not survived and not asked.names:
+        before, _, rest = PAGE.read_text().partition(MARKS[0])
+        PAGE.write_text(before + MARKS[0] + "\n".join(lines) + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The command: bout after bout, the fleet, the report. Ends with 1 if anything was lost, doubled, stale or stuck."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from . import fleet as fleets
+from . import report
+from .bout import Result, fight
+from .check import KINDS
+from .crew import ROOT
+from .plan import LONG, QUICK, Plan
+from .stage import Ground, ground
+
+OUT = Path(__file__).parent / "out"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="every fault once or twice, into chaos/out")
+    parser.add_argument("--faults", help="only those with one of these words in their name: kill,sqlite")
+    parser.add_argument("--times", type=int, help="how often each is injected")
+    parser.add_argument("--rows", type=int, help="rows of each bout")
+    parser.add_argument("--no-fleet", action="store_true", help="leave out the several hosts")
+    parser.add_argument("--only-fleet", action="store_true", help="nothing but the several hosts")
+    parser.add_argument("--seed", type=int, default=None, help="of what is chosen by chance")
+    parser.add_argument("--out", type=Path, help="the report (docs/chaos.md; where only a part is run: chaos/out)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
+    random.seed(given.seed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken down again
+    plan = QUICK if given.quick else LONG
+    whole = not (given.quick or given.faults or given.times or given.rows or given.no_fleet or given.only_fleet)
+    out = given.out or (ROOT / "docs" / "chaos.md" if whole else OUT / "chaos.md")
+    began, when = time.monotonic(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    with ground() as here:
+        results = [] if given.only_fleet else _bouts(here, plan, given)
+        fleet = None if given.no_fleet or given.faults else _fleet(here, plan)
+        version = here.server.version()
+    command = "make chaos" if whole else " ".join(["python -m chaos", *sys.argv[1:]])
+    report.write(out, results, fleet, command, when, time.monotonic() - began, version)
+    report.dump(OUT / "chaos.json", results, fleet)
+    print(out.read_text())
+    return 1 if _faults(results, fleet) else 0
+
+
+def _bouts(here: Ground, plan: Plan, given: argparse.Namespace) -> list[Result]:
+    results = []
+    for kind in plan.wanted(given.faults):
+        fault = kind(here)
+        try:
+            results.append(fight(fault, given.times or plan.times[kind], given.rows or plan.rows))
+        except Exception as error:  # told in the report, and the others are tried all the same
+            print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            results.append(_broken(fault.name, fault.says, error))
+            _revive(here)
+    return results
+
+
+def _broken(name: str, says: str, error: Exception) -> Result:
+    """A bout that did not come to its end counts as rows that did not."""
+    result = Result(name, says)
+    result.verdict.say("stuck", 0, f"the bout did not end: {type(error).__name__}: {error}")
+    return result
+
+
+def _revive(here: Ground) -> None:
+    if not here.server.running:
+        here.server.start()
+
+
+def _fleet(here: Ground, plan: Plan) -> fleets.Fleet:
+    try:
+        return fleets.run(here, plan.hosts, plan.each, plan.fleet_rows, plan.idle, plan.idle_seconds)
+    except Exception as error:
+        return fleets.Fleet(_broken("the fleet", "several hosts", error))
+
+
+def _faults(results: list[Result], fleet: fleets.Fleet | None) -> list[str]:
+    words = [f"{result.fault}: {kind}" for result in results for kind in KINDS if result.verdict.found[kind]]
+    words += [f"{result.fault}: it was not felt: {result.unfelt}" for result in results if result.unfelt]
+    words += fleet.faults if fleet is not None and fleet.drained.not_tried is None else []
+    for word in words:
+        print(f"chaos: {word}", file=sys.stderr)
+    return words
+
+
+if __name__ == "__main__":
+    sys.exit(main())

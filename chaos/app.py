@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from datetime import UTC, datetime
 from datetime import timedelta as td
 
 import sqlalchemy as sa
@@ -37,6 +38,12 @@ _file = os.open(
 ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+def since(job: Job) -> float:
+    """When the row was claimed, by the database's clock: with the worker's name, that is which claim this is."""
+    at: datetime = job["claimed_at"]
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
 def note(*words: object) -> None:
     os.write(_file, (" ".join(map(str, (*words, time.monotonic()))) + "\n").encode())
 
@@ -57,7 +64,7 @@ def note(*words: object) -> None:
 async def work(job: Job) -> dict[str, str] | None:
     number = next(_numbers)
     run = f"{ME}.{number}"
-    note("start", number, job.id, job["attempts"], job.worker, time.time())
+    note("start", number, job.id, since(job), job.worker, time.time())
     try:
         if job["takes"]:
             await asyncio.sleep(job["takes"])

@@ -31,11 +31,11 @@ create index on chaos_rows (id) where status = 'running';
 create table chaos_effects (row_id bigint not null, run text not null);
 create table chaos_ledger (
   seq bigint generated always as identity primary key, row_id bigint not null, was text not null, is_now text not null,
-  held_by text, held_attempt integer, beat_at timestamptz, worker text, outcome text, swept boolean not null,
+  held_by text, held_since timestamptz, beat_at timestamptz, worker text, outcome text, swept boolean not null,
   by_hand boolean not null, at timestamptz not null default now(), wall timestamptz not null default clock_timestamp());
 create function chaos_note() returns trigger language plpgsql as $$ begin
-  insert into chaos_ledger (row_id, was, is_now, held_by, held_attempt, beat_at, worker, outcome, swept, by_hand)
-  select n.id, o.status, n.status, o.worker, o.attempts, o.heartbeat_at, n.worker, n.outcome,
+  insert into chaos_ledger (row_id, was, is_now, held_by, held_since, beat_at, worker, outcome, swept, by_hand)
+  select n.id, o.status, n.status, o.worker, o.claimed_at, o.heartbeat_at, n.worker, n.outcome,
     n.reclaims > o.reclaims, n.edited > o.edited
   from new_rows n join old_rows o using (id) where {_NOTED};
   return null;
@@ -56,13 +56,13 @@ create index chaos_running on chaos_rows (id) where status = 'running';
 create table chaos_effects (row_id integer not null, run text not null);
 create table chaos_ledger (
   seq integer primary key, row_id integer not null, was text not null, is_now text not null, held_by text,
-  held_attempt integer, beat_at datetime, worker text, outcome text, swept boolean not null, by_hand boolean not null,
+  held_since datetime, beat_at datetime, worker text, outcome text, swept boolean not null, by_hand boolean not null,
   at datetime not null default ({_SQLITE_NOW}), wall datetime not null default ({_SQLITE_NOW}));
 create trigger chaos_noted after update on chaos_rows
   when {_NOTED.replace("o.", "old.").replace("n.", "new.")}
 begin
-  insert into chaos_ledger (row_id, was, is_now, held_by, held_attempt, beat_at, worker, outcome, swept, by_hand)
-  values (new.id, old.status, new.status, old.worker, old.attempts, old.heartbeat_at, new.worker, new.outcome,
+  insert into chaos_ledger (row_id, was, is_now, held_by, held_since, beat_at, worker, outcome, swept, by_hand)
+  values (new.id, old.status, new.status, old.worker, old.claimed_at, old.heartbeat_at, new.worker, new.outcome,
     new.reclaims > old.reclaims, new.edited > old.edited);
 end;
 """
@@ -119,18 +119,17 @@ class Books:
             f"select min(wall) from chaos_ledger where wall > ? and is_now = 'done' and not by_hand{whose}",
             [self.moment(wall), *(workers or ())],
         )[0][0]
-        return None if found is None else seconds(found)
+        return seconds(found)
 
     def ledger(self) -> list[Entry]:
         found = self.query(
-            "select row_id, was, is_now, held_by, held_attempt, beat_at, worker, outcome, swept, by_hand, at"
+            "select row_id, was, is_now, held_by, held_since, beat_at, worker, outcome, swept, by_hand, at"
             " from chaos_ledger order by seq"
         )
         return [
-            Entry(r[0], r[1], r[2], r[3], r[4] or 0, None if r[5] is None else seconds(r[5]), r[6], r[7], bool(r[8]),
-                  bool(r[9]), seconds(r[10]))
+            Entry(*r[:4], seconds(r[4]), seconds(r[5]), r[6], r[7], bool(r[8]), bool(r[9]), seconds(r[10]) or 0.0)
             for r in found
-        ]  # fmt: skip
+        ]
 
     def rows(self) -> dict[int, Row]:
         return {r[0]: Row(r[1], r[2], r[3]) for r in self.query("select id, status, outcome, what from chaos_rows")}
@@ -199,7 +198,9 @@ class LiteBooks(Books):
             return len(gone)
 
 
-def seconds(value: Any) -> float:
+def seconds(value: Any) -> float | None:
     """A time as either database gives it, as seconds."""
+    if value is None:
+        return None
     time_ = datetime.fromisoformat(value) if isinstance(value, str) else value
     return float((time_ if time_.tzinfo else time_.replace(tzinfo=UTC)).timestamp())

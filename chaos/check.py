@@ -17,13 +17,13 @@ KINDS = ("lost", "doubled", "stale", "stuck")
 
 @dataclass(frozen=True)
 class Entry:
-    """One change of a row, as the trigger saw it. ``held_by``, ``held_attempt`` and ``beat_at`` are from before it."""
+    """One change of a row, as the trigger saw it. ``held_by``, ``held_since`` and ``beat_at`` are from before it."""
 
     row: int
     was: str
     now: str
     held_by: str | None = None
-    held_attempt: int = 0
+    held_since: float | None = None
     beat_at: float | None = None
     worker: str | None = None
     outcome: str | None = None
@@ -129,14 +129,12 @@ class _Row:
         run = self._named.get(entry.outcome or "")
         if run is None or not run.came_to_end:
             self._say("lost", f"done, but no run came to its end: {entry.outcome}")
-        elif (entry.was, run.worker, run.attempt) != ("running", entry.held_by, entry.held_attempt):
-            self._say(
-                "stale", f"the outcome of {run.worker}, attempt {run.attempt}, over {entry.was} of {entry.held_by}"
-            )
+        elif entry.was != "running" or not _by(run, entry):
+            self._say("stale", f"the outcome of an earlier claim of {run.worker} over {entry.was} of {entry.held_by}")
 
     def _back(self, entry: Entry) -> None:
         if not entry.swept:
-            ended = [run for run in self._runs if (run.worker, run.attempt) == (entry.held_by, entry.held_attempt)]
+            ended = [run for run in self._runs if _by(run, entry)]
             if ended and all(run.how == "done" for run in ended):
                 self._say("stale", f"sent back from {entry.held_by}, whose run was done")
             return
@@ -164,22 +162,22 @@ class _Row:
             self._say("lost", "done, without what its finish block writes")
 
     def _overlaps(self) -> None:
-        """Two runs at once: the earlier must have lost its claim, by its lease or by somebody's hand."""
-        runs = sorted(self._runs, key=lambda run: run.start)
+        """Two runs at once: the earlier claim must have been lost, by its lease or by somebody's hand."""
+        runs = sorted(self._runs, key=lambda run: run.since)
         for number, later in enumerate(runs):
             for earlier in runs[:number]:
-                if earlier.end <= later.start:
+                if max(earlier.start, later.start) >= min(earlier.end, later.end):
                     continue
-                ends = [
-                    entry
-                    for entry in self._entries
-                    if (entry.held_by, entry.held_attempt) == (earlier.worker, earlier.attempt)
-                    and entry.was == "running"
-                ]
+                ends = [entry for entry in self._entries if entry.was == "running" and _by(earlier, entry)]
                 if any(entry.swept or entry.by_hand for entry in ends):
                     self._verdict.outlived += 1
                 else:
                     self._say("doubled", f"run at once by {earlier.worker} and {later.worker}, both by their lease")
+
+
+def _by(run: Run, entry: Entry) -> bool:
+    """Whether the claim that an entry ended is the run's own. SQLite's times have three digits."""
+    return run.worker == entry.held_by and entry.held_since is not None and abs(run.since - entry.held_since) < 0.0015
 
 
 def totals(verdicts: Iterable[Verdict]) -> Counter[str]:

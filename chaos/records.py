@@ -13,8 +13,9 @@ class Run:
 
     name: str
     row: int
-    attempt: int
     worker: str
+    #: When its claim was made, by the database's clock.
+    since: float
     start: float
     end: float = 0.0
     #: done, retry, failed; cut: it was ended with its process.
@@ -36,8 +37,8 @@ def read(folder: Path, deaths: Mapping[int, float]) -> Iterator[Run]:
             kind, number, *words = line.split(" ")
             last = float(words[-1])
             if kind == "start":
-                row, attempt, worker, wall = words[:4]
-                runs[number] = Run(f"{path.name}.{number}", int(row), int(attempt), worker, last, wall=float(wall))
+                row, since, worker, wall = words[:4]
+                runs[number] = Run(f"{path.name}.{number}", int(row), worker, float(since), last, wall=float(wall))
             else:
                 runs[number].how, runs[number].end = words[0], last
                 runs[number].came_to_end |= words[0] == "done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,13 @@ LEASE = 3.0
 
 #: Row 1: claimed by a, run, done.
 CLAIMED = Entry(1, "queued", "running", worker="a", at=10.0)
-DONE = Entry(1, "running", "done", "a", 1, 10.0, "a", "a.1", at=11.0)
-RUN = Run("a.1", 1, 1, "a", 10.1, 10.9, "done", True)
+DONE = Entry(1, "running", "done", "a", 10.0, 10.0, "a", "a.1", at=11.0)
+RUN = Run("a.1", 1, "a", 10.0, 10.1, 10.9, "done", True)
 #: The lease of a runs out, b takes the row and ends it.
-SWEPT = Entry(1, "running", "queued", "a", 1, 10.0, swept=True, at=13.5)
+SWEPT = Entry(1, "running", "queued", "a", 10.0, 10.0, swept=True, at=13.5)
 BY_B = Entry(1, "queued", "running", worker="b", at=13.6)
-DONE_BY_B = Entry(1, "running", "done", "b", 2, 13.6, "b", "b.1", at=14.0)
-RUN_OF_B = Run("b.1", 1, 2, "b", 13.7, 13.9, "done", True)
+DONE_BY_B = Entry(1, "running", "done", "b", 13.6, 13.6, "b", "b.1", at=14.0)
+RUN_OF_B = Run("b.1", 1, "b", 13.6, 13.7, 13.9, "done", True)
 
 
 def judged(ledger: Sequence[Entry], runs: Sequence[Run], row: Row | None = None, effects: int = 0) -> Verdict:
@@ -42,7 +43,7 @@ def test_a_row_that_was_claimed_run_and_settled_once_is_fine() -> None:
 
 def test_a_run_that_outlived_its_lease_and_wrote_nothing_is_counted_and_is_fine() -> None:
     """X1: at least once: both ran at the same time, one by its lease."""
-    late = Run("a.1", 1, 1, "a", 10.1, 13.8, "done", True)
+    late = Run("a.1", 1, "a", 10.0, 10.1, 13.8, "done", True)
     verdict = judged([CLAIMED, SWEPT, BY_B, DONE_BY_B], [late, RUN_OF_B], Row("done", "b.1"))
     assert verdict.clean
     assert verdict.outlived == 1
@@ -52,7 +53,7 @@ def test_a_run_that_outlived_its_lease_and_wrote_nothing_is_counted_and_is_fine(
 LOST = {
     "gone": judged([CLAIMED, DONE], [RUN]),
     "done, but nobody ran it": judged([CLAIMED, DONE], [], Row("done", "a.1")),
-    "done, but its run was cut": judged([CLAIMED, DONE], [Run("a.1", 1, 1, "a", 10.1, 10.9)], Row("done", "a.1")),
+    "done, but its run was cut": judged([CLAIMED, DONE], [Run("a.1", 1, "a", 10.0, 10.1, 10.9)], Row("done", "a.1")),
     "without its effect": judged([CLAIMED, DONE], [RUN], Row("done", "a.1", "finish")),
     "without a recorded outcome": judged([CLAIMED], [RUN], Row("done", "a.1")),
 }
@@ -60,34 +61,41 @@ DOUBLED = {
     "two outcomes": judged([CLAIMED, DONE, BY_B, DONE_BY_B], [RUN, RUN_OF_B], Row("done", "b.1")),
     "two effects": judged([CLAIMED, DONE], [RUN], Row("done", "a.1", "finish"), effects=2),
     "claimed while held": judged(
-        [CLAIMED, Entry(1, "running", "running", "a", 1, 10.0, "b", at=11.0), DONE_BY_B], [RUN_OF_B], Row("done", "b.1")
+        [CLAIMED, Entry(1, "running", "running", "a", 10.0, 10.0, "b", at=11.0), DONE_BY_B],
+        [RUN_OF_B],
+        Row("done", "b.1"),
     ),
     "swept too early": judged(
-        [CLAIMED, Entry(1, "running", "queued", "a", 1, 12.0, swept=True, at=13.5), BY_B, DONE_BY_B],
+        [CLAIMED, Entry(1, "running", "queued", "a", 10.0, 12.0, swept=True, at=13.5), BY_B, DONE_BY_B],
         [RUN_OF_B],
         Row("done", "b.1"),
     ),
     "run at once": judged(
-        [CLAIMED, Entry(1, "running", "queued", "a", 1, 10.0, at=13.5), BY_B, DONE_BY_B],
-        [Run("a.1", 1, 1, "a", 10.1, 13.8, "failed"), RUN_OF_B],
+        [CLAIMED, Entry(1, "running", "queued", "a", 10.0, 10.0, at=13.5), BY_B, DONE_BY_B],
+        [Run("a.1", 1, "a", 10.0, 10.1, 13.8, "failed"), RUN_OF_B],
         Row("done", "b.1"),
     ),
 }
-BY_HAND = Entry(1, "running", "done", "a", 1, 10.0, "a", "by hand", by_hand=True, at=10.5)
-OVER = Entry(1, "done", "done", "a", 1, 10.0, "a", "a.1", at=11.0)
+BY_HAND = Entry(1, "running", "done", "a", 10.0, 10.0, "a", "by hand", by_hand=True, at=10.5)
+OVER = Entry(1, "done", "done", "a", 10.0, 10.0, "a", "a.1", at=11.0)
 STALE = {
     "over another's claim": judged(
-        [CLAIMED, SWEPT, BY_B, Entry(1, "running", "done", "b", 2, 13.6, "b", "a.1", at=14.0)], [RUN, RUN_OF_B],
+        [CLAIMED, SWEPT, BY_B, Entry(1, "running", "done", "b", 13.6, 13.6, "b", "a.1", at=14.0)], [RUN, RUN_OF_B],
         Row("done", "a.1"),
     ),
     "over what was written by hand": judged([CLAIMED, BY_HAND, OVER], [RUN], Row("done", "a.1")),
+    "of its own earlier claim": judged(
+        [CLAIMED, SWEPT, replace(BY_B, worker="a"), Entry(1, "running", "done", "a", 13.6, 13.6, "a", "a.1")],
+        [RUN],
+        Row("done", "a.1"),
+    ),
     "sent back under its holder": judged(
-        [CLAIMED, Entry(1, "running", "queued", "a", 1, 10.0, at=11.0), BY_B, DONE_BY_B], [RUN, RUN_OF_B],
+        [CLAIMED, Entry(1, "running", "queued", "a", 10.0, 10.0, at=11.0), BY_B, DONE_BY_B], [RUN, RUN_OF_B],
         Row("done", "b.1"),
     ),
 }  # fmt: skip
 STUCK = {
-    state: judged([CLAIMED], [Run("a.1", 1, 1, "a", 10.1, 10.9)], Row(state, None))
+    state: judged([CLAIMED], [Run("a.1", 1, "a", 10.0, 10.1, 10.9)], Row(state, None))
     for state in ("running", "queued", "dead")
 }
 
@@ -115,10 +123,10 @@ def test_rows_that_a_hand_deleted_or_ended_are_accounted_for() -> None:
 
 def test_the_handlers_own_files_are_read_with_the_time_of_a_death(tmp_path: Path) -> None:
     """X1: a run without an end of its own ended with its process."""
-    (tmp_path / "77-abc").write_text("start 1 5 1 w1 99.0 10.0\nend 1 done 10.5\nstart 2 6 2 w1 99.5 11.0\n")
+    (tmp_path / "77-abc").write_text("start 1 5 9.9 w1 99.0 10.0\nend 1 done 10.5\nstart 2 6 10.8 w1 99.5 11.0\n")
     done, cut = read(tmp_path, {77: 12.0})
-    assert done == Run("77-abc.1", 5, 1, "w1", 10.0, 10.5, "done", True, 99.0)
-    assert cut == Run("77-abc.2", 6, 2, "w1", 11.0, 12.0, "cut", False, 99.5)
+    assert done == Run("77-abc.1", 5, "w1", 9.9, 10.0, 10.5, "done", True, 99.0)
+    assert cut == Run("77-abc.2", 6, "w1", 10.8, 11.0, 12.0, "cut", False, 99.5)
 
 
 def test_the_report_tells_what_was_found_and_what_was_not_tried(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ import sys
 import time
 from datetime import UTC, datetime
 from datetime import timedelta as td
+from pathlib import Path
 
 import sqlalchemy as sa
 
+from chaos import wrong_clock
 from rowmill import Job, Mill, Retry, configure_logs, fixed
 
 mill = Mill(os.environ["CHAOS_DATABASE"])
@@ -33,6 +35,9 @@ _numbers = itertools.count(1)
 _file = os.open(
     os.path.join(os.environ["CHAOS_RECORDS"], ME), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
 )  # made even where nothing is run: who is there can be counted
+
+if clock := os.environ.get("CHAOS_CLOCK"):
+    wrong_clock.follow(Path(clock))
 
 # Nothing is left behind by a suite that was itself killed.
 ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

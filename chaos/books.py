@@ -137,6 +137,14 @@ class Books:
     def effects(self) -> Counter[int]:
         return Counter(r[0] for r in self.query("select row_id from chaos_effects"))
 
+    def holder(self) -> str | None:
+        """The worker that holds most of the rows that take long."""
+        found = self.query(
+            "select worker from chaos_rows where status = 'running' and takes > 0.5 group by worker"
+            " order by count(*) desc limit 1"
+        )
+        return found[0][0] if found else None
+
     # -- by hand
 
     def edit(self, count: int) -> int:

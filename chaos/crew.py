@@ -72,6 +72,10 @@ class Crew:
         """One of those that live."""
         return random.choice([worker for worker in self.workers if worker.alive])
 
+    def named(self, name: str) -> Worker | None:
+        """The one of that name, if it lives."""
+        return next((worker for worker in self.workers if worker.name == name and worker.alive), None)
+
     def kill(self, worker: Worker) -> None:
         """-9, and nothing else."""
         worker.process.kill()

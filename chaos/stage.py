@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .books import Books, LiteBooks
-from .crew import Crew
+from .crew import Crew, Worker
 from .server import Server
 
 #: Seconds without a sign of life after which a row is taken back.
@@ -43,6 +44,15 @@ class Stage:
         if self._log is not None and self._log.exists():
             texts.append(self._log.read_bytes()[self._logged :].decode(errors="replace"))
         return "\n".join(texts)
+
+    def holder(self) -> Worker:
+        """A worker that lives and is in the midst of long runs: one whose loss is felt."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if (name := self.books.holder()) and (worker := self.crew.named(name)):
+                return worker
+            time.sleep(0.02)
+        raise TimeoutError("no worker is in the midst of a long run")
 
     @property
     def pg(self) -> Server:

@@ -1,13 +1,7 @@
-"""A worker's wall clock is wrong by hours, and jumps while it works.
-
-By libfaketime, loaded before the C library: everything in the process that asks for the time is told the wrong one,
-Python and its libraries alike. The monotonic clock stays: that is how a machine with a wrong date behaves.
-"""
+"""A worker's wall clock is wrong by hours, and jumps while it works."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -22,36 +16,26 @@ from .fault import Fault
 
 class Skew(Fault):
     name = "clock skewed by hours"
-    says = "the wall clock of one worker jumps by up to 12 h either way, while it works"
-    hold = 1.5
-    pause = 0.5
+    says = "all workers' clocks are wrong, and one's jumps by up to 24 h either way, while it works"
+    hold = 1.0
+    pause = 0.3
 
     def unable(self) -> str | None:
-        return None if _library() else "libfaketime is missing: pip install libfaketime"
+        return None if find_spec("time_machine") else "time-machine is missing: pip install time-machine"
 
     def prepare(self, stage: Stage) -> None:
         self._clocks: dict[Worker, Path] = {}
         for number in range(self.workers):
             clock = stage.folder / f"clock{number}"
-            clock.write_text(f"{random.choice((-1, 1)) * random.uniform(1, 12):+.2f}h\n")
-            worker = stage.crew.start(
-                environment={
-                    "LD_PRELOAD": str(_library()),
-                    "FAKETIME_TIMESTAMP_FILE": str(clock),
-                    "FAKETIME_CACHE_DURATION": "1",
-                    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                    "DONT_FAKE_MONOTONIC": "1",
-                }
-            )
-            self._clocks[worker] = clock
+            clock.write_text(_hours())
+            self._clocks[stage.crew.start(environment={"CHAOS_CLOCK": str(clock)})] = clock
 
     def inject(self, stage: Stage) -> None:
-        worker = stage.crew.pick()
-        clock = self._clocks[worker]
+        self._moved = stage.crew.pick()
+        clock = self._clocks[self._moved]
         new = clock.with_suffix(".new")
-        new.write_text(f"{random.choice((-1, 1)) * random.uniform(1, 12):+.2f}h\n")
+        new.write_text(_hours())
         new.replace(clock)
-        self._moved = worker
 
     def heal(self, stage: Stage) -> None:
         """It is not mended: the clock stays wrong, and the work has to go on all the same."""
@@ -63,11 +47,5 @@ class Skew(Fault):
         return None if hours > 1 else f"the handlers' clocks were only {hours:.1f} h apart"
 
 
-def _library() -> Path | None:
-    with contextlib.suppress(ImportError):
-        if (found := find_spec("libfaketime")) and found.submodule_search_locations:
-            for folder in found.submodule_search_locations:
-                for path in Path(folder).rglob("libfaketime.so.1"):
-                    return path
-    path = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1")
-    return path if path.exists() else None
+def _hours() -> str:
+    return str(random.choice((-1, 1)) * random.uniform(1, 12) * 3600)

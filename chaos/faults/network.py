@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator, Sequence
 
 from .. import hosts
@@ -41,7 +40,8 @@ class Cut(Fault):
                 stage.crew.start(host.inside)
 
     def inject(self, stage: Stage) -> None:
-        self._host = random.choice(self._network.hosts)
+        inside = stage.holder().before
+        self._host = next(host for host in self._network.hosts if host.inside == inside)
         self._host.cut()
 
     def heal(self, stage: Stage) -> None:

@@ -62,7 +62,7 @@ class Stop(Fault):
     longest_run = LEASE
 
     def inject(self, stage: Stage) -> None:
-        self._stopped: Worker = stage.crew.pick()
+        self._stopped: Worker = stage.holder()
         self._stopped.process.send_signal(signal.SIGSTOP)
 
     def heal(self, stage: Stage) -> None:

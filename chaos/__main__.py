@@ -15,6 +15,7 @@ from . import report
 from .bout import Result, fight
 from .check import KINDS
 from .crew import ROOT
+from .faults import Fault
 from .plan import LONG, QUICK, Plan
 from .stage import Ground, ground
 
@@ -42,28 +43,35 @@ def main() -> int:
     whole = not (given.quick or given.faults or given.times or given.rows or given.no_fleet or given.only_fleet)
     out = given.out or (ROOT / "docs" / "chaos.md" if whole else OUT / "chaos.md")
     began, when = time.monotonic(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    with ground() as here:
-        results = [] if given.only_fleet else _bouts(here, plan, given)
-        fleet = None if given.no_fleet or given.faults else _fleet(here, plan)
-        version = here.server.version()
     command = "make chaos" if whole else " ".join(["python -m chaos", *sys.argv[1:]])
-    report.write(out, results, fleet, command, when, time.monotonic() - began, version)
-    report.dump(OUT / "chaos.json", results, fleet)
+    results: list[Result] = []
+    fleet: fleets.Fleet | None = None
+    with ground() as here:
+        version = here.server.version()
+
+        def tell() -> None:
+            """After every bout: a run that is broken off has told what it found until then."""
+            report.write(out, results, fleet, command, when, time.monotonic() - began, version)
+            report.dump(OUT / "chaos.json", results, fleet)
+
+        for kind in [] if given.only_fleet else plan.wanted(given.faults):
+            results.append(_bout(kind(here), given.times or plan.times[kind], given.rows or plan.rows))
+            tell()
+        if not (given.no_fleet or given.faults):
+            fleet = _fleet(here, plan)
+        tell()
     print(out.read_text())
     return 1 if _faults(results, fleet) else 0
 
 
-def _bouts(here: Ground, plan: Plan, given: argparse.Namespace) -> list[Result]:
-    results = []
-    for kind in plan.wanted(given.faults):
-        fault = kind(here)
-        try:
-            results.append(fight(fault, given.times or plan.times[kind], given.rows or plan.rows))
-        except Exception as error:  # told in the report, and the others are tried all the same
-            print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            results.append(_broken(fault.name, fault.says, error))
-            _revive(here)
-    return results
+def _bout(fault: Fault, times: int, rows: int) -> Result:
+    try:
+        return fight(fault, times, rows)
+    except Exception as error:  # told in the report, and the others are tried all the same
+        print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if not fault.ground.server.running:
+            fault.ground.server.start()
+        return _broken(fault.name, fault.says, error)
 
 
 def _broken(name: str, says: str, error: Exception) -> Result:
@@ -71,11 +79,6 @@ def _broken(name: str, says: str, error: Exception) -> Result:
     result = Result(name, says)
     result.verdict.say("stuck", 0, f"the bout did not end: {type(error).__name__}: {error}")
     return result
-
-
-def _revive(here: Ground) -> None:
-    if not here.server.running:
-        here.server.start()
 
 
 def _fleet(here: Ground, plan: Plan) -> fleets.Fleet:

@@ -93,6 +93,11 @@ async def work(job: Job) -> dict[str, str] | None:
         raise
 
 
-if __name__ == "__main__":
+def serve(name: str) -> None:
+    """Work under this name until stopped."""
     configure_logs("json", stream=sys.stderr)
-    mill.run(worker_id=sys.argv[1], grace=5.0)
+    mill.run(worker_id=name, grace=5.0)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

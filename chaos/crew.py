@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .forked import Forked
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,7 +24,7 @@ class Worker:
     """One worker process, as it was started."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     #: What was said at its start beside the usual: a replacement is started the same way.
     before: Sequence[str] = ()
     environment: Mapping[str, str] | None = None
@@ -35,7 +37,7 @@ class Worker:
 class Crew:
     """The workers over one database."""
 
-    def __init__(self, url: str, folder: Path, lease: float, app: Sequence[str] = ("-m", "chaos.app")) -> None:
+    def __init__(self, url: str, folder: Path, lease: float, app: Sequence[str] | None = None) -> None:
         self.folder, self.lease, self._app = folder, lease, app
         self.records = folder / "records"
         self.records.mkdir()
@@ -54,7 +56,13 @@ class Crew:
     def start(self, before: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Worker:
         """One more; ``before`` stands before its command, as ``nsenter`` does."""
         name = f"w{next(self._numbers)}"
-        worker = self.launch([*before, sys.executable, *self._app, name], name, environment)
+        if before or self._app is not None:
+            command = [*before, sys.executable, *(self._app or ("-m", "chaos.app")), name]
+            worker = self.launch(command, name, environment)
+        else:
+            given = {**self.environment, **(environment or {})}
+            worker = Worker(name, Forked(name, given, self.folder / f"{name}.log"))
+            self.workers.append(worker)
         worker.before, worker.environment = before, environment
         return worker
 

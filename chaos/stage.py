@@ -73,7 +73,7 @@ def postgres(
     server: Server,
     folder: Path,
     *,
-    app: Sequence[str] = ("-m", "chaos.app"),
+    app: Sequence[str] | None = None,
     url: Callable[[str], str] | None = None,
     space: str | None = None,
 ) -> Iterator[Stage]:

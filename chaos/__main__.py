@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import random
 import signal
 import sys
@@ -30,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="rows of each bout")
     parser.add_argument("--no-fleet", action="store_true", help="leave out the several hosts")
     parser.add_argument("--only-fleet", action="store_true", help="nothing but the several hosts")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further bout after that long")
     parser.add_argument("--seed", type=int, default=None, help="of what is chosen by chance")
     parser.add_argument("--out", type=Path, help="the report (docs/chaos.md; where only a part is run: chaos/out)")
     return parser.parse_args()
@@ -43,7 +45,8 @@ def main() -> int:
     whole = not (given.quick or given.faults or given.times or given.rows or given.no_fleet or given.only_fleet)
     out = given.out or (ROOT / "docs" / "chaos.md" if whole else OUT / "chaos.md")
     began, when = time.monotonic(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    command = "make chaos" if whole else " ".join(["python -m chaos", *sys.argv[1:]])
+    limited = "" if math.isinf(given.minutes) else f' ARGS="--minutes {given.minutes:g}"'
+    command = f"make chaos{limited}" if whole else " ".join(["python -m chaos", *sys.argv[1:]])
     results: list[Result] = []
     fleet: fleets.Fleet | None = None
     with ground() as here:
@@ -55,7 +58,10 @@ def main() -> int:
             report.dump(OUT / "chaos.json", results, fleet)
 
         for kind in [] if given.only_fleet else plan.wanted(given.faults):
-            results.append(_bout(kind(here), given.times or plan.times[kind], given.rows or plan.rows))
+            if time.monotonic() - began > given.minutes * 60:
+                results.append(Result(kind.name, kind.says, not_tried=f"the {given.minutes:g} minutes given were over"))
+            else:
+                results.append(_bout(kind(here), given.times or plan.times[kind], given.rows or plan.rows))
             tell()
         if not (given.no_fleet or given.faults):
             fleet = _fleet(here, plan)

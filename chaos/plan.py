@@ -18,9 +18,9 @@ from .faults.restarts import Immediate, KillServer, Restart
 from .faults.sessions import Exhaust, Terminate
 
 _TIMES: Mapping[type[Fault], int] = {
-    Kill: 140, KillChild: 12, Stop: 16, Terminate: 80, Exhaust: 8, Restart: 8, Immediate: 8, KillServer: 8, Failover: 4,
-    TablesFull: 5, ServerFull: 3, Cut: 6, Skew: 25, LongTransaction: 5, LockTable: 8, VacuumFull: 30, Delete: 60,
-    Edit: 60, LiteKill: 50, LiteStop: 6, LiteFull: 5, Reader: 5, Writer: 5,
+    Kill: 120, KillChild: 8, Stop: 12, Terminate: 90, Exhaust: 6, Restart: 6, Immediate: 6, KillServer: 6, Failover: 2,
+    TablesFull: 3, ServerFull: 2, Cut: 4, Skew: 25, LongTransaction: 3, LockTable: 5, VacuumFull: 30, Delete: 70,
+    Edit: 70, LiteKill: 50, LiteStop: 4, LiteFull: 4, Reader: 3, Writer: 3,
 }  # fmt: skip
 
 
@@ -42,5 +42,5 @@ class Plan:
         return [fault for fault in FAULTS if fault in self.times and any(word in fault.name.lower() for word in words)]
 
 
-LONG = Plan(_TIMES, 22_000, 5, 10, (1, 10, 50), 60.0, 50_000)
+LONG = Plan(_TIMES, 23_000, 5, 10, (1, 10, 50), 60.0, 50_000)
 QUICK = Plan({fault: 2 if times > 20 else 1 for fault, times in _TIMES.items()}, 1_500, 2, 2, (1, 4), 10.0, 3_000)

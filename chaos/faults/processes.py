@@ -13,7 +13,7 @@ from pathlib import Path
 from ..check import Verdict
 from ..crew import Worker
 from ..records import Run
-from ..stage import LEASE, Stage
+from ..stage import LEASE, Ground, Stage
 from .fault import Fault, OnSqlite
 
 
@@ -74,13 +74,48 @@ class Stop(Fault):
 
 
 class LiteKill(OnSqlite, Kill):
-    name = "SQLite: kill -9"
-    says = "several processes on one file; SIGKILL to one of them, in mid-commit where it so happens"
+    name = "SQLite: kill -9 in mid-commit"
+    says = "several processes on one file; SIGKILL to one that has begun to write and not committed yet"
+    _TRIES = 2000
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self._midway = 0
+
+    def inject(self, stage: Stage) -> None:
+        """One that is seen to have the write lock is stopped, and killed if it has it still: then it never commits."""
+        self._dead = self._writing(stage) or stage.crew.pick()
+        stage.crew.kill(self._dead)
+
+    def _writing(self, stage: Stage) -> Worker | None:
+        file = os.stat(f"{stage.books.url}-shm").st_ino
+        for _ in range(self._TRIES):
+            for worker in stage.crew.workers:
+                if worker.process.pid == _writer(file):
+                    worker.process.send_signal(signal.SIGSTOP)
+                    if worker.process.pid == _writer(file):
+                        self._midway += 1
+                        return worker
+                    worker.process.send_signal(signal.SIGCONT)
+            time.sleep(0.0005)
+        return None
+
+    def unfelt(self, stage: Stage, verdict: Verdict, runs: Sequence[Run]) -> str | None:
+        return None if self._midway else "none was killed while it had the write lock"
 
 
 class LiteStop(OnSqlite, Stop):
     name = "SQLite: SIGSTOP"
     says = f"several processes on one file; SIGSTOP, {LEASE + 1.5:g} s, SIGCONT"
+
+
+def _writer(file: int) -> int | None:
+    """Who has SQLite's write lock: byte 120 of the file of shared memory beside the log."""
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if words[1] == "POSIX" and words[3] == "WRITE" and words[6] == "120" and words[5].endswith(f":{file}"):
+            return int(words[4])
+    return None
 
 
 def _children(pid: int) -> list[int]:

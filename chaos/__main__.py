@@ -67,7 +67,7 @@ def main() -> int:
             fleet = _fleet(here, plan)
         tell()
     print(out.read_text())
-    return 1 if _faults(results, fleet) else 0
+    return 1 if failings(results, fleet) else 0
 
 
 def _bout(fault: Fault, times: int, rows: int) -> Result:
@@ -94,7 +94,8 @@ def _fleet(here: Ground, plan: Plan) -> fleets.Fleet:
         return fleets.Fleet(_broken("the fleet", "several hosts", error))
 
 
-def _faults(results: list[Result], fleet: fleets.Fleet | None) -> list[str]:
+def failings(results: list[Result], fleet: fleets.Fleet | None) -> list[str]:
+    """What makes the run fail, told on standard error."""
     words = [f"{result.fault}: {kind}" for result in results for kind in KINDS if result.verdict.found[kind]]
     words += [f"{result.fault}: it was not felt: {result.unfelt}" for result in results if result.unfelt]
     words += fleet.faults if fleet is not None and fleet.drained.not_tried is None else []

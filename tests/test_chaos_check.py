@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.__main__ import failings
 from chaos.bout import Result
 from chaos.check import KINDS, Entry, Row, Verdict, check
 from chaos.fleet import Fleet, Idle
@@ -137,6 +138,13 @@ def test_the_report_tells_what_was_found_and_what_was_not_tried(tmp_path: Path) 
     assert "| kill | 3 | 1 | 0 | 1 | 0 | 0 | 1.25 | 2.00 | 0 |" in text
     assert "doubled: row 1: 2 outcomes were recorded" in text
     assert "Not tried: cut: no namespaces." in text
+
+
+def test_the_command_fails_over_anything_that_is_not_zero_and_over_a_fault_that_nobody_felt() -> None:
+    """X1: the exit code tells."""
+    assert not failings([Result("kill", verdict=judged([CLAIMED, DONE], [RUN], Row("done", "a.1")))], None)
+    assert failings([Result("kill", verdict=STUCK["queued"])], None) == ["kill: stuck"]
+    assert failings([Result("kill", unfelt="no trace")], None) == ["kill: it was not felt: no trace"]
 
 
 def test_a_fleet_whose_idle_workers_cost_more_as_they_get_more_is_a_fault() -> None:

@@ -26,6 +26,8 @@ from .stage import LEASE, Ground, Stage
 
 #: What is promised: so many statements a minute for a worker with nothing to do, and no more for each as they get more.
 MOST_A_MINUTE, MOST_GROWTH = 120.0, 1.5
+#: Fifty interpreters take their time to start where others work, too.
+_PATIENCE = 900.0
 _STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]*):", re.MULTILINE)
 
 
@@ -98,7 +100,7 @@ def _manned(ground: Ground, server: Server, network: Network, split: Sequence[in
             if processes:
                 _start(stage, host, processes, more)
         until(
-            lambda: stage.pg.query("select count(*) from rowmill_workers", stage.database)[0][0] == sum(split), 300.0,
+            lambda: stage.pg.query("select count(*) from rowmill_workers", stage.database)[0][0] == sum(split), _PATIENCE,
             "not all workers have come",
         )  # fmt: skip
         yield stage
@@ -135,7 +137,7 @@ def _drain(ground: Ground, server: Server, network: Network, each: int, rows: in
     with _manned(ground, server, network, [each] * len(network.hosts)) as stage:
         feeder = Feeder(stage.books, rows, rows / 30.0)
         feeder.start()
-        until(lambda: stage.books.settled_after(0.0), 60.0, "nobody has written an outcome")
+        until(lambda: stage.books.settled_after(0.0), _PATIENCE, "nobody has written an outcome")
         host = network.hosts[-1]
         host.cut()
         result.injected += 1
@@ -144,7 +146,7 @@ def _drain(ground: Ground, server: Server, network: Network, each: int, rows: in
         healed = time.time()
         theirs = [f"host{host.number}"] if each == 1 else [f"host{host.number}-{n}" for n in range(1, each + 1)]
         back = until(
-            lambda: stage.books.settled_after(healed, theirs), 90.0, "the host that was cut off wrote nothing more"
+            lambda: stage.books.settled_after(healed, theirs), _PATIENCE, "the host that was cut off wrote nothing more"
         )
         result.recoveries.append(back - healed)
         feeder.finish()

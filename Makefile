@@ -1,6 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test prove-model mutations pooler interleave check bench bench-quick bench-enrichment format browser node pgbouncer ocr $(APPS)
+.PHONY: demo test prove-model mutations pooler interleave chaos chaos-quick fleet check bench bench-quick bench-enrichment \
+	format browser node pgbouncer ocr $(APPS)
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -91,3 +92,14 @@ bench-quick: $(STAMP)
 # 5,000 bookmarks over 300 hosts: the time it took, beside the least that limits and latencies allow.
 bench-enrichment: $(STAMP)
 	@$(PY) -m bench.enrichment
+
+# Faults injected under load, every row accounted for; chaos/README.md. The long form writes docs/chaos.md.
+chaos: $(STAMP)
+	$(PY) -m chaos $(ARGS)
+
+chaos-quick: $(STAMP)
+	$(PY) -m chaos --quick $(ARGS)
+
+# Five hosts in network namespaces, 50 processes, and what they cost a database when idle.
+fleet: $(STAMP)
+	$(PY) -m chaos --only-fleet $(ARGS)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -26,6 +24,7 @@ from sqlalchemy.pool import NullPool
 
 from ..errors import DeclarationError
 from .direct import Direct
+from .line import LOCK_WAIT, Line
 from .translate import translated
 from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
 
@@ -33,7 +32,6 @@ T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
 
 _STEPS = 10_000
-_LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
 _HANDLER_POOL, _HANDLER_WAIT = 4, 300.0  # connections for finish blocks, however many slots; the others wait
 
 
@@ -196,52 +194,42 @@ class Postgres(Database):
 
 
 class Sqlite(Database):
-    """One SQLite file: one thread owns the engine's connection, handlers' transactions have their own."""
+    """One SQLite file: one thread owns the engine's connection, handlers' transactions have their own.
+
+    What only reads has a line of its own. Behind a write that waits for the file's only lock it could wait for whoever
+    holds that: a finish block that asks whether its claim still holds, and has the lock, would wait for itself.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.dialect = SqliteDialect()
         self.path = sqlite_path(url)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rowmill-sqlite")
-        self._connection: sqlite3.Connection | None = None
+        self._writer, self._reader = Line(self.path, "write"), Line(self.path, "read")
         self._handlers: AsyncEngine | None = None
 
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is None:
-            connection = sqlite3.connect(
-                self.path, isolation_level=None, timeout=_LOCK_WAIT, check_same_thread=False, uri=False
-            )
-            connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma synchronous = normal")
-            connection.execute("pragma foreign_keys = on")
-            self._connection = connection
-        return self._connection
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        with translated(self):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
     async def read(self, verb: Callable[[Run], T]) -> T:
-        return await self._in_thread(lambda: verb(self._run))
+        with translated(self):
+            return await self._reader.do(lambda: verb(self._reader.run))
 
     async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
         def work() -> T:
-            connection, ends = self._connect(), time.monotonic() + seconds
+            connection, ends = self._reader.connection(), time.monotonic() + seconds
             # Asked every so many steps of SQLite's machine: "interrupted" is what a statement over time ends with.
             connection.set_progress_handler(lambda: int(time.monotonic() > ends), _STEPS)
             try:
-                return verb(self._run)
+                return verb(self._reader.run)
             finally:
                 connection.set_progress_handler(None, _STEPS)
 
-        return await self._in_thread(work)
+        with translated(self):
+            return await self._reader.do(work)
 
     async def write(self, verb: Callable[[Run], T]) -> T:
         def work() -> T:
-            connection = self._connect()
+            connection = self._writer.connection()
             connection.execute("begin immediate")
             try:
-                result = verb(self._run)
+                result = verb(self._writer.run)
                 connection.execute("commit")
                 return result
             except BaseException:
@@ -249,20 +237,18 @@ class Sqlite(Database):
                     connection.execute("rollback")
                 raise
 
-        return await self._in_thread(work)
+        with translated(self):
+            return await self._writer.do(work)
 
     async def transact(self, verb: Callable[[Run], T]) -> T:
         return await self.write(verb)
-
-    def _run(self, sql: str, parameters: Any = ()) -> Sequence[Any]:
-        return self._connect().execute(sql, parameters).fetchall()
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
             self._handlers = create_async_engine(
                 sa.URL.create("sqlite+aiosqlite", database=self.path),
-                connect_args={"timeout": _LOCK_WAIT},
+                connect_args={"timeout": LOCK_WAIT},
                 pool_size=_HANDLER_POOL,
                 max_overflow=0,
                 pool_timeout=_HANDLER_WAIT,
@@ -285,15 +271,14 @@ class Sqlite(Database):
             with engine.connect() as connection:
                 return verb(connection)
 
-        return await self._in_thread(work)
+        with translated(self):
+            return await self._reader.do(work)
 
     async def close(self) -> None:
         if self._handlers is not None:
             await self._handlers.dispose()
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
-        self._thread.shutdown(wait=False)
+        for line in (self._writer, self._reader):
+            await line.close()
 
 
 async def uncut(work: Coroutine[Any, Any, T]) -> T:

@@ -101,8 +101,11 @@ async def cancel(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
     """``POST /imports/ID/cancel``: the worker that reads it loses it, and waiting links of its own are withdrawn."""
     id = request.path_params["id"]
     row = await db.fetchrow(
-        f"""update import_jobs set status = 'canceled', finished_at = now()
-        where id = $1 and user_id = $2 and status in ('queued', 'running') returning {IMPORT}""",
+        f"""with gone as (
+            update import_jobs set status = 'canceled', finished_at = now()
+            where id = $1 and user_id = $2 and status in ('queued', 'running') returning *
+        ), file as (delete from import_files using gone where import_job_id = gone.id)
+        select {IMPORT} from gone""",
         id, user,
     )  # fmt: skip
     if row is not None:

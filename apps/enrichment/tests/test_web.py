@@ -105,6 +105,7 @@ async def test_a_user_cancels_his_import_once(app: App, client: httpx.AsyncClien
     assert (first.status_code, first.json()["status"]) == (200, "canceled")
     assert (await client.post(f"/imports/{id}/cancel", headers=bearer(token))).status_code == 409
     assert await app.kit.step("read") is None
+    assert app.db.value("select count(*) from import_files") == 0
 
 
 async def test_mistakes_are_answered_with_what_to_do(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import shutil
 import tempfile
@@ -122,22 +123,24 @@ class Job(Mapping[str, Any]):
         with contextlib.suppress(DatabaseError):  # a note on the way is no reason to fail a run
             await self._store.progress(self._claim, value)
 
-    async def spend(self, budget: str, *, wait: timedelta = _PATIENT, **amounts: float) -> None:
+    async def spend(self, budget: str, *, wait: timedelta = _PATIENT, instead: bool = False, **amounts: float) -> None:
         """Take from a budget of the Mill: ``await job.spend("gemini", tokens=1200)``; all of it or nothing.
 
         Waits while it can be had within ``wait``; otherwise the run ends as ``Snooze``, no attempt spent, until it can.
-        A negative amount gives back what this run has taken too much, as if it had never been taken.
+        A negative amount gives back what this run has taken too much, as if it had never been taken. With ``instead``
+        the amount is what was used up in the end, in place of all that this run has taken: it counts from now on.
         """
         known = self._store.lane.budgets
         if budget not in known:
             raise DeclarationError(f"there is no budget {budget!r}", hint=did_you_mean(budget, known))
-        asked = known[budget].asked(amounts)
         self._spending = self._spending or Spent()
-        returned, more = self._spending.returned(budget, asked), [(limit, n) for limit, n in asked if n > 0]
+        asked = known[budget].asked(amounts, used=instead)
+        back = [(limit, -math.inf) for limit, _ in asked] if instead else asked
+        returned, more = self._spending.returned(budget, back), [(limit, n) for limit, n in asked if n > 0]
         if not returned and not more:
             return
-        deadline = time.monotonic() + wait.total_seconds()
-        while (taken := await take_budget(self._store.database, self._store.clock, budget, more, returned)).wait > 0:
+        database, clock, deadline = self._store.database, self._store.clock, time.monotonic() + wait.total_seconds()
+        while (taken := await take_budget(database, clock, budget, more, returned, used=instead)).wait > 0:
             if time.monotonic() + taken.wait > deadline:
                 raise Snooze(timedelta(seconds=taken.wait), f"the budget {budget!r} is used up")
             await asyncio.sleep(taken.wait + random.uniform(0, 0.02))
@@ -191,9 +194,11 @@ class SyncJob(Job):
         """Say how far the run is."""
         _wait(self._loop, super().progress(fraction, note))
 
-    def spend(self, budget: str, *, wait: timedelta = _PATIENT, **amounts: float) -> None:  # type: ignore[override]
+    def spend(  # type: ignore[override]
+        self, budget: str, *, wait: timedelta = _PATIENT, instead: bool = False, **amounts: float
+    ) -> None:
         """Take from a budget of the Mill; all of it or nothing."""
-        _wait(self._loop, super().spend(budget, wait=wait, **amounts))
+        _wait(self._loop, super().spend(budget, wait=wait, instead=instead, **amounts))
 
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``function(*args)`` once for this job, here in this thread."""

@@ -18,7 +18,6 @@ from typing import Any
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
-from ..errors import Refused
 from .base import LaneStore
 from .binding import Binding, fence_time
 from .database import Database, Run
@@ -26,8 +25,8 @@ from .documents import clean, plain
 from .gating import Dimension
 from .guise import Guise
 from .settled import encoding
-from .singly import sweep_singly
 from .statements import Statements
+from .swept import sweep
 
 #: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
 _DEAR, _DEAR_PER_ROW = 0.020, 0.00005
@@ -463,11 +462,11 @@ class PostgresLane(LaneStore):
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
         text = self._text(("sweep", lease), lambda: self.statements.sweep(lease))
-        try:
-            rows = await self.database.write(lambda run: run(text, (most,)))
-        except Refused:
-            return await sweep_singly(self, lease, most)
-        return [Swept(row[2] if len(row) == 3 else tuple(row[2:]), row[0], row[1]) for row in rows]
+
+        def swept(row: Any) -> Swept:
+            return Swept(row[2] if len(row) == 3 else tuple(row[2:]), row[0], row[1])
+
+        return await sweep(self, lambda run: [swept(row) for row in run(text, (most,))], lease, most)
 
     def ready_probe(self) -> str:
         return self._text("ready", self.statements.ready_probe)

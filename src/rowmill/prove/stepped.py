@@ -145,7 +145,7 @@ class SteppedPostgres(_Stepped, Postgres):
 class _Connection:
     """As much of SQLAlchemy's connection as the engine's own statements ask for."""
 
-    def __init__(self, database: SteppedPostgres) -> None:
+    def __init__(self, database: SteppedPostgres | SteppedSqlite) -> None:
         self._database = database
 
     async def run_sync(self, work: Callable[[Any], T]) -> T:
@@ -208,16 +208,29 @@ class SteppedSqlite(_Stepped, Sqlite):
             return self._open.execute(sql, parameters).fetchall()
 
         with translated(self):
-            await self._begin()
-            try:
-                result = await self._spawn(verb, run)
-                happens = await self._point("commit", "commits")
-                self._open.execute("commit")
-            except BaseException:
-                await self._rollback()
-                raise
-            await self._committed(happens)
-            return result
+            async with self._transaction():
+                return await self._spawn(verb, run)
+
+    async def _run(self, sql: str, parameters: Any) -> Sequence[Any]:
+        return self._open.execute(sql, parameters).fetchall()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
+        await self._begin()
+        try:
+            yield
+            happens = await self._point("commit", "commits")
+            self._open.execute("commit")
+        except BaseException:
+            await self._rollback()
+            raise
+        await self._committed(happens)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        with translated(self):
+            async with self._transaction():
+                yield _Connection(self)
 
     async def _begin(self) -> None:
         await self._point("send", "begins to write")

@@ -73,6 +73,7 @@ class Chaos:
             self._dims = tuple(notes.dims.values()) if notes is not None else ()
             self._watch = Watch(self._store, self._dims, Clock())
             await self._prepare(database)
+            await self.made.prepare(self._store, lambda text: database.write(lambda run: run(text, ())))
             self._number = 0
             await self._feed(database, {})
             workers += [self._start(n) for n in range(1, _WORKERS + 1)]

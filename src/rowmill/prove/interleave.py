@@ -15,6 +15,7 @@ from ..retry import fixed
 from ..store import Binding, Database, LaneStore, open_lane, set_gates, store_for
 from ..store.gating import Dimension
 from .faked import faked, nothing
+from .inside import INSTALL, Doorman
 from .made import Made
 from .points import Actor, Broken, Schedule
 from .script import Heartbeat, Worker
@@ -87,9 +88,14 @@ class Interleaver:
         self.postgres = self._opened.dialect.name == "postgresql"
         self._look = self.watch.text()
         opened: Any = self._opened
-        self._monitor: Any = await connect_postgres(opened.dsn) if self.postgres else connect_sqlite(opened.path)
-        # A look at locks while another look is under way.
-        self._locks: Any = await connect_postgres(opened.dsn) if self.postgres else None
+        self._monitor: Any = None
+        self._doorman: Doorman | None = None
+        if self.postgres:
+            self._monitor, self._doors = await connect_postgres(opened.dsn), await connect_postgres(opened.dsn)
+            await self._monitor.execute(INSTALL)
+            self._doorman = Doorman(self._doors)
+        else:
+            self._monitor = connect_sqlite(opened.path)
         self._rows = await self.made.rows(self._store, self.dims, self._run)
         self.workers = [await self._worker(f"w{n}") for n in range(1, _WORKERS + 1)]
         self._beats = [Heartbeat(*await self._speaker(f"{w.actor.name}'s heartbeat"), w) for w in self.workers[:2]]
@@ -106,7 +112,7 @@ class Interleaver:
             await store.database.close()
         if self.postgres:
             self._monitor.terminate()
-            self._locks.terminate()
+            self._doors.terminate()
         else:
             self._monitor.close()
         await self._opened.close()
@@ -119,6 +125,8 @@ class Interleaver:
         actor = Actor(name)
         kind = SteppedPostgres if self.postgres else SteppedSqlite
         database = kind(self.url, actor, self.schema)
+        if isinstance(database, SteppedPostgres):
+            database.doorman = self._doorman
         await database.connect()
         database.seen = self._seen
         gates = self._store.statements.gates is not None
@@ -141,8 +149,12 @@ class Interleaver:
         self.watch.commit(actor, await self._run(self._look))
 
     async def _blocked(self, pids: Sequence[int]) -> set[int]:
-        found = await self._locks.fetch(
-            "select p from unnest($1::int[]) p where cardinality(pg_blocking_pids(p)) > 0", pids
+        assert self._doorman is not None
+        found = await self._doorman.ask(
+            # Who waits for the doorman is about to stand, and waits for nobody else.
+            "select p from unnest($1::int[]) p"
+            " where cardinality(array_remove(pg_blocking_pids(p), pg_backend_pid())) > 0",
+            pids,
         )
         return {row[0] for row in found}
 

@@ -16,6 +16,7 @@ from .. import states
 from ..errors import DeclarationError
 from ..store import LaneStore
 from ..store.gating import Dimension
+from ..store.reflect import reflect_table
 
 Ask = Callable[[str], Awaitable[Sequence[Any]]]
 _ROWS = 6
@@ -23,6 +24,16 @@ _ROWS = 6
 _EMPTY = ("worker", "claimed_at", "heartbeat_at", "finished_at", "error", "progress")
 _LONG_AGO = "2001-01-01 00:00:00"
 _QUOTED = re.compile(r"'((?:[^']|'')*)'")
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A column that stands for a row of another table, of which the lane's condition speaks."""
+
+    column: str
+    schema: str | None
+    table: str
+    referred: str
 
 
 @dataclass
@@ -33,6 +44,7 @@ class Made:
 
     #: How many keys the rows of a gate have.
     keys: int = 2
+    parents: Sequence[Parent] = ()
 
     async def rows(self, store: LaneStore, dims: Sequence[Dimension], ask: Ask) -> list[str]:
         """Inserts, one for each row, tried out on the table; raises where what they make is not ready."""
@@ -42,6 +54,7 @@ class Made:
                     f"lane {store.lane.name!r}: there is no column {column!r} to set",
                     hint=f"one of {', '.join(store.binding.columns)}",
                 )
+        await self.prepare(store, ask)
         texts = [self.insert(store, dims, number) for number in range(1, _ROWS + 1)]
         say = store.statements
         await ask(f"delete from {say.table}")
@@ -56,6 +69,26 @@ class Made:
                 ) from error
         await self._check(store, ask)
         return texts
+
+    async def prepare(self, store: LaneStore, ask: Ask) -> None:
+        """Rows in the tables that the lane's condition speaks of, for the lane's own rows to stand for."""
+        preparer = store.database.dialect.identifier_preparer
+        for parent in self.parents:
+            table, _, _, kinds = await store.database.reflect(
+                lambda c, of=parent: reflect_table(c, of.table, of.schema, of.table, f"lane {store.lane.name!r}")  # type: ignore[misc]
+            )
+            await ask(f"delete from {preparer.format_table(table)}")
+            for number in range(1, _ROWS + 1):
+                written = {
+                    column.name: _of_kind(kinds[column.name], column, number)
+                    for column in table.c
+                    if column.name == parent.referred or not (column.nullable or _filled(column))
+                }
+                names = ", ".join(preparer.quote(name) for name in written)
+                over = " overriding system value" if store.database.dialect.name == "postgresql" else ""
+                await ask(
+                    f"insert into {preparer.format_table(table)} ({names}){over} values ({', '.join(written.values())})"
+                )
 
     async def _check(self, store: LaneStore, ask: Ask) -> None:
         """All of them are ready, or it is said what they lack."""
@@ -83,6 +116,7 @@ class Made:
         ready = store.lane.ready if isinstance(store.lane.ready, Mapping) else {}
         state |= {c: _NOW for c, value in ready.items() if value is states.NOW}
         turns = {column for dim in dims for column in _columns(dim, binding.table)}
+        turns |= {parent.column for parent in self.parents}
         roles = {column: role for role, column in binding.roles.items()}
         written: dict[str, str] = {}
         for column in binding.table.c:
@@ -94,14 +128,14 @@ class Made:
             elif name in state:
                 written[name] = _quoted(_LONG_AGO) if state[name] is _NOW else say.literal(name, state[name])
             elif name in turns:
-                written[name] = self._of_kind(store, column, 1 + number % self.keys)
+                written[name] = _of_kind(binding.kinds[name], column, 1 + number % self.keys)
             elif name in binding.key:
-                written[name] = self._of_kind(store, column, number)
+                written[name] = _of_kind(binding.kinds[name], column, number)
             elif (role := roles.get(name)) is not None:
                 if (text := self._of_role(store, column, role, number)) is not None:
                     written[name] = text
             elif not column.nullable and not _filled(column):
-                written[name] = self._of_kind(store, column, number)
+                written[name] = _of_kind(binding.kinds[name], column, number)
         return written
 
     def _of_role(self, store: LaneStore, column: sa.Column[Any], role: str, number: int) -> str | None:
@@ -114,36 +148,8 @@ class Made:
         if role == "run_after" and column.nullable:
             return "null"
         if role in ("run_after", "updated_at"):
-            return self._of_kind(store, column, 1)
-        return None if _filled(column) else self._of_kind(store, column, number)
-
-    def _of_kind(self, store: LaneStore, column: sa.Column[Any], number: int) -> str:
-        """A value of the column's type, as SQL; another for another number."""
-        kind = store.binding.kinds[column.name]
-        allowed = _allowed(column)
-        if isinstance(kind, sa.Enum):
-            return _quoted(kind.enums[0])
-        if allowed is not None:
-            return _quoted(allowed)
-        if isinstance(kind, sa.Boolean):
-            return "false"
-        if isinstance(kind, (sa.Integer, sa.Numeric, sa.Float)):
-            return str(number)
-        if isinstance(kind, sa.Uuid):
-            return _quoted(str(uuid.UUID(int=number)))
-        if isinstance(kind, (sa.DateTime, sa.Date)):
-            return _quoted(_LONG_AGO)
-        if isinstance(kind, sa.Time):
-            return _quoted("12:00:00")
-        if isinstance(kind, sa.Interval):
-            return _quoted("1 minute")
-        if isinstance(kind, (sa.JSON, sa.ARRAY)):
-            return _quoted("{}")
-        if isinstance(kind, sa.LargeBinary):
-            return _quoted("")
-        words = f"made-{number}"
-        length = getattr(kind, "length", None)
-        return _quoted(words if not length or length >= len(words) else str(number)[-length:])
+            return _of_kind(store.binding.kinds[column.name], column, 1)
+        return None if _filled(column) else _of_kind(store.binding.kinds[column.name], column, number)
 
 
 class _Now:
@@ -151,6 +157,34 @@ class _Now:
 
 
 _NOW = _Now()
+
+
+def _of_kind(kind: Any, column: sa.Column[Any], number: int) -> str:
+    """A value of the column's type, as SQL; another for another number."""
+    allowed = _allowed(column)
+    if isinstance(kind, sa.Enum):
+        return _quoted(kind.enums[0])
+    if allowed is not None:
+        return _quoted(allowed)
+    if isinstance(kind, sa.Boolean):
+        return "false"
+    if isinstance(kind, (sa.Integer, sa.Numeric, sa.Float)):
+        return str(number)
+    if isinstance(kind, sa.Uuid):
+        return _quoted(str(uuid.UUID(int=number)))
+    if isinstance(kind, (sa.DateTime, sa.Date)):
+        return _quoted(_LONG_AGO)
+    if isinstance(kind, sa.Time):
+        return _quoted("12:00:00")
+    if isinstance(kind, sa.Interval):
+        return _quoted("1 minute")
+    if isinstance(kind, (sa.JSON, sa.ARRAY)):
+        return _quoted("{}")
+    if isinstance(kind, sa.LargeBinary):
+        return _quoted("")
+    words = f"made-{number}"
+    length = getattr(kind, "length", None)
+    return _quoted(words if not length or length >= len(words) else str(number)[-length:])
 
 
 def _quoted(text: str) -> str:

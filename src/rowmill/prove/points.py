@@ -174,6 +174,8 @@ class Schedule:
 
     def _fault(self, where: str) -> str:
         roll = self.random.random()
+        if where == "inside":
+            return GO
         if where == "commit":
             return UNHEARD if roll < 0.04 else CUT if roll < 0.07 else DIE if roll < 0.10 else GO
         return DIE if roll < 0.02 else CUT if roll < 0.03 and where == "send" else GO

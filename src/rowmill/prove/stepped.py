@@ -16,11 +16,14 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from ..store.database import Postgres, Run, Sqlite
 from ..store.translate import translated
+from .inside import FIRST, Doorman, stoppable
 from .points import CUT, DIE, UNHEARD, Actor, Died, Schedule
 
 T = TypeVar("T")
 Seen = Callable[[Actor], Awaitable[None]]
 _CACHED = 2000
+#: How often a statement is stopped once more inside.
+_INSIDE = 0.3
 
 
 class _Lost(ConnectionError):
@@ -69,11 +72,15 @@ class SteppedPostgres(_Stepped, Postgres):
         Postgres.__init__(self, url, pool=1, patience=30.0)
         self.actor, self.schema = actor, schema
         self._own: Any = None
+        #: Who can stop a statement between its snapshot and its locks.
+        self.doorman: Doorman | None = None
 
     async def connect(self) -> None:
         """Connect, where the last connection is gone."""
         if self._own is None or self._own.is_closed():
             self._own = await connect_postgres(self.dsn)
+            if self.doorman is not None:
+                await self._own.execute(FIRST)
             self.actor.pid = self._own.get_server_pid()
 
     async def _rollback(self) -> None:
@@ -96,7 +103,14 @@ class SteppedPostgres(_Stepped, Postgres):
         async def run(sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
             await self._point("send", f"sends {named(sql)}")
             async with self._transaction():
-                return await self._run(sql, parameters)
+                chance = self.schedule.random.random() if self.schedule is not None else 1.0
+                if self.doorman is None or chance > _INSIDE or not stoppable(sql):
+                    return await self._run(sql, parameters)
+                went_on = f"goes on with {named(sql)}, which it began before"
+                rows: Sequence[Any] = await self.doorman.stop(
+                    self._own, sql, parameters, lambda: self._point("inside", went_on)
+                )
+                return rows
 
         return await self._spawn(verb, run)
 

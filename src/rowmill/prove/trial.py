@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from ..store.reflect import table_name
 from .chaos import Chaos, Survived
 from .copy import copied
 from .interleave import Interleaver, Tried
-from .made import Made
+from .made import Made, Parent
 
 Tell = Callable[[str], None]
 #: Keys of a gate in the chaos run: with two alone most workers would have nothing to do.
@@ -69,25 +70,37 @@ async def prove(mill: Mill, lane: Lane, environment: str, database: Database, te
 async def _prove(mill: Mill, proved: Proved, database: Database, terms: Terms, tell: Tell) -> None:
     lane = proved.lane
     tables: Sequence[tuple[str | None, str]] = []
-    texts = [repr(lane.gates)]
+    texts, parents = [repr(lane.gates)], list[Parent]()
     if not lane.own:
         tables = [table_name(lane.table, database.dialect.name)]
         binding = await bind(lane, proved.environment, database)
         texts.append(store_for(binding, database, Clock(), "", "").statements.ready())
+        parents = _parents(binding, texts)
     tell("copying its table")
     async with copied(database, tables, texts, terms.on) as url:
         seeds = [terms.seed] if terms.seed is not None else range(terms.first, terms.first + terms.schedules)
         if terms.schedules or terms.seed is not None:
             tell(f"interleaving {len(seeds):,} schedules")
-            async with Interleaver(lane, url, Made(terms.given), mill.schema) as interleaver:
+            async with Interleaver(lane, url, Made(terms.given, parents=parents), mill.schema) as interleaver:
                 proved.table = interleaver.binding.table.fullname
                 proved.promises = _promises(interleaver.binding)
                 proved.tried = await interleaver.try_seeds(seeds)
         if terms.seed is None and terms.seconds and (proved.tried is None or proved.tried.broken is None):
             tell(f"killing its workers for {terms.seconds:g} s")
-            made = Made(terms.given, keys=_KEYS)
+            made = Made(terms.given, _KEYS, parents)
             chaos = Chaos(terms.reference, lane, url, made, mill.schema, seed=terms.first)
             proved.survived = await chaos.run(terms.seconds)
+
+
+def _parents(binding: Binding, texts: Sequence[str]) -> list[Parent]:
+    """The columns that refer to a table which the lane's own condition, or its gates, look at."""
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    found = []
+    for key in binding.table.foreign_keys:
+        *schema, table, referred = key.target_fullname.split(".")
+        if table in words and table != binding.table.name:
+            found.append(Parent(key.parent.name, schema[0] if schema else None, table, referred))
+    return sorted(found, key=lambda parent: parent.column)
 
 
 def _promises(binding: Binding) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..claim import FINAL, Claim, Report
 from ..clock import Clock
+from ..states import overlaps
 from ..store import LaneStore
 from ..store.gating import Dimension
 from .points import Actor, Broken
@@ -179,7 +180,7 @@ class Watch:
             self._swept(what, doing, key, hold, was, now)
         elif doing.verb == "release" and was.state == "running" and now.state == "ready":
             self._end(key, "released by hand")
-        elif doing.verb == "cancel" and now.state in ("canceled", "dead"):
+        elif doing.verb == "cancel" and now.state in self._ends("canceled"):
             self._end(key, "canceled")
         else:
             raise Broken(f"{what}: it was {was.state} and now is {now.state}")
@@ -202,18 +203,21 @@ class Watch:
     ) -> None:
         if hold is None or hold is not mine:
             raise Broken(f"{what}: an outcome ({kind}) was recorded without its claim; {_held(hold)}")
-        allowed = {
-            "retry": ("ready", "dead"),
-            "snooze": ("ready",),
-            "release": ("ready",),
-            "canceled": ("canceled", "dead"),
-        }
-        if now.state not in allowed.get(kind, (kind,)):
+        if now.state not in self._ends(kind):
             raise Broken(f"{what}: settled as {kind}, and it is {now.state}")
         if self.store.lane.dead is not None or kind not in ("dead", "canceled", "retry"):
             self._count(what, was, now, _COUNTED[kind])
         self._end(key, kind)
         self.outcomes += 1
+
+    def _ends(self, kind: str) -> set[str]:
+        """The states that a row may be seen in after an end of this kind: two ends may look the same."""
+        lane = self.store.lane
+        if kind not in FINAL:
+            return {"ready", "dead"} if kind == "retry" else {"ready"}
+        looks = {"done": lane.done, "dead": lane.dead, "canceled": lane.canceled or lane.dead}
+        mine = looks[kind]
+        return {kind, "dead"} if mine is None else {s for s, look in looks.items() if look and overlaps(look, mine)}
 
     def _swept(self, what: str, doing: Doing, key: Key, hold: Hold | None, was: Seen, now: Seen) -> None:
         lease = self.store.lane.lease
@@ -229,7 +233,8 @@ class Watch:
 
     def _count(self, what: str, was: Seen, now: Seen, by: tuple[int, int, int]) -> None:
         roles = self.store.binding.roles
-        several = len({roles.get(role) for role in _COUNTERS}) < sum(role in roles for role in _COUNTERS)
+        columns = [roles[role] for role in _COUNTERS if role in roles]
+        several = len(set(columns)) < len(columns)  # one column counts for two: what it shows is the sum
         for role, old, new, step in zip(_COUNTERS, was.counts, now.counts, by, strict=True):
             if role in roles and not several and (new or 0) != max((old or 0) + step, 0):
                 raise Broken(f"{what}: {role} went from {old} to {new}")

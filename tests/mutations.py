@@ -138,7 +138,7 @@ MUTATIONS = (
     one(
         "the attempt limit", "engine/execute.py",
         "if claim.attempt >= claim.limit:", "if False:",
-        "tests/test_shapes_runs.py::test_an_exception_is_retried_by_the_lanes_policy", f"{MODEL}[sqlite-plain]",
+        "tests/test_systems_facts.py::test_the_limit_of_ocr_attempts_is_each_rows_own", f"{MODEL}[sqlite-plain]",
     ),
     one(
         "the limit of reclaims", "store/statements.py",

@@ -95,11 +95,9 @@ BLOCKING = """
 @mill.lane("jobs", name="jobs", **OPTIONS)
 async def work(job):
     started(job)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 3 * LEASE
     while time.monotonic() < until:
         sum(range(1000))
-        if until > time.monotonic() + 3 * LEASE and os.path.exists(os.environ["STARTS"] + ".rival"):
-            until = time.monotonic() + 3 * LEASE  # counted from when there is somebody who could take the row
 """
 
 
@@ -110,9 +108,7 @@ def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(db: Db, farm: Make
     blocker = here.start("blocker")
     eventually(lambda: here.counts().get("running"))
     rival = here.start("rival")
-    eventually(lambda: db.value("select count(*) from rowmill_workers where id = 'rival'"), 55)
-    (here.folder / "starts.log.rival").touch()
-    eventually(lambda: here.counts() == {"done": 1}, 60)
+    eventually(lambda: here.counts() == {"done": 1})
     assert here.started() == {db.value("select id from jobs"): 1}
     assert db.value("select worker from jobs") == "blocker"
     assert blocker.poll() is None

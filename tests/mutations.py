@@ -95,8 +95,9 @@ MUTATIONS = (
             ('where {self.same_key()} and {self.running()}"""', 'where {self.same_key()}"""'),
             ('for worker, poison, *key in run(find, {"most": most}):', "for worker, poison, *key in found:"),
             (
-                'if not await self.database.read(lambda run: run(find, {"most": 1})):',
-                'if not (found := await self.database.read(lambda run: run(find, {"most": most}))):',
+                "return await sweep(self, verb, lease, most, look=True)",
+                'found = await self.database.read(lambda run: run(find, {"most": most}))\n'
+                "        return await sweep(self, verb, lease, most, look=True)",
             ),
         ),
         ("tests/test_sweep_recheck.py",),
@@ -152,8 +153,8 @@ MUTATIONS = (
     ),
     one(
         "the lock on a claimed row", "store/postgres.py",
-        "  order by {self.order()}\n  limit $1::bigint\n  for no key update skip locked\n), taken as (",
-        "  order by {self.order()}\n  limit $1::bigint\n), taken as (",
+        "    limit {most}\n    for no key update skip locked\n",
+        "    limit {most}\n",
         "tests/test_fence.py::test_eight_claimers_at_once_take_every_row_once",
         "tests/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
     ),

@@ -105,6 +105,39 @@ async def test_what_is_given_back_makes_room_once_and_not_again_when_the_period_
         assert stepped.outcome == "snooze"
 
 
+async def test_what_was_used_in_the_end_counts_from_the_end(db: Db) -> None:
+    """A call's price is known, and the other side may count it, only when it is over: in place of what was taken."""
+    gated.make(db)
+    gated.fill(db, ["a", "b", "c", "d"])
+    mill = Mill(db.url)
+    mill.budget("model", tokens=(1000, td(minutes=1)))
+    used = iter([300, 900, 5000, 10])
+
+    async def ask(job: Any) -> None:
+        await job.spend("model", tokens=600, wait=td(0))
+        kit.advance(td(seconds=40))  # so long the call takes
+        await job.spend("model", tokens=next(used), instead=True)
+
+    gated.lane(mill, ask)
+    async with Kit(mill) as kit:
+
+        async def outcome() -> str:
+            stepped = await kit.step()
+            assert stepped is not None, "nothing was ready"
+            return stepped.outcome
+
+        assert await outcome() == "done"  # 300, since 40 s
+        kit.advance(td(seconds=22))  # 62 s after 600 were taken, 22 after 300 were used
+        assert await outcome() == "done"  # 300 + 600 fit; then 300 + 900 is more than there is, and counts
+        kit.advance(td(seconds=1))
+        assert await outcome() == "snooze"
+        kit.advance(td(seconds=62))
+        assert await outcome() == "done"  # more than the whole budget was used: nothing is to be had for a while
+        assert await outcome() == "snooze"
+        kit.advance(td(seconds=62))
+        assert await outcome() == "done"
+
+
 async def test_the_first_to_spend_may_come_together(db: Db) -> None:
     """The rows of a budget are made by whoever comes first; the others find them."""
     databases = [Database.open(db.url) for _ in range(8)]

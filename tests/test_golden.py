@@ -87,6 +87,8 @@ def rendered(store: Any, columns: tuple[str, ...]) -> str:
         if statements.bound() is not None:
             texts["claim from the remembered lower bound"] = statements.claim(bounded=True)
         sweeps = {"sweep": statements.sweep(lease)}
+        if statements.in_arrays:
+            texts["settle done with nothing beside it"] = statements.settle_done()
     else:
         if statements.loose():
             texts = {"claim of rows with a place in the order": statements.claim(placed=True)}

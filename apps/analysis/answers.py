@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 import sqlalchemy as sa
 
+from apps.markup import storable
 from rowmill import Job, Mill
 from rowmill.store import Database
 
-from .content import storable
 from .models import Reply
 from .tables import answers
 

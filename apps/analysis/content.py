@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from apps.markup import parse, storable
+
 MOST_TEXT = 20_000
 #: Not content, wherever it stands.
 _NOISE = (
@@ -40,14 +42,12 @@ _HEADERS = {"server": "Server", "x-powered-by": "Powered by"}
 _SOCIAL = ("facebook.com", "instagram.com", "linkedin.com", "x.com", "twitter.com", "youtube.com", "mastodon.social")
 _MAIL = re.compile(r"\b[\w.+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{2,63}){1,4}\b")
 _FILE = re.compile(r"\.(?:png|jpe?g|gif|svg|webp|css|js)$", re.IGNORECASE)
-#: What PostgreSQL's JSON does not take, and nobody misses: null characters and halves of surrogate pairs.
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def read(source: str, headers: Mapping[str, str]) -> dict[str, Any]:
     """All that is stored of a page, as a value for the row."""
     source = storable(source)
-    page = LexborHTMLParser(source)
+    page = parse(source)
     found: dict[str, Any] = {
         "title": _first(_text(page.css_first("title")), _meta(page, "og:title"), _text(page.css_first("h1")))[:300],
         "description": _first(_meta(page, "description"), _meta(page, "og:description"))[:1000],
@@ -57,18 +57,6 @@ def read(source: str, headers: Mapping[str, str]) -> dict[str, Any]:
     }
     text = main_text(page)  # last: it takes the noise out of the page
     return found | {"text": text[:MOST_TEXT], "words": len(text.split())}
-
-
-def storable(value: Any) -> Any:
-    """A text, or a value with texts in it, as every database takes it."""
-    match value:
-        case str():
-            return _UNSTORABLE.sub("", value)
-        case dict():
-            return {storable(key): storable(inner) for key, inner in value.items()}
-        case list():
-            return [storable(inner) for inner in value]
-    return value
 
 
 def main_text(page: LexborHTMLParser) -> str:

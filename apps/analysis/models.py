@@ -13,24 +13,27 @@ from typing import Any, Protocol
 
 import httpx
 
+from apps import guard
+from apps.markup import decode, storable
 from rowmill import Dead, DeclarationError
 from rowmill.retry import retry_after
 
-from .content import storable
+from .prompts import estimate
 from .settings import Settings
 
 OPENAI = ("https://api.openai.com/v1", "gpt-4o-mini")
 GEMINI = ("https://generativelanguage.googleapis.com", "gemini-2.0-flash")
 #: What every analysis has.
 KEYS = ("summary", "category", "audience", "keywords")
-_PATIENCE = timedelta(seconds=10)
+_PATIENCE, _LONGEST = timedelta(seconds=10), timedelta(hours=1)
+_MOST_BYTES, _LONG, _SHORT, _MANY = 5_000_000, 2_000, 100, 20
 
 
 class Throttled(Exception):
     """The model wants to be left alone for a while. Nothing was used up."""
 
     def __init__(self, after: timedelta | None) -> None:
-        self.after = after or _PATIENCE
+        self.after = min(after or _PATIENCE, _LONGEST)
         super().__init__(f"the model is throttled for {self.after.total_seconds():g} s")
 
 
@@ -88,19 +91,23 @@ class OpenAI:
     async def ask(self, prompt: str, key: str) -> Reply:
         body = {"model": self._model, "messages": [{"role": "user", "content": prompt}], "max_tokens": self._most,
                 "temperature": 0, "response_format": {"type": "json_object"}}  # fmt: skip
-        answer = await self._client.post("chat/completions", json=body, headers={"idempotency-key": key})
-        if answer.status_code in (429, 503):
-            raise Throttled(retry_after(answer.headers))
-        if answer.status_code in (400, 413, 422):
-            raise Dead(f"the model refuses the prompt: {answer.status_code} {answer.text[:300]}")
-        answer.raise_for_status()
+        headers = {"idempotency-key": key, "accept-encoding": "gzip"}
+        async with self._client.stream("POST", "chat/completions", json=body, headers=headers) as answer:
+            if answer.status_code in (429, 503):
+                raise Throttled(retry_after(answer.headers))
+            text = decode(await guard.body(answer, _MOST_BYTES), "utf-8")
+            if answer.status_code in (400, 413, 422):
+                raise Dead(f"the model refuses the prompt: {answer.status_code} {text[:300]}")
+            answer.raise_for_status()
         try:
-            said = answer.json()
-            usage = said["usage"]
-            text = said["choices"][0]["message"]["content"]
-            return Reply(str(text), said.get("model", self._model), usage["prompt_tokens"], usage["completion_tokens"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise BadAnswer(f"not an answer of chat completions: {error!r}") from None
+            said = json.loads(text)
+            content = said["choices"][0]["message"]["content"]
+            # One that does not say what it used is taken to have used all it was given.
+            usage = said.get("usage") or {"prompt_tokens": estimate(prompt), "completion_tokens": self._most}
+            used, made = (max(int(usage[name]), 0) for name in ("prompt_tokens", "completion_tokens"))
+            return Reply(str(content), str(said.get("model") or self._model), used, made)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise BadAnswer(f"not an answer of chat completions: {error!r}"[:300]) from None
 
 
 class Gemini:
@@ -138,7 +145,7 @@ class Gemini:
 
 def _gemini_delay(error: Any) -> timedelta | None:
     """Gemini tells the delay in the body: ``"retryDelay": "17s"``."""
-    if match := re.search(r"retryDelay['\"]: ['\"]([\d.]+)s", str(error.details)):
+    if match := re.search(r"retryDelay['\"]: ['\"](\d{1,9}(?:\.\d+)?)s", str(error.details)):
         return timedelta(seconds=float(match[1]))
     return retry_after(getattr(error.response, "headers", None))
 
@@ -148,12 +155,18 @@ def read(text: str) -> dict[str, Any]:
     fenced = re.sub(r"^\s*```(?:json)?|```\s*$", "", text)
     try:
         said = json.loads(fenced)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadAnswer(f"the model's answer is not JSON: {text[:200]!r}") from None
-    if not isinstance(said, dict) or (lacking := [key for key in KEYS if not said.get(key)]):
-        raise BadAnswer(f"the model's answer lacks {', '.join(lacking) if isinstance(said, dict) else 'everything'}")
-    analysis: dict[str, Any] = storable({key: said[key] for key in KEYS})
-    return analysis
+    if not isinstance(said, dict):
+        raise BadAnswer("the model's answer lacks everything")
+    if lacking := [key for key in KEYS if not said.get(key) or not isinstance(said[key], (str, list))]:
+        raise BadAnswer(f"the model's answer lacks {', '.join(lacking)}")
+    return {key: _bounded(storable(said[key])) for key in KEYS}
+
+
+def _bounded(said: str | list[Any]) -> str | list[str]:
+    """No longer than an analysis is."""
+    return said[:_LONG] if isinstance(said, str) else [str(part)[:_SHORT] for part in said[:_MANY]]
 
 
 @asynccontextmanager

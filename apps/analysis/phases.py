@@ -119,9 +119,11 @@ async def _ask(job: Job, prompt: prompts.Prompt, model: Model, answers: Answers,
     except Throttled as throttled:
         await job.spend("model", tokens=-most)
         raise Snooze(throttled.after, str(throttled)) from None
-    models.read(reply.text)  # what is no analysis is not kept: the next try asks again
-    await answers.keep(job, prompt.hash, reply)
-    await job.spend("model", tokens=reply.tokens - most)
+    try:
+        models.read(reply.text)  # what is no analysis is not kept: the next try asks again
+        await answers.keep(job, prompt.hash, reply)
+    finally:
+        await job.spend("model", tokens=reply.tokens, instead=True)
     return reply
 
 

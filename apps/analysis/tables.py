@@ -73,6 +73,8 @@ sa.Index("AnalysisJob_running", jobs.c.status, postgresql_where=jobs.c.inProgres
 async def create(database: Database) -> None:
     """Make the tables that are not there yet."""
     async with database.begin() as connection:
+        if database.dialect.name == "postgresql":  # one at a time: two that make the same table would fail
+            await connection.execute(sa.text("select pg_advisory_xact_lock(7304118)"))
         await connection.run_sync(metadata.create_all)
 
 

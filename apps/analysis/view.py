@@ -60,7 +60,7 @@ def summary(
     """What became of every row, and what it cost by the model's own log."""
     failed = [row for row in rows if row.status != "completed"]
     example = next(row for row in rows if row.status == "completed")
-    calls, most = model.statuses(), model.most_within(0.9 * settings.minute_seconds)
+    calls, most = model.statuses(), model.most_within(settings.minute_seconds)
     twice = sum(count - 1 for count in model.answered().values())
     stored = {answer.jobId: answer.createdAt.timestamp() for answer in answers}
     after = sum(call.at > stored.get(call.key.rpartition("-")[0], call.at) for call in model.calls)

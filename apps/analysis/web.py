@@ -12,6 +12,7 @@ from fastapi import FastAPI, HTTPException, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, HttpUrl
 
+from apps.markup import storable
 from rowmill import Mill
 
 from . import mill as configured
@@ -53,8 +54,9 @@ def create_app(mill: Mill, settings: Settings, **options: Any) -> FastAPI:
     @app.get("/analyses/{key}")
     async def look(key: str) -> dict[str, Any]:
         """A job as it stands, with its result."""
+        wanted = sa.select(tables.jobs).where(tables.jobs.c.id == storable(key))
         async with statistics.database.begin() as connection:
-            row = (await connection.execute(sa.select(tables.jobs).where(tables.jobs.c.id == key))).one_or_none()
+            row = (await connection.execute(wanted)).one_or_none()
         if row is None:
             raise HTTPException(404, f"there is no analysis {key}")
         shown = ("id", "url", "status", "currentStep", "inProgress", "retryCount", "error", "createdAt", "updatedAt")

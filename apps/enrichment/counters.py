@@ -1,6 +1,6 @@
 """What follows from a link's end: the counters of the imports that wait for it, and word of sites that refuse.
 
-All of it is written in the transaction that settles the link, so a counter is never ahead of its links nor behind them,
+All of it is written in the transaction that ends the link, so a counter is never ahead of its links nor behind them,
 whoever is killed.
 """
 
@@ -54,14 +54,6 @@ where e.certain or exists (select from block_candidates b where b.domain = e.dom
 group by 1 order by 1
 on conflict (domain) do update set refusals = block_candidates.refusals + excluded.refusals, last_at = now()
 """)
-_MISSED = text("""
-select e.link_canonical_id, e.status from enrichment_jobs e
-where e.status in ('succeeded', 'dead') and exists (
-    select from import_links l join import_jobs i on i.id = l.import_job_id
-    where l.link_canonical_id = e.link_canonical_id and l.outcome is null
-      and i.status = 'running' and i.phase = 'enriching')
-order by e.link_canonical_id limit 10000 for share of e
-""")
 
 
 async def count(tx: Any, ended: Iterable[tuple[Any, str]]) -> None:
@@ -96,10 +88,3 @@ async def refused(tx: Any, settled: Iterable[Any]) -> None:
             "certain": [reason != "forbidden" or s["forbidden"] > 0 for s, reason in final],
         }
         await tx.execute(_CANDIDATE, given)
-
-
-async def catch_up(tx: Any) -> int:
-    """Count links that ended by other hands: swept for the last time, or changed in the database. How many."""
-    rows = (await tx.execute(_MISSED)).all()
-    await count(tx, [(link, "done" if status == "succeeded" else "dead") for link, status in rows])
-    return len(rows)

@@ -12,6 +12,7 @@ from .fetch import FetchFailed, Moved, Refused
 from .logs import failing
 from .mill import mill, settings
 
+ENDS = ("done", "dead", "canceled")
 _LEASE = td(seconds=settings.lease_seconds)
 # Only by the run that holds the row. The row goes back, and is claimed again in its new domain's turn.
 _MOVE = """
@@ -63,12 +64,6 @@ async def enrich(job: Job, fetcher: Any, db: Any) -> dict[str, Any]:
 @enrich.on_settled
 async def follow(tx: Any, settled: list[Any]) -> None:
     """Count the links that ended in the imports that wait for them, and put down who refuses."""
-    await counters.count(tx, [(s["link_canonical_id"], s.outcome) for s in settled if s.outcome in ("done", "dead")])
+    ended = [(s["link_canonical_id"], "done" if s.outcome == "done" else "dead") for s in settled if s.outcome in ENDS]
+    await counters.count(tx, ended)
     await counters.refused(tx, settled)
-
-
-@mill.cron("* * * * *")
-async def catch_up(job: Job) -> None:
-    """Once a minute: links that ended by other hands than a run's are counted, too."""
-    async with job.finish() as tx:
-        await counters.catch_up(tx)

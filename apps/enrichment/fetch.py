@@ -6,20 +6,18 @@ What goes wrong is told in words that may be kept and sent on: they name the hos
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http.cookiejar import DefaultCookiePolicy
 from typing import Any
-from urllib.parse import urldefrag, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 import httpx
 
-from apps.standins import internet
+from apps import guard
+from apps.guard import Forbidden, Resolve
+from apps.markup import decode
 from rowmill import domain
 
-from .bookmarks import decode
-from .guard import Forbidden, Guarded, Resolve, by_dns, transport
 from .page import Page
 from .robots import MOST_BYTES, Robots
 from .settings import Settings
@@ -88,7 +86,7 @@ class Fetcher:
     async def _read(self, answer: httpx.Response, url: str, host: str) -> dict[str, Any]:
         status, kind = answer.status_code, answer.headers.get("content-type", "text/html")
         is_html = kind.partition(";")[0].strip().lower() in _HTML
-        body = await _body(answer, self._settings.fetch_bytes) if is_html else b""
+        body = await guard.body(answer, self._settings.fetch_bytes) if is_html else b""
         large = len(body) > _LARGE
         page = await asyncio.to_thread(_page, body, answer, url) if large else _page(body, answer, url)
         if answer.headers.get("cf-mitigated") == "challenge" or page.asks_for_a_human(status):
@@ -115,7 +113,7 @@ class Fetcher:
                     if domain(url) != home:
                         return None
                 elif answer.is_success:
-                    return decode(await _body(answer, MOST_BYTES), "utf-8")
+                    return decode(await guard.body(answer, MOST_BYTES), "utf-8")
                 elif answer.is_client_error and answer.status_code != 429:
                     return None
                 else:
@@ -124,31 +122,14 @@ class Fetcher:
 
 
 def _target(url: str, location: str, host: str) -> str:
+    """Where a redirect leads, without a fragment, a user or a password."""
     try:
-        target, _ = urldefrag(urljoin(url, location))
-        scheme = urlsplit(target).scheme
+        parts = urlsplit(urljoin(url, location))
     except ValueError:
         raise FetchFailed(f"leads to what is no address: {host}") from None
-    if scheme not in ("http", "https"):
+    if parts.scheme not in ("http", "https"):
         raise FetchFailed(f"leads out of the web: {host}")
-    return target
-
-
-async def _body(answer: httpx.Response, most: int) -> bytes:
-    """The body's first bytes. Unpacked by hand: a small answer may unpack to gigabytes."""
-    packing = answer.headers.get("content-encoding", "identity").strip().lower()
-    if packing not in ("identity", "gzip", "x-gzip", ""):
-        raise FetchFailed(f"an encoding that was not asked for: {urlsplit(str(answer.url)).hostname}")
-    unpack = zlib.decompressobj(wbits=31) if "gzip" in packing else None
-    body = bytearray()
-    async for piece in answer.aiter_raw():
-        try:
-            body += unpack.decompress(piece, most - len(body)) if unpack else piece
-        except zlib.error:
-            raise FetchFailed(f"a body that cannot be unpacked: {urlsplit(str(answer.url)).hostname}") from None
-        if len(body) >= most:
-            break
-    return bytes(body[:most])
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment=""))
 
 
 def _page(body: bytes, answer: httpx.Response, url: str) -> Page:
@@ -158,21 +139,9 @@ def _page(body: bytes, answer: httpx.Response, url: str) -> Page:
 @asynccontextmanager
 async def fetcher(settings: Settings, resolve: Resolve | None = None) -> AsyncIterator[Fetcher]:
     """A fetcher as the settings say: over the internet, or over the stand-in for it."""
-    wire = internet.Wire(settings.internet) if settings.internet else None
-    if resolve is None:
-        resolve = _by_stand_in if settings.internet else by_dns
-    way = Guarded(resolve, wire, private=settings.allow_private)
-    headers = {"user-agent": settings.user_agent, "accept": "text/html,*/*;q=0.5", "accept-encoding": "gzip"}
-    async with httpx.AsyncClient(
-        transport=transport(way, connections=max(settings.concurrency, 10)),
-        headers=headers,
-        timeout=httpx.Timeout(settings.fetch_seconds),
-        trust_env=False,  # a proxy from the environment would go around the guard
-    ) as client:
-        # Nobody is to be recognised by the next visit: cookies are not kept.
-        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    headers = {"user-agent": settings.user_agent, "accept": "text/html,*/*;q=0.5"}
+    async with guard.client(
+        settings.internet, settings.fetch_seconds, headers, private=settings.allow_private,
+        connections=max(settings.concurrency, 10), resolve=resolve,
+    ) as client:  # fmt: skip
         yield Fetcher(client, settings)
-
-
-async def _by_stand_in(host: str) -> list[str]:
-    return internet.resolve(host)

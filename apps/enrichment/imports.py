@@ -107,16 +107,17 @@ async def read(job: Job, db: Any) -> None:
             await driver.copy_records_to_table("staged", records=rows[at : at + _CHUNK], columns=_STAGED)
         for step in steps:
             await tx.execute(text(step), {"import": job.id} if ":import" in step else {})
-        await tx.execute(text("delete from import_files where import_job_id = :import"), {"import": job.id})
         total, refused, over, dead = (await tx.execute(_COUNTS, {"import": job.id})).one()
         tx.set(total_items=total, processed_items=refused + over, failed_items=refused + dead)
     await mill.wake()
 
 
 @read.on_settled
-async def close_at_once(tx: Any, settled: list[Any]) -> None:
-    """An import that has nothing to wait for is over."""
+async def after_reading(tx: Any, settled: list[Any]) -> None:
+    """An import that has nothing to wait for is over; a file that will not be read again goes."""
     await counters.close(tx, [s.id for s in settled if s.outcome == "done"])
+    if over := [s.id for s in settled if s.outcome in ("done", "dead", "canceled")]:
+        await tx.execute(text("delete from import_files where import_job_id = any (:ids)"), {"ids": over})
 
 
 @mill.lane(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urljoin
 
-from selectolax.lexbor import LexborHTMLParser
+from apps.markup import parse, storable
 
 SHORT, LONG, MOST = 300, 1_000, 40
 #: Of a JSON-LD object that says the whole text of a page: that is not stored.
@@ -25,8 +26,10 @@ class Page:
     """An HTML document and the address it came from."""
 
     def __init__(self, html: str, url: str) -> None:
-        self._tree, self._url = LexborHTMLParser(html.replace("\x00", "")), url
-        self._base = urljoin(url, self._attribute("base[href]", "href") or "")
+        self._tree = parse(html)
+        self._base = url
+        with contextlib.suppress(ValueError):  # a base that is no address is none
+            self._base = urljoin(url, self._attribute("base[href]", "href") or "")
 
     def facts(self) -> dict[str, Any]:
         """The columns of the row that are filled from it."""
@@ -72,7 +75,9 @@ class Page:
                 value = json.loads(node.text())
             except (ValueError, RecursionError):
                 continue
-            found += [_without_bodies(part) for part in (value if isinstance(value, list) else [value])][:MOST]
+            found += [
+                storable(_without_bodies(part)) for part in (value if isinstance(value, list) else [value])[:MOST]
+            ]
         return found[:MOST]
 
     # -- where it stands
@@ -101,7 +106,7 @@ class Page:
 
 
 def _cut(text: str | None, most: int) -> str | None:
-    words = " ".join((text or "").replace("\x00", "").split())
+    words = " ".join(storable(text or "").split())
     return words[:most] or None
 
 
@@ -119,5 +124,5 @@ def _without_bodies(value: Any, depth: int = 0) -> Any:
         return [_without_bodies(part, depth + 1) for part in value[:MOST]] if depth < 6 else None
     if isinstance(value, dict):
         kept = [(k, v) for k, v in value.items() if k.lower() not in _BODIES][:MOST] if depth < 6 else []
-        return {key.replace("\x00", "")[:100]: _without_bodies(part, depth + 1) for key, part in kept}
+        return {key[:100]: _without_bodies(part, depth + 1) for key, part in kept}
     return value

@@ -1,4 +1,6 @@
--- Statements may be run again: what is there stays.
+-- Statements may be run again: what is there stays. One at a time: two that make the same table would fail.
+select pg_advisory_xact_lock(7304116);
+
 create table if not exists users (
     id uuid primary key default gen_random_uuid(),
     name text not null,

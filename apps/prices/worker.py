@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from rowmill import Breaker, Cancel, Job, Mill, Rate, exponential
+from rowmill import Breaker, Cancel, Job, Mill, Rate, exponential, retry
 from rowmill.store import Database
 
 from .adapters import ADAPTERS, BadAnswer
@@ -24,19 +24,22 @@ from .settings import Settings
 settings = Settings.read()
 mill = Mill()  # the database is ROWMILL_DATABASE_URL
 
+LONGEST = timedelta(hours=24)
 #: Answers that will be the same the next time. 429 and 503 ask to slow down, the rest of 5xx is a bad moment.
 _FOR_GOOD = {400, 401, 403, 404, 405, 410, 414, 451}
 
 
-def classify(error: BaseException) -> str | None:
+def classify(error: BaseException) -> str | tuple[str, timedelta] | None:
     """What a failed collection means: permanent, or None for rowmill's own judgement, which knows timeouts, lost
-    connections, 429 and 503 with Retry-After, and takes all else for a bad moment.
+    connections, 429 and 503 with Retry-After, and takes all else for a bad moment. Nobody is left alone for longer than
+    the longest backoff, whatever he asks for.
     """
     if isinstance(error, (BadAnswer, httpx.UnsupportedProtocol, httpx.InvalidURL)):
         return "permanent"
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _FOR_GOOD:
         return "permanent"
-    return None
+    verdict = retry.classify(error)
+    return ("rate", min(verdict[1], LONGEST)) if isinstance(verdict, tuple) else None
 
 
 @asynccontextmanager
@@ -65,7 +68,7 @@ class Directory:
 @mill.resource
 async def http() -> AsyncIterator[httpx.AsyncClient]:
     """One client per process. It follows no redirects: a second request would not be in the source's rate."""
-    headers = {"User-Agent": "rowmill-prices/0.1"}
+    headers = {"user-agent": "rowmill-prices/0.1", "accept-encoding": "gzip"}
     async with httpx.AsyncClient(timeout=settings.http_timeout_seconds, headers=headers) as client:
         yield client
 
@@ -96,12 +99,13 @@ def cache() -> Iterator[Answers]:
     roles={"reclaims": "attempts", "failures": "retry_count", "attempts": None},
     order_by="created_at",
     max_attempts=settings.max_retries + 1,
-    backoff=exponential(timedelta(minutes=settings.base_delay_minutes), cap=timedelta(hours=24), jitter=False),
+    backoff=exponential(timedelta(minutes=settings.base_delay_minutes), cap=LONGEST, jitter=False),
     lease=settings.lock_timeout,
     heartbeat=timedelta(seconds=settings.heartbeat_seconds),
     sweep_every=timedelta(seconds=settings.sweep_seconds),
     poll=timedelta(seconds=settings.poll_seconds),
     concurrency=settings.worker_concurrency,
+    timeout=timedelta(seconds=4 * settings.http_timeout_seconds),  # a site that never stops talking
     classify=classify,
     gates=[
         Rate.from_table("sources", "rate_limit_per_minute", by="source_id", burst=settings.rate_burst),

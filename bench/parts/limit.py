@@ -17,9 +17,10 @@ from .part import Column, Context, Figures, Part
 _BATCH = 500
 _WORKER = "'pgbench'"
 # pgbench keeps one row's columns in variables, so what a worker would read row by row is gathered by the server.
-_GATHERED = """select coalesce(jsonb_agg(jsonb_build_object(
-    '_ord', 0, '_k0', id, '_at', locked_at, '_n', attempts)), '[]')::text as doc from taken \\gset
+_GATHERED = """select coalesce(array_agg(id), '{}')::text as keys, array_fill(1, array[count(*)::int])::text as groups,
+  array[max(locked_at)]::text as times, array[max(attempts)]::text as counts from taken \\gset
 """
+_ARRAYS = {"$1": "keys", "$2": "groups", "$3": "times", "$4": "counts"}
 
 
 def statements(dsn: str) -> tuple[str, str]:
@@ -34,7 +35,9 @@ def statements(dsn: str) -> tuple[str, str]:
 def scripts(claim: str, settle: str) -> dict[str, str]:
     """As pgbench takes them: two statements for each batch, or the settle and the next claim in one."""
     taking = claim[: claim.rindex("\nselect ")].replace("$1::bigint", str(_BATCH)).replace("$2::text", _WORKER) + "\n"
-    settling = settle.replace("$1::text", ":doc::text").replace("$2::text", _WORKER)
+    settling = settle.replace("$5::text", _WORKER)
+    for parameter, variable in _ARRAYS.items():
+        settling = settling.replace(f"{parameter}::", f":{variable}::")
     held, update = settling.split("\n)\n", 1)
     merged = f"{held}\n), settled as (\n{update}\n), {taking.removeprefix('with ')}{_GATHERED}"
     return {"apart": f"{taking}{_GATHERED}{settling};\n", "merged": merged}
@@ -64,7 +67,8 @@ def _rate(run: Session, program: str, script: str, clients: int, rows: int) -> f
         each = rows // _BATCH // clients + 1
         where = ["-h", parse_qs(address.query)["host"][0], "-U", str(address.username)]
         command = [program, "-n", "-M", "prepared", *where, "-c", str(clients), "-j", str(clients), "-t", str(each)]
-        command += ["-D", "doc=[]", "-f", file.name, address.path.lstrip("/")]
+        command += [option for variable in _ARRAYS.values() for option in ("-D", f"{variable}={{}}")]
+        command += ["-f", file.name, address.path.lstrip("/")]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     done = rows - run.left()
     transactions, per_second = (float(re.search(p, out)[1]) for p in (r"processed: (\d+)", r"tps = ([\d.]+)"))

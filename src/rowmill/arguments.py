@@ -335,9 +335,11 @@ class Signature:
             packed[name] = value
         if not self._required <= packed.keys():
             return None
-        if not all(type(value) is self._wanted[name] for name, value in packed.items()):
-            return None
-        return None if any(type(value) is int and value.bit_length() > _BITS for value in packed.values()) else packed
+        for name, value in packed.items():
+            kind = type(value)
+            if kind is not self._wanted[name] or (kind is int and value.bit_length() > _BITS):
+                return None
+        return packed
 
     def needs(self) -> list[str]:
         """Names of the arguments that a call must give."""
@@ -346,10 +348,10 @@ class Signature:
 
     def unpack(self, packed: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Packed arguments as the handler takes them; raises WrongArguments where they do not fit its hints."""
+        if type(packed) is dict and self._trivial and packed.keys() <= self._wanted.keys():
+            return [], packed
         if not isinstance(packed, Mapping):
             raise WrongArguments(f"args is {_shown(packed)}, and must be an object: it takes {self}")
-        if self._trivial and packed.keys() <= self._whole.parameters.keys():
-            return [], dict(packed)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         rest = dict(packed)

@@ -34,8 +34,10 @@ class Budget:
             raise DeclarationError(f"budget {name!r} limits nothing", hint="tokens=(4000, timedelta(minutes=1))")
         return cls(name, tuple(limit for unit, given in units.items() for limit in _limits(name, unit, given)))
 
-    def asked(self, amounts: Mapping[str, float]) -> list[tuple[Limit, float]]:
-        """The limits that these amounts count against; raises for an unknown unit, and for more than there can be."""
+    def asked(self, amounts: Mapping[str, float], *, used: bool = False) -> list[tuple[Limit, float]]:
+        """The limits that these amounts count against; raises for an unknown unit, and for more than there can be,
+        unless it is ``used`` up already.
+        """
         if not amounts:
             raise DeclarationError(f"budget {self.name!r}: spend how much of what?", hint="tokens=1200")
         known = {limit.unit for limit in self.limits}
@@ -48,7 +50,7 @@ class Budget:
                 raise DeclarationError(f"budget {self.name!r}: {amount!r} is not an amount of {unit}")
         found = [(limit, float(amounts[limit.unit])) for limit in self.limits if limit.unit in amounts]
         for limit, amount in found:
-            if amount > limit.most:
+            if amount > limit.most and not used:
                 raise Dead(
                     f"{amount:g} {limit.unit} can never be had: the budget {self.name!r} is {limit.most:g} in"
                     f" {timedelta(seconds=limit.seconds)}"

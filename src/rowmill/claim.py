@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 
@@ -39,6 +40,8 @@ class Claim:
         return self.key[0] if len(self.key) == 1 else self.key
 
 
+#: No columns beside the outcome's own.
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 #: The ways a row may be written at the end of a claim. Final rows keep their worker and times; the others lose them.
 FINAL = ("done", "dead", "canceled")
 KINDS = (*FINAL, "retry", "snooze", "release")
@@ -50,7 +53,7 @@ class Settlement:
 
     claim: Claim
     kind: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     error: str | None = None
     delay: timedelta | None = None
     #: Sent before, and the reply was lost: it may already stand.

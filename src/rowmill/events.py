@@ -75,7 +75,8 @@ class _Lines(logging.Formatter):
             fields["traceback"] = self.formatException(record.exc_info)
         at = datetime.fromtimestamp(record.created, UTC)
         if self.as_json:
-            entry = {"at": at.isoformat(), "level": record.levelname.lower(), "event": record.getMessage(), **fields}
+            # Not "at": a failure's own field of that name says where in the code it was raised.
+            entry = {"time": at.isoformat(), "level": record.levelname.lower(), "event": record.getMessage(), **fields}
             return json.dumps(entry, default=str)
         words = " ".join(f"{name}={_word(value)}" for name, value in fields.items() if name != "traceback")
         line = f"{at:%H:%M:%S} {record.levelname.lower():<7} {record.getMessage():<16} {words}".rstrip()

@@ -202,8 +202,9 @@ class Task(Generic[P, R]):
 
     def invoke(self, job: Any, /, **resources: Any) -> Any:
         """Call the handler for a claimed job, its arguments as it declares them."""
+        signature = self._signature or self.signature
         try:
-            args, kwargs = self.signature.unpack(own_arguments(job["args"]))
+            args, kwargs = signature.unpack(own_arguments(job["args"]))
         except WrongArguments as error:
             raise Dead(f"the arguments do not fit the handler: {error.message}") from None
         if self.takes_job:
@@ -315,12 +316,12 @@ class Task(Generic[P, R]):
         where, pack = f"task {self.name!r}", self.signature.pack
         found = []
         for given in listed_calls(calls):
-            if isinstance(given, Call):
-                found.append(replace(given, options=given.options.under(common)) if options else given)
-            elif isinstance(given, Mapping):
-                found.append(Call(self, pack(where, (), given), common))
-            elif isinstance(given, (tuple, list)):
+            if isinstance(given, (tuple, list)):
                 found.append(Call(self, pack(where, tuple(given), {}), common))
+            elif isinstance(given, (dict, Mapping)):
+                found.append(Call(self, pack(where, (), given), common))
+            elif isinstance(given, Call):
+                found.append(replace(given, options=given.options.under(common)) if options else given)
             else:
                 raise WrongArguments(
                     f"{where}: a call is a dict or a tuple of arguments, or a task.call(...), not {given!r}",

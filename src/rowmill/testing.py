@@ -139,10 +139,11 @@ class Kit:
         store = await self.store(claim.lane, claim.environment)
         kind = TaskExecution if store.lane.own else Execution
         execution = kind(Held(store), self._resources, lambda: self._threads)
-        job = execution.job(claim, self.worker_id, store.lane.slot_name.format(lane=claim.lane, n=1))
+        plan = execution.plan(claim)
+        job = execution.job(plan, claim, self.worker_id, store.lane.slot_name.format(lane=claim.lane, n=1))
         child = Child(store.lane) if store.lane.isolation == "process" else None
         try:
-            settlement = await execution.run(job, claim, child)
+            settlement = await execution.run(plan, job, claim, child)
         except asyncio.CancelledError as cancelled:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from datetime import timedelta as td
+from typing import Any
 
 import httpx
 import pytest
@@ -129,9 +131,71 @@ def test_answers_of_models_are_read_leniently_and_never_wrongly() -> None:
     said = '{"summary": "S\\u0000 \\ud83d\\ude00", "category": "c", "audience": "a", "keywords": ["k"], "more": 1}'
     read = {"summary": "S \N{GRINNING FACE}", "category": "c", "audience": "a", "keywords": ["k"]}
     assert models.read(said) == models.read(f"```json\n{said}\n```") == read
-    for bad in ("no", "[]", '{"summary": "only"}', '{"summary": "", "category": 1, "audience": 1, "keywords": 1}'):
+    partial = said.replace('"keywords": ["k"]', '"keywords": {"k": 1}')
+    empty = '{"summary": "", "category": 1, "audience": 1, "keywords": 1}'
+    for bad in ("no", "[]", '{"summary": "only"}', empty, said[:-9], partial, "[" * 100_000):
         with pytest.raises(models.BadAnswer, match="the model's answer"):
             models.read(bad)
+
+
+def test_an_answer_without_end_is_cut() -> None:
+    """E1: what is stored of it is no longer than an analysis is."""
+    words = ["w" * 9999] * 999
+    read = models.read(json.dumps({"summary": "s" * 99_999, "category": "c", "audience": "a", "keywords": words}))
+    assert (len(read["summary"]), len(read["keywords"]), len(read["keywords"][0])) == (2000, 20, 100)
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"), [(None, 7 + 50), ({"prompt_tokens": 3, "completion_tokens": -4}, 3), ("lots", None)]
+)
+async def test_a_model_that_does_not_say_what_it_used_has_used_all(usage: Any, tokens: int | None) -> None:
+    """E6: the budget is never counted too low; nonsense is no answer."""
+    said = {"choices": [{"message": {"content": "x"}}], "usage": usage}
+    stream = httpx.ByteStream(json.dumps(said).encode())
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, stream=stream))
+    async with httpx.AsyncClient(transport=transport, base_url="http://model.example/v1/") as client:
+        asking = models.OpenAI(client, "m", 50).ask("Title: Chairs", "key")
+        if tokens is None:
+            with pytest.raises(models.BadAnswer):
+                await asking
+        else:
+            assert (await asking).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [({}, 10), ({"retry-after": "0"}, 10), ({"retry-after": "soon"}, 10), ({"retry-after": "9" * 12}, 3600),
+     ({"retry-after": "Fri, 01 Jan 2999 00:00:00 GMT"}, 3600), ({"retry-after": "-5"}, 10)],
+)  # fmt: skip
+async def test_a_throttle_without_a_sensible_time_is_heeded_for_a_sensible_one(
+    headers: dict[str, str], seconds: int
+) -> None:
+    """E6: no Retry-After, a date, nonsense, a century."""
+    transport = httpx.MockTransport(lambda request: httpx.Response(429, headers=headers))
+    async with httpx.AsyncClient(transport=transport, base_url="http://model.example/v1/") as client:
+        with pytest.raises(models.Throttled) as throttled:
+            await models.OpenAI(client, "m", 50).ask("x", "key")
+    assert throttled.value.after == td(seconds=seconds)
+
+
+async def test_what_a_lost_run_had_spent_stays_spent(jobs: Db, settings: Settings, model: Model) -> None:
+    """E6: a worker that dies after it has taken from the budget: the next one finds that much less."""
+    world.insert(jobs, 2, status=MODEL, extractedInfo=INFO)
+    mill = world.mill_on(jobs, replace(world.calm(settings), prompt_tokens=100, tokens_per_minute=1300))
+    async with Kit(mill) as kit:
+        handler = mill.lanes[MODEL].handler
+
+        async def dies(job, model, answers, processors):  # type: ignore[no-untyped-def]
+            await job.spend("model", tokens=700)
+            raise OSError("killed")  # it comes to the same: nothing is given back
+
+        mill.lanes[MODEL].handler = dies
+        assert (await kit.step(MODEL)).outcome == "retry"  # type: ignore[union-attr]
+        mill.lanes[MODEL].handler = _impatient(handler)
+        assert (await kit.step(MODEL)).outcome == "snooze"  # type: ignore[union-attr]
+        kit.advance(td(seconds=70))
+        assert (await kit.step(MODEL)).outcome == "done"  # type: ignore[union-attr]
+    assert len(model.calls) == 1
 
 
 @pytest.mark.parametrize("provider", ["openai", "gemini"])

@@ -177,7 +177,7 @@ async def test_addresses_inside_the_own_network_are_never_fetched(
         for _ in range(2):
             stepped = await kit.step(PHASES[0])
             assert stepped is not None
-            assert "not a public address" in str(stepped.error)
+            assert "not on the public internet" in str(stepped.error)
     assert {visit.host for visit in net.visits} == {"innocent.example"}
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from playwright.async_api import async_playwright
 
-from apps.analysis import web
+from apps.analysis import tables, web
 from apps.analysis.settings import Settings
 from apps.analysis.statistics import Statistics, health
 from apps.analysis.tests import world
@@ -22,6 +22,7 @@ from apps.standins import sites
 from apps.standins.internet import Internet
 from databases import Db
 from farm import eventually
+from rowmill.store import Database
 from rowmill.testing import Kit
 
 
@@ -55,13 +56,23 @@ async def test_workers_start_and_stop_with_the_web_application(db: Db, settings:
         told = (await client.get(f"/analyses/{key}")).json()
         assert (told["status"], told["analysis"]["category"]) == ("completed", "business")
         assert told["website"]["contacts"]["emails"] == ["info@chairs.example"]
-        assert (await client.get("/analyses/none")).status_code == 404
+        for nobodys in ("none", "%00", "%ff", "../../etc/passwd"):
+            assert (await client.get(f"/analyses/{nobodys}")).status_code == 404
         assert (await client.get("/health")).json()["ok"]
         slow = (await client.post("/analyses", json={"url": "https://slow.example"})).json()["id"]
         await asyncio.to_thread(eventually, lambda: world.row(db, slow)["inProgress"], 30, 0.1)
     found = world.row(db, slow)
     assert (found["inProgress"], found["status"], found["retryCount"]) == (False, "not-started", 0)
     assert db.value("select state from rowmill_workers where id = 'web-1'") == "stopped"
+
+
+async def test_several_may_make_the_tables_at_once(pg: Db) -> None:
+    """E7: web applications that start together on an empty database."""
+    databases = [Database.open(pg.url) for _ in range(6)]
+    await asyncio.gather(*(tables.create(database) for database in databases))
+    for database in databases:
+        await database.close()
+    assert pg.value('select count(*) from "AnalysisJob"') == 0
 
 
 async def test_the_web_application_can_be_without_a_worker(lite: Db, settings: Settings) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from apps.enrichment import fetch
 from apps.enrichment.fetch import FetchFailed
-from apps.enrichment.guard import is_public
 from apps.enrichment.settings import Settings
+from apps.guard import is_public
 from apps.standins import internet, sites
 from apps.standins.internet import Internet
 

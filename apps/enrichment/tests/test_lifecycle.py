@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta as td
 
-from apps.enrichment import counters, mill
 from apps.enrichment.tests.conftest import App, netscape
 from apps.standins import sites
 from apps.standins.internet import Internet
+from rowmill.store.inspect import LaneView
+from rowmill.store.operate import Operator, Selection
 
 FIVE_MINUTES = td(minutes=5)
 
@@ -55,6 +56,7 @@ async def test_an_import_that_cannot_be_read_fails_with_a_sentence(app: App) -> 
     assert (row["status"], row["total_items"]) == ("failed", 0)
     assert row["last_error"].startswith("this is not a bookmarks file")
     assert row["finished_at"] is not None
+    assert app.db.value("select count(*) from import_files") == 0
 
 
 async def test_an_import_without_links_that_wait_is_over_at_once(app: App) -> None:
@@ -192,22 +194,30 @@ async def test_a_row_past_its_lease_is_taken_back_and_a_killed_worker_is_no_fail
     assert app.job("https://a.example/")["attempts"] == 2
 
 
-async def test_a_row_that_kills_every_worker_ends_and_is_counted(app: App, net: Internet) -> None:
-    """C2, C5: taken back too often it is dead, and its imports know within a minute."""
+async def test_a_row_that_kills_every_worker_ends_and_is_counted_with_its_end(app: App, net: Internet) -> None:
+    """C2, C5: taken back too often it is dead, and its imports know in the same transaction."""
     net.default = sites.page()
     id = await app.imported("https://a.example/")
     swept = []
     for _ in range(6):
+        assert app.standing(id) == ("running", 1, 0, 0)
         await app.kit.claim("enrich")
         app.kit.advance(td(minutes=11))
         swept += await app.kit.sweep("enrich")
     assert [row.poison for row in swept] == [False] * 5 + [True]
     assert app.job("https://a.example/")["status"] == "dead"
-    store = await app.kit.store("enrich")
-    async with store.database.begin() as connection:
-        assert await counters.catch_up(connection) == 1
     assert app.standing(id) == ("succeeded", 1, 1, 1)
-    assert mill.tasks["catch_up"].cron is not None
+
+
+async def test_links_that_an_operator_cancels_are_counted(app: App) -> None:
+    """C2: counters are right by whatever hands a link ends."""
+    id = await app.imported("https://a.example/1", "https://a.example/2")
+    store = await app.kit.store("enrich")
+    view = LaneView(store, fleet=True)
+    async for _ in Operator(view).cancel(Selection(("ready",)), "not any more"):
+        pass
+    assert app.standing(id) == ("succeeded", 2, 2, 2)
+    assert app.job("https://a.example/1")["last_error"] == "not any more"
 
 
 async def test_links_of_a_batch_do_not_wait_for_each_other_nor_fail_together(app: App, net: Internet) -> None:

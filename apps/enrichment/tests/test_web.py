@@ -105,6 +105,7 @@ async def test_a_user_cancels_his_import_once(app: App, client: httpx.AsyncClien
     assert (first.status_code, first.json()["status"]) == (200, "canceled")
     assert (await client.post(f"/imports/{id}/cancel", headers=bearer(token))).status_code == 409
     assert await app.kit.step("read") is None
+    assert app.db.value("select count(*) from import_files") == 0
 
 
 async def test_mistakes_are_answered_with_what_to_do(
@@ -115,7 +116,11 @@ async def test_mistakes_are_answered_with_what_to_do(
     monkeypatch.setenv("ENRICHMENT_UPLOAD_BYTES", "100")
     empty = await client.post("/imports", headers=bearer(token))
     large = await client.post("/imports", content=b"x" * 101, headers=bearer(token))
-    odd = await client.get(f"/imports/{uuid4()}/links", params={"after": "x"}, headers=bearer(token))
-    assert [answer.status_code for answer in (empty, large, odd)] == [400, 413, 400]
-    assert all(answer.json()["try"] for answer in (empty, large, odd))
+    positions = ("x", "--5", "²", "٣", "1" * 10, "")
+    odd = [
+        await client.get(f"/imports/{uuid4()}/links", params={"after": after}, headers=bearer(token))
+        for after in positions
+    ]
+    assert [answer.status_code for answer in (empty, large, *odd)] == [400, 413, *[400] * len(positions)]
+    assert all(answer.json()["try"] for answer in (empty, large, *odd))
     assert app.db.value("select count(*) from import_jobs") == 0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pypdfium2 as pdfium
 import pytest
 
@@ -24,6 +29,21 @@ def test_the_same_document_is_the_same_file_and_another_seed_another():
     """A8: an upload that is tried again has the same checksum."""
     assert document_pdf("1", "actes", 1, seed=1) == document_pdf("1", "actes", 1, seed=1)
     assert document_pdf("1", "actes", 1, seed=1) != document_pdf("1", "actes", 1, seed=2)
+
+
+def test_documents_are_made_for_several_visitors_at_once():
+    """X2: PDFium called from two threads takes its whole process with it, so one of its own is the one at risk."""
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from apps.registre.standin import pdfs
+papers = [pdfs._typeset(pdfs.page_texts(str(n), "actes", 2, Random(n))) for n in range(10)]
+with ThreadPoolExecutor(4) as visitors:
+    list(visitors.map(pdfs._images, papers * 10))
+"""
+    root = Path(__file__).parents[3]
+    env = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    assert subprocess.run([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def test_all_texts_fit_on_their_paper():

@@ -260,6 +260,21 @@ async def test_a_broken_cache_costs_requests_and_no_job(app: App, monkeypatch: p
     assert (row["status"], len(app.sites.seen("listing"))) == ("succeeded", 2)
 
 
+@pytest.mark.parametrize(
+    ("asked", "hours"), [("7200", 2), ("999999999999", 24), ("Fri, 01 Jan 2999 00:00:00 GMT", 24), ("soon", None)]
+)
+def test_nobody_is_left_alone_for_longer_than_a_day(asked: str, hours: int | None) -> None:
+    """D4: also where a source asks for it: in seconds, by a date, or with nonsense."""
+    response = httpx.Response(429, headers={"retry-after": asked}, request=httpx.Request("GET", "http://x.example"))
+    error = httpx.HTTPStatusError("", request=response.request, response=response)
+    assert worker.classify(error) == (("rate", td(hours=hours)) if hours else None)
+
+
+def test_a_run_has_a_limit_as_a_whole() -> None:
+    """D1: a source that never stops talking would have a worker for ever, heartbeats and all."""
+    assert scrape.timeout == 4 * td(seconds=worker.settings.http_timeout_seconds)
+
+
 def test_classify_leaves_what_it_does_not_know_to_the_engine() -> None:
     """D1: only what is permanent for certain is called so."""
     request = httpx.Request("GET", "http://x.example")

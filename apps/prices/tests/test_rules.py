@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
 from datetime import date
 
 import httpx
@@ -74,11 +76,60 @@ def test_query_params_that_name_no_coin_are_refused_by_name(wrong: object) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "amount"), [("US $1,234.50", 123450), ("12", 1200), ("£0.07", 7), ("1,000,000.00", 100000000)]
+    ("text", "amount"),
+    [
+        ("US $1,234.50", 123450),
+        ("12", 1200),
+        ("$0.07", 7),
+        ("1,000,000.00", 100000000),
+        ("$5.5 each", 550),
+        ("$007", 700),
+    ],
 )
 def test_prices_are_read_exactly(text: str, amount: int) -> None:
     """D5: price in cents."""
     assert cents(text) == amount
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "€5.00", "12,50 €", "1.234,50", "£7", "CA $5", "A$5", "5 EUR", "-5", "$1,23", "$12.345", "1'234.50", "$5 - $9",
+        "free", "", "٣٤", "$999,999,999,999.00",
+    ],
+)  # fmt: skip
+def test_an_amount_that_could_be_another_one_is_no_price(text: str) -> None:
+    """D5, D6: another currency, another way to write numbers, a range, a debt: a wrong price is worse than none."""
+    with pytest.raises(BadAnswer, match=r"not a price|more than any coin"):
+        cents(text)
+
+
+async def collected(kind: str, body: str | bytes, headers: dict[str, str] | None = None) -> list[Found]:
+    stream = httpx.ByteStream(body.encode() if isinstance(body, str) else body)
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, headers=headers, stream=stream))
+    async with httpx.AsyncClient(transport=transport) as http:
+        return await ADAPTERS[kind].collect(http, "http://site.example/", MORGAN)
+
+
+async def test_what_a_source_sends_is_bounded_and_storable() -> None:
+    """D5: null characters, half characters, texts without end: nothing that the database would refuse."""
+    item = {"id": "x" * 999, "title": "Morgan\x00 \ud800" + "y" * 9999, "url": "http://a.example/" + "z" * 9999,
+            "price": "5", "type": "ask", "date": "2026-01-01", "grade": "g" * 999}  # fmt: skip
+    (found,) = await collected("api", json.dumps({"items": [item]}))
+    assert found.title.startswith("Morgan yy")
+    assert [len(part or "") for part in (found.title, found.url, found.condition, found.external_id)] == [
+        298, 2000, 100, 100,
+    ]  # fmt: skip
+
+
+@pytest.mark.timeout(30)
+async def test_a_source_that_sends_a_bomb_is_read_to_its_limit() -> None:
+    """D1: packed gigabytes, tags inside each other without end: an answer that cannot be read, and soon."""
+    bomb = gzip.compress(b"<div>" * 50_000_000, 1)
+    with pytest.raises(BadAnswer, match="no listing"):
+        await collected("listing", bomb, {"content-encoding": "gzip"})
+    with pytest.raises(BadAnswer):
+        await collected("api", "[" * 1_000_000)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +138,17 @@ def test_prices_are_read_exactly(text: str, amount: int) -> None:
         ("listing", "<p>We have moved</p>"),
         ("listing", '<ul class="listing"><li><a href="/x"><span class="title">t</span></a></li></ul>'),
         ("auction", '<table class="results"><tbody><tr data-state="sold"></tr></tbody></table>'),
+        (
+            "listing",
+            '<ul class="listing"><li><a href="http://["><i class="title">t</i></a><b class="price">1</b></li></ul>',
+        ),
         ("api", "<html>"),
+        ("api", '{"items": [], "currency": "EUR"}'),
+        ("api", "[]"),
+        (
+            "api",
+            '{"items": [{"id": 1, "title": "", "url": "http://[", "price": "1", "type": "ask", "date": "2026-01-01"}]}',
+        ),
         ("api", '{"items": [{"title": "x"}]}'),
         ("api", '{"items": [{"id": 1, "title": "x", "url": "u", "price": "1", "type": "rent", "date": "2026-01-01"}]}'),
         ("api", '{"items": [{"id": 1, "title": "x", "url": "u", "price": "-", "type": "ask", "date": "2026-01-01"}]}'),
@@ -95,10 +156,8 @@ def test_prices_are_read_exactly(text: str, amount: int) -> None:
 )
 async def test_an_answer_that_cannot_be_read_is_told_from_an_empty_one(kind: str, body: str) -> None:
     """D1: a permanent error, and not "no prices"; a site that has changed must not look like one without coins."""
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=body))
-    async with httpx.AsyncClient(transport=transport) as http:
-        with pytest.raises(BadAnswer):
-            await ADAPTERS[kind].collect(http, "http://site.example/", MORGAN)
+    with pytest.raises(BadAnswer):
+        await collected(kind, body)
 
 
 @pytest.mark.parametrize(

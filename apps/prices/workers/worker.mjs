@@ -72,7 +72,7 @@ async function work(job) {
     const { rows } = await pool.query('select kind, base_url from sources where id = $1', [job.source_id])
     await finish(job, held, await collect(rows[0], job.query_params))
   } catch (error) {
-    const seconds = /^\d+$/.test(error.retryAfter ?? '') ? `${error.retryAfter} seconds` : null
+    const seconds = /^\d+$/.test(error.retryAfter ?? '') ? `${Math.min(Number(error.retryAfter), 86_400)} seconds` : null
     const permanent = error instanceof TypeError ? !error.cause : Boolean(error.permanent)  // a lost connection has a cause
     await pool.query(
       'select scrape_fail(id => $1, worker => $2, claimed_at => $3, error => $4, permanent => $5, retry_after => $6)',

@@ -16,6 +16,7 @@ import pypdfium2 as pdfium
 from fpdf import FPDF
 from PIL import Image, ImageFilter
 
+from apps.pdfium import PDFIUM
 from apps.registre.standin.phrases import BREAK, page_texts
 
 KINDS = ("actes", "plans_cadastraux", "index")
@@ -56,7 +57,7 @@ def _typeset(texts: list[list[str]]) -> bytes:
 
 
 def _images(print_: bytes) -> list[Image.Image]:
-    with pdfium.PdfDocument(print_) as document:
+    with PDFIUM, pdfium.PdfDocument(print_) as document:
         return [page.render(scale=DPI / 72, grayscale=True).to_pil() for page in document]
 
 

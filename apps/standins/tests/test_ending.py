@@ -32,8 +32,15 @@ def marked(mark: str) -> dict[int, str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-@pytest.mark.parametrize("app", ["prices", "analysis"])
+@pytest.mark.parametrize(
+    ("app", "number"),
+    [
+        ("prices", signal.SIGINT),
+        ("analysis", signal.SIGTERM),
+        ("enrichment", signal.SIGINT),
+        ("enrichment", signal.SIGTERM),
+    ],
+)
 def test_a_demonstration_that_is_stopped_leaves_nothing_and_says_nothing(app: str, number: signal.Signals) -> None:
     """X2: no process, no folder, no traceback."""
     mark = f"stopped-{uuid4().hex}"

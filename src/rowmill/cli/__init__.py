@@ -9,6 +9,7 @@ from . import gates as gates
 from . import look as look
 from . import migrate as migrate
 from . import pause as pause
+from . import prove as prove
 from . import run as run
 from . import serve as serve
 from . import sql as sql

@@ -70,7 +70,7 @@ class Action:
             try:
                 async for step in self.work(Operator(view), chosen):
                     keys += step
-            except DatabaseError as error:
+            except RowmillError as error:
                 if keys:
                     error.message += f" ({_rows(len(keys))} had been {self.past} before that)"
                 raise

@@ -14,11 +14,12 @@ from datetime import timedelta
 from typing import Any
 
 from .. import retry
-from ..claim import Claim, Settlement
+from ..claim import NOTHING, Claim, Settlement
 from ..errors import LostClaim, RowmillError
 from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
 from ..store.keys import written
+from ..tracing import Tracer
 from .held import Held
 from .isolate import Child, HandlerDied
 from .job import Job, SyncJob, check_columns
@@ -28,7 +29,7 @@ from .traced import kept_with
 _FALLBACK = timedelta(minutes=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """How a claim is run: by which function, with which resources, and how long at most."""
 
@@ -36,6 +37,13 @@ class Plan:
     names: list[str]
     is_async: bool
     timeout: float | None
+    #: It runs in a thread of this process: nothing stops it from outside.
+    in_thread: bool
+
+    @functools.cached_property
+    def plain(self) -> bool:
+        """There is nothing to do around the handler."""
+        return self.is_async and self.timeout is None and not self.names
 
 
 class Execution:
@@ -45,44 +53,52 @@ class Execution:
         self.held, self.store, self.lane = held, held.store, held.store.lane
         self.resources, self.threads = resources, threads
         timeout = self.store.binding.timeout
-        handler, seconds = self.lane.handler, timeout.total_seconds() if timeout else None
-        self._plan = Plan(handler, self.lane.resources(), runs_in_loop(handler), seconds)
+        seconds = timeout.total_seconds() if timeout else None
+        self._plan = self._planned(self.lane.handler, self.lane.handler, self.lane.resources(), seconds)
+
+    def _planned(
+        self, handler: Callable[..., Any], inner: Callable[..., Any], names: list[str], timeout: float | None
+    ) -> Plan:
+        """``inner``: the user's own function, which ``handler`` calls."""
+        is_async = runs_in_loop(inner)
+        return Plan(handler, names, is_async, timeout, self.lane.isolation == "auto" and not is_async)
 
     def plan(self, claim: Claim) -> Plan:
         """How this claim is run."""
         return self._plan
 
-    def in_thread(self, claim: Claim) -> bool:
-        """Its run cannot be stopped from outside."""
-        return self.lane.isolation == "auto" and not self.plan(claim).is_async
-
-    def job(self, claim: Claim, worker: str, slot: str) -> Job:
+    def job(self, plan: Plan, claim: Claim, worker: str, slot: str) -> Job:
         """The claim as its handler will see it."""
-        if not self.in_thread(claim):
+        if not plan.in_thread:
             return Job(self.held, claim, worker, slot)
         return SyncJob(self.held, claim, worker, slot, asyncio.get_running_loop())
 
     def settlement(self, claim: Claim, ended: Any) -> Settlement:
         """What a run's end means for its row."""
+        if ended is None:
+            return Settlement(claim, "done", NOTHING)
         settlement = decide(self.store, claim, ended)
         settlement.cause = ended if isinstance(ended, BaseException) else None
         return settlement
 
-    async def run(self, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
+    def run(self, plan: Plan, job: Job, claim: Claim, child: Child | None) -> Awaitable[Settlement | None]:
         """Run the handler to its end. None: there is nothing left to write (lost, or finished by itself)."""
         tracer = self.held.tracer
-        if tracer is None:
-            return await self._run(job, claim, child)
+        return self._run(plan, job, claim, child) if tracer is None else self._traced(tracer, plan, job, claim, child)
+
+    async def _traced(
+        self, tracer: Tracer, plan: Plan, job: Job, claim: Claim, child: Child | None
+    ) -> Settlement | None:
         facts = {name: getattr(job, name) for name in ("lane", "environment", "attempt", "worker", "slot")}
         with tracer.run({**facts, "id": written(claim.id)}, kept_with(self.store, claim)) as ended:
-            settlement = await self._run(job, claim, child)
+            settlement = await self._run(plan, job, claim, child)
             ended(settlement or job.finished)
             return settlement
 
-    async def _run(self, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
-        began = time.monotonic()
+    async def _run(self, plan: Plan, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
         try:
-            ended = await self._call(job, claim, child)
+            plain = plan.plain and child is None
+            ended = await (plan.handler(job) if plain else self._within(plan, job, claim, child))
         except LostClaim:
             claim.lost = True
             return None
@@ -94,15 +110,7 @@ class Execution:
             ended = error
         finally:
             job.close()
-        if job.finished is not None:
-            job.finished.duration = time.monotonic() - began
-            return None
-        settlement = self.settlement(claim, ended)
-        settlement.duration = time.monotonic() - began
-        return settlement
-
-    def _call(self, job: Job, claim: Claim, child: Child | None) -> Awaitable[Any]:
-        return self._within(self.plan(claim), job, claim, child)
+        return None if job.finished is not None else self.settlement(claim, ended)
 
     async def _within(self, plan: Plan, job: Job, claim: Claim, child: Child | None) -> Any:
         """The handler, with its resources, in its time, in the place where it runs."""
@@ -166,7 +174,7 @@ class TimedOut(TimeoutError):
 def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
     """What a run's end means for its row, by the lane's policy; whatever a handler did, there is an answer."""
     if ended is None:
-        return Settlement(claim, "done")
+        return Settlement(claim, "done", NOTHING)
     if isinstance(ended, dict):
         ended = Done(ended)
     if isinstance(ended, type) and issubclass(ended, (Dead, Cancel, Retry, Done)):

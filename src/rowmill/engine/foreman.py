@@ -88,7 +88,7 @@ class Foreman:
         worker = self._worker
         left: list[tuple[Place, Held, HeldBack]] = []
         unseen = False
-        if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.unsettled():
+        if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.settler.busy(worker.places):
             return False
         for place in worker.places:
             if not place.opened:
@@ -144,7 +144,7 @@ class Foreman:
         for slots in worker.slots.values():
             self._give_back(slots.take_back())
         while not worker.hurried and time.monotonic() < deadline:
-            worker.settle_all()
+            worker.settler.all(worker.places)
             if not any(slots.in_time(time.monotonic()) for slots in worker.slots.values()):
                 break
             await worker.bell.wait(0.5)
@@ -153,9 +153,9 @@ class Foreman:
         await self._give_back_unsure()
         last = time.monotonic() + (_HURRIED if worker.hurried else _LAST)
         while time.monotonic() < last:
-            worker.retry_later(float("inf"))
-            worker.settle_all()
-            if not worker.unsettled():
+            worker.settler.retry_later(float("inf"))
+            worker.settler.all(worker.places)
+            if not worker.settler.busy(worker.places):
                 break
             await worker.bell.wait(0.5)
 

@@ -46,6 +46,9 @@ class Held:
         self.failures: FailureLog | None = None
         #: Who traces what is done with it, if anybody does.
         self.tracer: Tracer | None = None
+        #: Claims whose runs are ending themselves (``job.finish``), by identity: that a renewal no longer finds the row
+        #: running may only mean that the commit was faster than its reply.
+        self.ending: set[int] = set()
         self._claims: dict[tuple[Any, ...], Claim] = {}
         self._renewing: set[int] = set()
         self._settling: set[int] = set()
@@ -61,10 +64,12 @@ class Held:
 
     def drop(self, claims: Iterable[Claim]) -> None:
         """These are settled or lost."""
+        held = self._claims
         for claim in claims:
-            if self._claims.get(claim.key) is claim:
-                del self._claims[claim.key]
-            self._settling.discard(id(claim))
+            if held.get(claim.key) is claim:
+                del held[claim.key]
+            if self.moving:
+                self._settling.discard(id(claim))
 
     @property
     def unwritten(self) -> bool:

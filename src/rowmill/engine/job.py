@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import shutil
 import tempfile
@@ -36,16 +37,18 @@ _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
 class Job(Mapping[str, Any]):
     """A claimed row: ``job["column"]``, and what a handler may ask or tell while it runs."""
 
+    # What most runs never touch stands in the class, so that a job is made fast.
+    latest: tuple[float, str | None] | None = None
+    finished: Settlement | None = None
+    _workdir: Path | None = None
+    _told = 0.0
+    _flowing: Flow | None = None
+    _spending: Spent | None = None
+
     def __init__(self, held: Held, claim: Claim, worker: str, slot: str) -> None:
         self._held, self._store, self._claim = held, held.store, claim
         #: The worker's id and the slot's name, as they show on the dashboard.
         self.worker, self.slot = worker, slot
-        self._workdir: Path | None = None
-        self._told = 0.0
-        self.latest: tuple[float, str | None] | None = None
-        self.finished: Settlement | None = None
-        self._flowing: Flow | None = None
-        self._spent = Spent()
 
     # -- the row
 
@@ -120,25 +123,28 @@ class Job(Mapping[str, Any]):
         with contextlib.suppress(DatabaseError):  # a note on the way is no reason to fail a run
             await self._store.progress(self._claim, value)
 
-    async def spend(self, budget: str, *, wait: timedelta = _PATIENT, **amounts: float) -> None:
+    async def spend(self, budget: str, *, wait: timedelta = _PATIENT, instead: bool = False, **amounts: float) -> None:
         """Take from a budget of the Mill: ``await job.spend("gemini", tokens=1200)``; all of it or nothing.
 
         Waits while it can be had within ``wait``; otherwise the run ends as ``Snooze``, no attempt spent, until it can.
-        A negative amount gives back what this run has taken too much, as if it had never been taken.
+        A negative amount gives back what this run has taken too much, as if it had never been taken. With ``instead``
+        the amount is what was used up in the end, in place of all that this run has taken: it counts from now on.
         """
         known = self._store.lane.budgets
         if budget not in known:
             raise DeclarationError(f"there is no budget {budget!r}", hint=did_you_mean(budget, known))
-        asked = known[budget].asked(amounts)
-        returned, more = self._spent.returned(budget, asked), [(limit, n) for limit, n in asked if n > 0]
+        self._spending = self._spending or Spent()
+        asked = known[budget].asked(amounts, used=instead)
+        back = [(limit, -math.inf) for limit, _ in asked] if instead else asked
+        returned, more = self._spending.returned(budget, back), [(limit, n) for limit, n in asked if n > 0]
         if not returned and not more:
             return
-        deadline = time.monotonic() + wait.total_seconds()
-        while (taken := await take_budget(self._store.database, self._store.clock, budget, more, returned)).wait > 0:
+        database, clock, deadline = self._store.database, self._store.clock, time.monotonic() + wait.total_seconds()
+        while (taken := await take_budget(database, clock, budget, more, returned, used=instead)).wait > 0:
             if time.monotonic() + taken.wait > deadline:
                 raise Snooze(timedelta(seconds=taken.wait), f"the budget {budget!r} is used up")
             await asyncio.sleep(taken.wait + random.uniform(0, 0.02))
-        self._spent.note(budget, more, taken.at)
+        self._spending.note(budget, more, taken.at)
 
     # -- flows: for tasks
 
@@ -188,9 +194,11 @@ class SyncJob(Job):
         """Say how far the run is."""
         _wait(self._loop, super().progress(fraction, note))
 
-    def spend(self, budget: str, *, wait: timedelta = _PATIENT, **amounts: float) -> None:  # type: ignore[override]
+    def spend(  # type: ignore[override]
+        self, budget: str, *, wait: timedelta = _PATIENT, instead: bool = False, **amounts: float
+    ) -> None:
         """Take from a budget of the Mill; all of it or nothing."""
-        _wait(self._loop, super().spend(budget, wait=wait, **amounts))
+        _wait(self._loop, super().spend(budget, wait=wait, instead=instead, **amounts))
 
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``function(*args)`` once for this job, here in this thread."""
@@ -266,10 +274,12 @@ class Finish:
             if error is not None:
                 await self._context.__aexit__(kind, error, trace)
                 return
+            self._held.ending.add(id(self._claim))
             # Where renewal moves the fence, it must not move it between the settling and the commit.
             await self._held.begin_settle([self._claim])
             await uncut(self._end())
         finally:
+            self._held.ending.discard(id(self._claim))
             self._held.end_settle([self._claim])
 
     async def _end(self) -> None:

@@ -7,12 +7,12 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..claim import Claim, Settlement
 from ..lane import Lane
-from .execute import Execution
+from .execute import Execution, Plan
 from .held import Held
 from .isolate import Child
 from .job import Job
@@ -20,6 +20,8 @@ from .job import Job
 #: Called at the end of every run: what was held, the claim, its job, and what is to be written, if anything.
 Ended = Callable[[Held, Claim, Job, Settlement | None], None]
 Crashed = Callable[[BaseException], None]
+#: Slots are woken by few, and wake others: where runs are short, the first have done it all before the last would wake.
+_WAKEN = 4
 _AHEAD = 0.25  # seconds of work that may wait in the buffer
 _HOARD = 1.0  # seconds a run may take while others wait behind it
 AUTO_BATCH = 500
@@ -34,12 +36,20 @@ class Slot:
         self.parked: asyncio.Future[None] | None = None
         self.held: Held | None = None
         self.claim: Claim | None = None
+        self.plan: Plan | None = None
         self.job: Job | None = None
         self.began = 0.0
 
-    def over(self, timeout: float | None, now: float) -> float:
-        """Seconds by which the run has outlived the lane's timeout."""
-        return now - self.began - timeout if self.claim is not None and timeout is not None else 0.0
+    @property
+    def stoppable(self) -> bool:
+        """Its run can be stopped from outside."""
+        return self.plan is None or not self.plan.in_thread
+
+    def over(self, now: float) -> float | None:
+        """Seconds by which the run has outlived its timeout; None where nothing runs."""
+        if self.claim is None or self.plan is None:
+            return None
+        return now - self.began - self.plan.timeout if self.plan.timeout is not None else 0.0
 
 
 class Capacity:
@@ -88,20 +98,21 @@ class Slots:
         return min(here, self.capacity.free - self.capacity.waiting)
 
     def ahead(self) -> int:
-        """How many rows it is worth to have ready in the buffer: what a fraction of a second works off."""
+        """How many rows it is worth to have ready in the buffer: what a fraction of a second works off, and no more
+        than two claims bring: one is worked on while the next is on its way.
+        """
         most = self.lane.batch or AUTO_BATCH
         if self._took <= 0:
             return 0
-        return min(most, int(_AHEAD * self.lane.concurrency / self._took))
+        return min(2 * most, int(_AHEAD * self.lane.concurrency / self._took))
 
     def put(self, held: Held, claims: list[Claim]) -> None:
-        """Give claims to free slots; what finds none waits in the buffer."""
-        self._buffer.extend((held, claim) for claim in claims)
-        self.start()
+        """Claims for the next free slots; ``start`` wakes them."""
+        self._buffer.extend([(held, claim) for claim in claims])
 
     def start(self) -> None:
-        """Wake as many slots as there is work and room for."""
-        waking = min(len(self._buffer), self.lane.concurrency - self.busy, self.capacity.free)
+        """Wake slots where there is work and room for them; each wakes others before it begins."""
+        waking = min(len(self._buffer), self.lane.concurrency - self.busy, self.capacity.free, _WAKEN)
         for _ in range(waking):
             if not self._idle and len(self.all) < self.lane.concurrency:
                 self._add()
@@ -124,11 +135,17 @@ class Slots:
             self._crashed(error)
 
     async def _serve(self, slot: Slot) -> None:
+        buffer, capacity, woken = self._buffer, self.capacity, True
         while not self._closing:
             try:
-                if self._buffer and self.capacity.free > 0:
-                    await self._run(slot, *self._buffer.popleft())
+                if buffer and capacity.busy < capacity.limit:
+                    held, claim = buffer.popleft()
+                    if woken:
+                        woken = False
+                        self.start()
+                    await self._run(slot, held, claim)
                     continue
+                woken = True
                 slot.parked = asyncio.get_running_loop().create_future()
                 self._idle.append(slot)
                 await slot.parked
@@ -141,14 +158,15 @@ class Slots:
 
     async def _run(self, slot: Slot, held: Held, claim: Claim) -> None:
         execution = self.executions[id(held)]
+        plan = slot.plan = execution.plan(claim)
         slot.held, slot.claim, slot.began = held, claim, time.monotonic()
-        job = slot.job = execution.job(claim, self.worker, slot.name)
+        job = slot.job = execution.job(plan, claim, self.worker, slot.name)
         self.busy += 1
         self.capacity.busy += 1
         settlement: Settlement | None = None
         try:
             if not claim.lost:
-                settlement = await execution.run(job, claim, slot.child)
+                settlement = await execution.run(plan, job, claim, slot.child)
         except asyncio.CancelledError as error:
             if self._closing and not claim.lost:
                 raise
@@ -159,20 +177,18 @@ class Slots:
             self.capacity.busy -= 1
             took = time.monotonic() - slot.began
             self._took = took if self._took <= 0 else self._took * 0.9 + took * 0.1
-            slot.job, slot.claim, slot.held = None, None, None
+            slot.job = slot.claim = slot.held = slot.plan = None
         if slot.task is not None and slot.task.cancelling() and not self._closing:
             await _swallow(slot)
+        if (written := settlement or job.finished) is not None:
+            written.duration = took
         self._ended(held, claim, job, settlement)
 
     def lose(self, claim: Claim) -> None:
         """A claim was lost: tell its run, at once."""
         for slot in self.all:
-            if slot.claim is claim and slot.task is not None and not self._in_thread(slot.held, claim):
+            if slot.claim is claim and slot.task is not None and slot.stoppable:
                 slot.task.cancel()
-
-    def _in_thread(self, held: Held | None, claim: Claim) -> bool:
-        """A run that cannot be stopped from outside."""
-        return held is not None and self.executions[id(held)].in_thread(claim)
 
     def take_back(self) -> list[tuple[Held, Claim]]:
         """Empty the buffer: rows that nobody started."""
@@ -180,19 +196,13 @@ class Slots:
         self._buffer.clear()
         return rest
 
-    def _running(self) -> Iterator[tuple[Slot, float | None]]:
-        """Slots with a run under way, and what it may take."""
-        for slot in list(self.all):
-            if slot.claim is not None and slot.held is not None:
-                yield slot, self.executions[id(slot.held)].plan(slot.claim).timeout
-
     def overdue(self, now: float, grace: float) -> Slot | None:
         """A slot whose run has outlived timeout and grace: it cannot be stopped."""
-        return next((slot for slot, timeout in self._running() if slot.over(timeout, now) > grace), None)
+        return next((slot for slot in self.all if (slot.over(now) or 0.0) > grace), None)
 
     def in_time(self, now: float) -> bool:
         """Whether a run is under way that may still end within its time."""
-        return any(slot.over(timeout, now) <= 0 for slot, timeout in self._running())
+        return any(over is not None and over <= 0 for over in (slot.over(now) for slot in list(self.all)))
 
     def facts(self, now: float) -> list[dict[str, Any]]:
         """What is under way, for the workers table."""
@@ -216,7 +226,7 @@ class Slots:
         runs out when this process is gone.
         """
         self._closing = True
-        under_way = [(slot, slot.held, slot.claim) for slot in self.all if slot.claim is not None]
+        under_way = [(slot, slot.held, slot.claim) for slot in self.all if slot.claim is not None and slot.stoppable]
         for slot in self.all:
             if slot.task is not None:
                 slot.task.cancel()
@@ -231,7 +241,6 @@ class Slots:
             (held, claim)
             for slot, held, claim in under_way
             if held is not None and claim is not None and slot.task is not None and slot.task.done()
-            and not self._in_thread(held, claim)
         ]  # fmt: skip
 
     def hoards(self, now: float) -> bool:

@@ -82,34 +82,39 @@ class Tally:
 
     def settled(self, held: Held, settlements: Sequence[Settlement]) -> None:
         """Outcomes were written."""
-        lane, minute = self._lane(held), self._minute(held)
+        self._count(held, settlements)
         detailed = logger.isEnabledFor(logging.DEBUG) or self.events.observed
         for settlement in settlements:
             kind = settlement.kind
-            lane[kind] += 1
-            took = int(settlement.duration * 1e6)
-            lane["job_duration_us"] += took
-            if kind == "release":
-                minute["started"] -= 1  # it was not, after all
-            else:
-                minute[_COUNTED.get(kind, kind)] += 1
-                minute["run_us"] += took
-                minute[TIMES[bisect_left(BOUNDS, settlement.duration)]] += 1
             if kind == "done":
-                self.completed += 1
-                lane["success_count"] += 1
+                if detailed:
+                    self._emit("job_settled", logging.DEBUG, held, settlement)
             elif kind in ("retry", "dead"):
-                self.failures += 1
-                lane["fail_count"] += 1
-                self.died += kind == "dead"
                 self._write_down(held, settlement)
-            elif kind == "canceled":
-                self._write_down(held, settlement)
-            if kind in ("retry", "dead"):
                 self._emit("job_failed", logging.WARNING, held, settlement)
-            elif detailed and kind != "release":
-                self._emit("job_settled", logging.DEBUG, held, settlement)
+            elif kind != "release":
+                if kind == "canceled":
+                    self._write_down(held, settlement)
+                if detailed:
+                    self._emit("job_settled", logging.DEBUG, held, settlement)
         self.told(self)
+
+    def _count(self, held: Held, settlements: Sequence[Settlement]) -> None:
+        lane, minute = self._lane(held), self._minute(held)
+        kinds = Counter([settlement.kind for settlement in settlements])
+        durations = [settlement.duration for settlement in settlements if settlement.kind != "release"]
+        took = int(sum(durations) * 1e6)
+        lane.update(kinds)
+        lane["job_duration_us"] += took
+        lane["success_count"] += kinds["done"]
+        lane["fail_count"] += kinds["retry"] + kinds["dead"]
+        self.completed += kinds["done"]
+        self.failures += kinds["retry"] + kinds["dead"]
+        self.died += kinds["dead"]
+        minute["started"] -= kinds.pop("release", 0)  # they were not, after all
+        minute.update({_COUNTED.get(kind, kind): count for kind, count in kinds.items()})
+        minute["run_us"] += took
+        minute.update([TIMES[bisect_left(BOUNDS, duration)] for duration in durations])
 
     @staticmethod
     def _write_down(held: Held, settlement: Settlement) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..arguments import Unfit, encode
-from ..claim import Claim, Settlement
+from ..claim import NOTHING, Claim, Settlement
 from ..outcome import Dead, Done
 from ..store import bounded
 from ..store.jobs import moment
 from ..task import Queue, Task
-from .execute import Execution, Plan, runs_in_loop
+from .execute import Execution, Plan
 from .held import Held
-from .isolate import Child
-from .job import Job
 from .resources import Resources
 
 #: What a row keeps of its failed runs, and of each run's traceback.
@@ -36,19 +34,12 @@ class TaskExecution(Execution):
     def plan(self, claim: Claim) -> Plan:
         """By the task that the row is of."""
         name = claim.row[self._task_at]
-        if name not in self._plans:
+        plan = self._plans.get(name)
+        if plan is None:
             task = self._task(claim)
             timeout = task.timeout.total_seconds() if task.timeout else self._plan.timeout
-            self._plans[name] = Plan(task.invoke, task.resources(), runs_in_loop(task.handler), timeout)
-        return self._plans[name]
-
-    def _call(self, job: Job, claim: Claim, child: Child | None) -> Awaitable[Any]:
-        """A coroutine of the handler's own where there is nothing to do around it: a layer less for every job."""
-        plan = self.plan(claim)
-        if child is None and plan.is_async and plan.timeout is None and not plan.names:
-            called: Awaitable[Any] = plan.handler(job)
-            return called
-        return super()._call(job, claim, child)
+            plan = self._plans[name] = self._planned(task.invoke, task.handler, task.resources(), timeout)
+        return plan
 
     def _task(self, claim: Claim) -> Task[Any, Any]:
         lane = self.lane
@@ -57,11 +48,11 @@ class TaskExecution(Execution):
 
     def settlement(self, claim: Claim, ended: Any) -> Settlement:
         """What the handler returned is the job's result; how it failed goes into the job's history."""
+        if ended is None:
+            return Settlement(claim, "done", NOTHING)
         task = self._task(claim)
         if claim.row[self._limit_at] is None:
             claim.limit = task.max_attempts
-        if ended is None:
-            return Settlement(claim, "done")
         settlement = super().settlement(claim, _result(task, ended))
         settlement.cause = ended if isinstance(ended, BaseException) else None
         if settlement.kind in ("retry", "dead"):

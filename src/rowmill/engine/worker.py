@@ -14,27 +14,29 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..claim import Claim, Report, Settlement
+from ..claim import Claim, Settlement
 from ..clock import Clock
 from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
 from ..store import Database, probe
-from .execute import Execution, unhooked
+from .execute import Execution
 from .foreman import Foreman
 from .held import Held
 from .isolate import importable
 from .job import Job
 from .place import Crew, Place
 from .resources import Resource, Resources
+from .settler import Settler
 from .slots import AUTO_BATCH, Capacity, Slots
 from .tally import Tally
 from .tasks import TaskExecution
 from .traced import trace_held
 from .wake import Bell
 
-_BATCH, _BACKLOG = 1000, 2000  # outcomes per statement, and unwritten ones before claiming stops
-_LOCKED_AGAIN, _STUCK_AGAIN, _REST, _NO_RUN_AFTER = 0.5, 10.0, 10.0, 1.0
+_BACKLOG = 2000  # unwritten outcomes before claiming stops
+_CLAIMS = 10  # one after another, before the worker looks around
+_REST = 10.0  # seconds for which a lane whose claim was refused is left alone
 
 
 class Worker:
@@ -70,6 +72,7 @@ class Worker:
         ordered = sorted(lanes, key=lambda lane: lane.priority)
         self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self.crashed, self.id) for lane in ordered}
         self.places = [Place(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
+        self.settler = Settler(self.events, self.tally, self._guarded, self.bell.ring, self.crashed)
         self._foreman = Foreman(self)
         self._crew = Crew(
             self.events,
@@ -86,7 +89,6 @@ class Worker:
         self.held_back: list[dict[str, Any]] = []
         self._threads: ThreadPoolExecutor | None = None
         self._started = self.stopping = self.hurried = self.recycling = False
-        self._later: list[tuple[float, Held, Settlement]] = []
         self._above: list[Held] = []
         self._where: dict[int, Place] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,8 +158,8 @@ class Worker:
         now = time.monotonic()
         for place in self.places:
             place.fall_due(now)
-        self.retry_later(now)
-        self.settle_all()
+        self.settler.retry_later(now)
+        self.settler.all(self.places)
         self._foreman.watch(now)
         if self.stopping or not any(self._wanted(place, now) for place in self.places):
             return
@@ -217,7 +219,9 @@ class Worker:
         place.looked()
         for held in place.held:
             if claims := await self.recover(held):
-                self.slots[held.store.lane.name].put(held, claims)
+                slots = self.slots[held.store.lane.name]
+                slots.put(held, claims)
+                slots.start()
         open_to = [held for held in place.held if self._ask(held) > 0]
         for held in place.held:
             held.more = held not in open_to  # not looked at: there may be some
@@ -264,20 +268,21 @@ class Worker:
         if wanted > 0 and slots.lane.backfills is not None and slots.lane.backfill_pace is not None:
             rows, time_ = slots.lane.backfill_pace
             wanted, held.rests_until = min(wanted, rows), time.monotonic() + time_.total_seconds()
+        coming: asyncio.Task[list[Claim]] | None = None
+        turns = 0
         while wanted > 0:
             ask = min(wanted, most)
-            claims = await held.store.claim(ask)
-            held.more = len(claims) == ask
+            claims = await (coming or held.store.claim(ask))
+            turns, held.more = turns + 1, len(claims) == ask
             if held.gates is not None:
                 held.gates.held_back = not held.more
-            if claims:
-                self._forget_older(held, claims)
-                held.add(claims)
-                self.tally.claimed(held, len(claims))
-                slots.put(held, claims)
-            if not held.more:
-                break
-            wanted -= ask
+            self._take_in(held, claims)
+            slots.put(held, claims)
+            go_on = held.more and turns < _CLAIMS and not self.stopping
+            wanted = (wanted - ask or self._ask(held)) if go_on else 0
+            # The next claim is on its way before the runs of this one begin: they may not let go of the loop.
+            coming = asyncio.create_task(held.store.claim(min(wanted, most))) if wanted > 0 else None
+            slots.start()
 
     async def _claim_or_rest(self, place: Place, held: Held) -> None:
         """A lane whose claim the database refuses does not stop the others."""
@@ -304,16 +309,19 @@ class Worker:
         ]
         claims = [c for c in await held.store.mine() if not any(other.find(c.key) for other in beside)]
         held.unsure = False
-        held.add(claims)
-        self.tally.claimed(held, len(claims))
+        self._take_in(held, claims)
         return claims
 
-    def _forget_older(self, held: Held, claims: list[Claim]) -> None:
-        """A row this process still works on, that came back to it: the older run has lost it."""
+    def _take_in(self, held: Held, claims: list[Claim]) -> None:
+        """Claims that were made: held from now on."""
         for claim in claims if len(held) else ():
+            # A row this process still works on, that came back to it: the older run has lost it.
             older = held.find(claim.key)
             if older is not None:
                 self._lost(held, older)
+        if claims:
+            held.add(claims)
+            self.tally.claimed(held, len(claims))
 
     def _thread_pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -329,13 +337,10 @@ class Worker:
             self.tally.lost(held, claim)
         elif settlement is not None:
             held.outcomes.append(settlement)
-            self._settle_soon(held)
+            if held.settling is None:
+                self.settler.soon(self._where[id(held)], held)
         elif job.finished is not None:  # and stands, even if a renewal that came too late took it for lost
-            self.tally.settled(held, [job.finished])
-            if held.gates is not None:
-                held.gates.ended([job.finished])
-                self._settle_soon(held)
-            self._follow(held, [job.finished])
+            self.settler.finished(self._where[id(held)], held, job.finished)
         self.bell.ring()
 
     def crashed(self, error: BaseException) -> None:
@@ -344,6 +349,8 @@ class Worker:
         self.bell.ring()
 
     def _lost_in_thread(self, held: Held, claim: Claim) -> None:
+        if id(claim) in held.ending:
+            return
         claim.lost = True  # a handler that looks, sees it at once, even while the loop is blocked
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._lost, held, claim)
@@ -354,115 +361,12 @@ class Worker:
             held.drop([claim])
             self.slots[claim.lane].lose(claim)
 
-    # -- settle
-
-    def settle_all(self) -> None:
-        """Write what has ended, everywhere."""
-        for place in self.places:
-            for held in place.held:
-                self._settle_soon(held)
-
-    def _settle_soon(self, held: Held) -> None:
-        """Write what has ended, beside the next claim; what ends while that is under way makes the next batch."""
-        place = self._where[id(held)]
-        if held.unwritten and held.settling is None and time.monotonic() >= place.retry_at:
-            held.settling = asyncio.create_task(self._settle_held(place, held))
-
-    async def _settle_held(self, place: Place, held: Held) -> None:
-        try:
-            while held.unwritten and time.monotonic() >= place.retry_at:
-                await self._guarded(place, self._settle(place, held))
-        except Exception as error:
-            self.crashed(error)
-        finally:
-            held.settling = None
-            self.bell.ring()
-
-    def unsettled(self) -> bool:
-        """Whether some outcome is not written yet."""
-        waiting = any(held.unwritten or held.settling for place in self.places for held in place.held)
-        return waiting or bool(self._later)
-
-    async def _settle(self, place: Place, held: Held) -> None:
-        batch, held.outcomes = held.outcomes[:_BATCH], held.outcomes[_BATCH:]
-        if held.gates is not None:
-            held.gates.on_the_way = len(batch)
-        try:
-            await self._write(place, held, batch)
-        finally:
-            if held.gates is not None:
-                held.gates.on_the_way = 0
-        if held.gates is not None:
-            ended = bool(held.gates.unheard)
-            for turned in await held.gates.tell():
-                self.tally.turned(held, turned)
-            place.look = place.look or (ended and held.gates.held_back)
-
-    async def _write(self, place: Place, held: Held, batch: list[Settlement]) -> None:
-        for settlement in batch:
-            if settlement.claim.lost:
-                self.tally.lost(held, settlement.claim)
-        batch = [settlement for settlement in batch if not settlement.claim.lost]
-        claims = [settlement.claim for settlement in batch]
-        if not batch:
-            return
-        await held.begin_settle(claims)
-        try:
-            report = await held.store.settle(batch)
-        except BaseException:
-            held.outcomes[:0] = batch
-            raise
-        finally:
-            held.end_settle(claims)
-        self._account(place, held, report)
-
-    def _account(self, place: Place, held: Held, report: Report) -> None:
-        """What became of a batch: counted, and what could not be written yet is kept for later."""
-        ended = [*report.written, *report.refused]
-        held.drop([settlement.claim for settlement in (*ended, *report.lost)])
-        self.tally.settled(held, ended)
-        if held.gates is not None:
-            held.gates.ended(ended)
-        self._follow(held, ended)
-        for settlement in ended:
-            place.will_be_due(settlement)
-        for settlement in report.lost:
-            self.tally.lost(held, settlement.claim)
-        now = time.monotonic()
-        if "run_after" not in held.store.binding.roles and ended and not any(s.kind == "done" for s in ended):
-            # Nothing in the table keeps these rows back: without a pause they would be claimed again at once, for ever.
-            delays = [s.delay.total_seconds() for s in ended if s.delay is not None]
-            held.rests_until = now + min(max(delays, default=0.0), _NO_RUN_AFTER)
-        self._later += [(now + _LOCKED_AGAIN, held, settlement) for settlement in report.locked]
-        for settlement, words in report.stuck:
-            self._later.append((now + _STUCK_AGAIN, held, settlement))
-            self.events.emit(
-                "settle_refused", logging.ERROR, lane=held.store.lane.name, id=settlement.claim.id,
-                outcome=settlement.kind, error=words, hint="the table does not take this state; it is tried again",
-            )  # fmt: skip
-        for settlement, error in report.unhooked:
-            held.outcomes.append(unhooked(held.store, settlement, error))
-            self.bell.ring()
-
-    @staticmethod
-    def _follow(held: Held, ended: list[Settlement]) -> None:
-        """Jobs of rowmill's own table have ended: others may have waited for them."""
-        if held.follow is not None and ended:
-            held.follow.settled(held.store.binding.columns, ended)
-
-    def retry_later(self, now: float) -> None:
-        """Outcomes that could not be written, because somebody had the row locked, are tried again."""
-        ripe = [entry for entry in self._later if entry[0] <= now]
-        self._later = [entry for entry in self._later if entry[0] > now]
-        for _, held, settlement in ripe:
-            held.outcomes.append(settlement)
-
     # -- time
 
     def _pause(self) -> float:
         """Until the next thing that is known to come."""
         now = time.monotonic()
-        times = [place.next_time() for place in self.places] + [entry[0] for entry in self._later]
+        times = [place.next_time() for place in self.places] + [self.settler.next_time]
         if any(self._wanted(place, now) for place in self.places):
             times.append(now)
         if self.drain:

@@ -15,7 +15,7 @@ from .binding import Binding, bind, fence_time
 from .database import Database, uncut
 from .fast import QueueLane
 from .gate_rows import GateRows
-from .gating import bind_gates
+from .gating import Dimension, bind_gates
 from .notes import Notes
 from .postgres import PostgresLane
 from .settled import Settled, bounded
@@ -37,6 +37,7 @@ __all__ = [
     "open_lane",
     "probe",
     "redact",
+    "set_gates",
     "store_for",
     "uncut",
 ]
@@ -78,7 +79,12 @@ async def open_gates(store: LaneStore, own: schema.Own) -> None:
             hint="let somebody who may create tables run: rowmill migrate APP --apply",
         )
     rows = GateRows(store.database, store.clock, store.lane.name)
-    dims = await bind_gates(store.binding, store.database, store.statements, rows)
+    set_gates(store, await bind_gates(store.binding, store.database, store.statements, rows))
+
+
+def set_gates(store: LaneStore, dims: Sequence[Dimension]) -> None:
+    """Let a store's claim mind gates that are bound already."""
+    rows = GateRows(store.database, store.clock, store.lane.name)
     store.notes = Notes(store, dims, rows)
     # One statement where all gates look at one key; what only a transaction of several can tell goes the longer way.
     if isinstance(store, PostgresLane) and len(dims) == 1 and dims[0].phrase is not None:

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from .turns import Turns
     from .walk import Walk
 
-_LOCKED_PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-
 
 class LaneStore:
     """Claims, settles, renews and sweeps the rows of one lane. Made by ``open_lane``."""
 
     statements: Statements
+    #: How long it waits, time after time, before a row that somebody has locked is settled again.
+    locked_pauses: Sequence[float] = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
     def __init__(self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str) -> None:
         self.binding = binding
@@ -219,7 +219,7 @@ class LaneStore:
             if self.notes is not None:
                 await self.notes.hear(batch)
             report = await self._settle_batch(batch)
-            for pause in _LOCKED_PAUSES:
+            for pause in self.locked_pauses:
                 if not report.locked:
                     break
                 await asyncio.sleep(pause)
@@ -245,6 +245,9 @@ class LaneStore:
             written = await self.database.write(lambda run: self.settle_group(run, group))
         except Refused as error:
             await self._divide(group, error, report)
+            return
+        if len(written) == len(group):
+            report.written += group
             return
         report.written += [s for i, s in enumerate(group) if i in written]
         missing = [s for i, s in enumerate(group) if i not in written]

@@ -28,8 +28,8 @@ CREATED = ("created_at", "inserted_at", "created", "created_on")
 _SHARE_OF_LEASE = 0.9
 #: Columns of rowmill's own table that hold JSON; and those that no run needs.
 _DOCUMENTS = ("args", "result", "progress", "history")
-_NOT_CLAIMED = ("only_one", "heartbeat_at", "finished_at", "created_at", "result", "progress", "error", "branch",
-                "needs")  # fmt: skip
+_NOT_CLAIMED = ("queue", "state", "worker", "only_one", "heartbeat_at", "finished_at", "created_at", "result",
+                "progress", "error", "branch", "needs")  # fmt: skip
 _ORDER = re.compile(r'\s*(-?)("(?:[^"]|"")+"|\S*)\s*(.*?)\s*$', re.DOTALL)
 
 

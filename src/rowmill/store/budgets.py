@@ -28,8 +28,12 @@ async def take(
     name: str,
     asked: Sequence[tuple[Limit, float]],
     returned: Sequence[tuple[Limit, float, float]] = (),
+    *,
+    used: bool = False,
 ) -> Taken:
-    """Spend all of it, or nothing; ``returned`` (limit, amount, when it was taken) is given back before."""
+    """Spend all of it, or nothing; ``returned`` (limit, amount, when it was taken) is given back before. What is
+    ``used`` up already is counted, whether there was room for it or not.
+    """
     own = await schema.taken(database)
     if not own.has(schema.GATES):
         raise RowmillError(
@@ -48,7 +52,7 @@ async def take(
         for limit, amount, at in returned:
             windows[limit].take_back(amount, at)
         wait = max((windows[limit].wait(amount, limit.most, now) for limit, amount in asked), default=0.0)
-        if wait > 0:
+        if wait > 0 and not used:
             return Taken(wait, now)
         for limit, amount in asked:
             windows[limit].add(amount, now)

@@ -1,7 +1,7 @@
 """One environment's database: how to get there, how to run something there, and what its errors mean.
 
 The store's verbs are plain functions over ``run(sql, parameters) -> rows``. This file decides where they run:
-on PostgreSQL on an autocommit connection of a small pool, on SQLite in the one thread that owns the connection,
+on PostgreSQL on one of a few connections of its own (``direct``), on SQLite in the one thread that owns the connection,
 inside ``BEGIN IMMEDIATE``.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -24,15 +22,16 @@ from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import DeclarationError, Refused
-from .translate import translate, translated
+from ..errors import DeclarationError
+from .direct import Direct
+from .line import LOCK_WAIT, Line
+from .translate import translated
 from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
 
 T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
 
 _STEPS = 10_000
-_LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
 _HANDLER_POOL, _HANDLER_WAIT = 4, 300.0  # connections for finish blocks, however many slots; the others wait
 
 
@@ -107,44 +106,42 @@ class Postgres(Database):
         self.dsn, self.pooled = postgres_url(url)
         self.patience = patience
         self._pool = pool
-        self._engine: AsyncEngine | None = None
+        self._direct: Direct | None = None
         self._handlers: AsyncEngine | None = None
 
-    def _make(self, size: int, command_timeout: float | None, **options: Any) -> AsyncEngine:
+    def _make(self, command_timeout: float | None, **options: Any) -> AsyncEngine:
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
         adapted: dict[str, Any] = (
             {"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: ""} if self.pooled else {}
         )
 
         async def connect(**_: Any) -> asyncpg.Connection:
-            return await self.connect(command_timeout)
+            return await self.raw_connection(command_timeout)
 
         # Not async_creator: with that, SQLAlchemy drops what its own adapter has to know about the pooler.
         dbapi = self.dialect.import_dbapi()
         return create_async_engine(
             "postgresql+asyncpg://",
             creator=lambda: dbapi.connect(async_creator_fn=connect, **adapted),
-            pool_size=size,
-            max_overflow=0,
             **options,
         )
 
-    async def connect(self, command_timeout: float | None = None) -> asyncpg.Connection:
+    async def raw_connection(self, command_timeout: float | None = None) -> asyncpg.Connection:
         """A connection as the driver makes it."""
-        cached: dict[str, Any] = {"statement_cache_size": 0} if self.pooled else {}
+        # Behind a transaction pooler a statement must not outlive its transaction: unnamed, and never cached.
+        cached = {"statement_cache_size": 0} if self.pooled else {"max_cacheable_statement_size": 0}
         try:
             return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **cached)
         except ValueError:  # the URL itself cannot be read; the driver's words repeat parts of it
             raise unreadable(self.url) from None
 
     @property
-    def engine(self) -> AsyncEngine:
-        if self._engine is None:
+    def direct(self) -> Direct:
+        """Connections for what is done thousands of times a second."""
+        if self._direct is None:
             # A statement of the engine's own that takes longer than this is a lost connection, not a slow one.
-            self._engine = self._make(
-                self._pool, self.patience, pool_timeout=self.patience, isolation_level="AUTOCOMMIT"
-            )
-        return self._engine
+            self._direct = Direct(self, self._pool, self.patience, parsed=True)
+        return self._direct
 
     async def read(self, verb: Callable[[Run], T]) -> T:
         return await self.write(verb)
@@ -160,106 +157,79 @@ class Postgres(Database):
                 return await connection.run_sync(lambda c: limited(runner(c)))
 
     async def write(self, verb: Callable[[Run], T]) -> T:
-        return await self._on_engine(lambda connection: connection.run_sync(lambda c: verb(runner(c))))
+        return await self.direct.run(verb)
 
     async def transact(self, verb: Callable[[Run], T]) -> T:
-        async def work(connection: AsyncConnection) -> T:
-            await connection.execution_options(isolation_level="READ COMMITTED")
-            async with connection.begin():
-                return await connection.run_sync(lambda c: verb(runner(c)))
-
-        return await self._on_engine(work)
-
-    async def _on_engine(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
-        with translated(self):
-            async with self.engine.connect() as connection:
-                try:
-                    return await work(connection)
-                except BaseException as error:
-                    # Whatever was not a plain refusal leaves the connection in a state nobody knows.
-                    if not isinstance(translate(error, self), Refused):
-                        await connection.invalidate()
-                    raise
+        return await self.direct.run(verb, together=True)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            self._handlers = self._make(_HANDLER_POOL, None, pool_timeout=_HANDLER_WAIT)
+            self._handlers = self._make(None, pool_size=_HANDLER_POOL, max_overflow=0, pool_timeout=_HANDLER_WAIT)
         async with _transaction(self, self._handlers) as connection:
             yield connection
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AsyncConnection]:
         """A connection of its own, outside any transaction and without a time limit: for builds that take long."""
-        engine = self._make(1, None, isolation_level="AUTOCOMMIT")
+        engine = self._make(None, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        with translated(self):
+            connection = await engine.connect()
         try:
-            with translated(self):
-                connection = await engine.connect()
-            try:
-                yield connection
-            finally:
-                await connection.close()
+            yield connection
         finally:
-            await engine.dispose()
+            await connection.close()
 
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
+        engine = self._make(self.patience, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         with translated(self):
-            async with self.engine.connect() as connection:
+            async with engine.connect() as connection:
                 return await connection.run_sync(verb)
 
     async def close(self) -> None:
-        for engine in (self._engine, self._handlers):
-            if engine is not None:
-                await engine.dispose()
+        if self._direct is not None:
+            await self._direct.close()
+        if self._handlers is not None:
+            await self._handlers.dispose()
 
 
 class Sqlite(Database):
-    """One SQLite file: one thread owns the engine's connection, handlers' transactions have their own."""
+    """One SQLite file: one thread owns the engine's connection, handlers' transactions have their own.
+
+    What only reads has a line of its own. Behind a write that waits for the file's only lock it could wait for whoever
+    holds that: a finish block that asks whether its claim still holds, and has the lock, would wait for itself.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.dialect = SqliteDialect()
         self.path = sqlite_path(url)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rowmill-sqlite")
-        self._connection: sqlite3.Connection | None = None
+        self._writer, self._reader = Line(self.path, "write"), Line(self.path, "read")
         self._handlers: AsyncEngine | None = None
 
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is None:
-            connection = sqlite3.connect(
-                self.path, isolation_level=None, timeout=_LOCK_WAIT, check_same_thread=False, uri=False
-            )
-            connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma synchronous = normal")
-            connection.execute("pragma foreign_keys = on")
-            self._connection = connection
-        return self._connection
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        with translated(self):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
     async def read(self, verb: Callable[[Run], T]) -> T:
-        return await self._in_thread(lambda: verb(self._run))
+        with translated(self):
+            return await self._reader.do(lambda: verb(self._reader.run))
 
     async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
         def work() -> T:
-            connection, ends = self._connect(), time.monotonic() + seconds
+            connection, ends = self._reader.connection(), time.monotonic() + seconds
             # Asked every so many steps of SQLite's machine: "interrupted" is what a statement over time ends with.
             connection.set_progress_handler(lambda: int(time.monotonic() > ends), _STEPS)
             try:
-                return verb(self._run)
+                return verb(self._reader.run)
             finally:
                 connection.set_progress_handler(None, _STEPS)
 
-        return await self._in_thread(work)
+        with translated(self):
+            return await self._reader.do(work)
 
     async def write(self, verb: Callable[[Run], T]) -> T:
         def work() -> T:
-            connection = self._connect()
+            connection = self._writer.connection()
             connection.execute("begin immediate")
             try:
-                result = verb(self._run)
+                result = verb(self._writer.run)
                 connection.execute("commit")
                 return result
             except BaseException:
@@ -267,20 +237,18 @@ class Sqlite(Database):
                     connection.execute("rollback")
                 raise
 
-        return await self._in_thread(work)
+        with translated(self):
+            return await self._writer.do(work)
 
     async def transact(self, verb: Callable[[Run], T]) -> T:
         return await self.write(verb)
-
-    def _run(self, sql: str, parameters: Any = ()) -> Sequence[Any]:
-        return self._connect().execute(sql, parameters).fetchall()
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
             self._handlers = create_async_engine(
                 sa.URL.create("sqlite+aiosqlite", database=self.path),
-                connect_args={"timeout": _LOCK_WAIT},
+                connect_args={"timeout": LOCK_WAIT},
                 pool_size=_HANDLER_POOL,
                 max_overflow=0,
                 pool_timeout=_HANDLER_WAIT,
@@ -303,15 +271,14 @@ class Sqlite(Database):
             with engine.connect() as connection:
                 return verb(connection)
 
-        return await self._in_thread(work)
+        with translated(self):
+            return await self._reader.do(work)
 
     async def close(self) -> None:
         if self._handlers is not None:
             await self._handlers.dispose()
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
-        self._thread.shutdown(wait=False)
+        for line in (self._writer, self._reader):
+            await line.close()
 
 
 async def uncut(work: Coroutine[Any, Any, T]) -> T:

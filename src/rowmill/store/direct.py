@@ -1,54 +1,117 @@
-"""asyncpg as it is, for the two ways by which jobs come in: a statement each, and COPY.
+"""asyncpg as it is, for what is done thousands of times a second: claims, settles, and jobs that come in.
 
-SQLAlchemy's pool and cursor cost more CPU than the insert itself: measured 500 µs a call against 100.
+SQLAlchemy's pool and cursor cost more CPU than a small statement itself: measured 280 µs a call against 85 here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import Refused
-from .database import Postgres
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from ..errors import Refused, Unreachable
 from .translate import translate, translated
+from .urls import redact
 
-_MOST, _PATIENCE = 3, 30.0
+if TYPE_CHECKING:
+    from .database import Postgres, Run
+
+T = TypeVar("T")
 
 
 class Direct:
-    """A few connections of one event loop's own. One that raised anything but a refusal is thrown away."""
+    """A few connections of one event loop's own. One that raised anything but a refusal is thrown away.
 
-    def __init__(self, database: Postgres) -> None:
-        self._database = database
+    ``parsed``: JSON comes as what it says. ``patience``: what a statement may take, and the wait for a connection.
+    """
+
+    def __init__(self, database: Postgres, most: int = 3, patience: float = 30.0, *, parsed: bool = False) -> None:
+        self._database, self._patience, self._parsed = database, patience, parsed
         self._idle: list[Any] = []
-        self._free = asyncio.Semaphore(_MOST)
+        self._free = asyncio.Semaphore(most)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
-        """A connection that is not in a transaction."""
+        """A connection that is not in a transaction; behind a pooler it is in one, so that what belongs together
+        reaches the same server.
+        """
         with translated(self._database):
-            async with self._free:
+            await self._wait()
+            try:
                 connection = await self._open()
                 try:
-                    yield connection
-                except BaseException as error:
-                    if isinstance(translate(error, self._database), Refused):
-                        self._idle.append(connection)
+                    if self._database.pooled:
+                        async with connection.transaction():
+                            yield connection
                     else:
-                        connection.terminate()
+                        yield connection
+                except BaseException as error:
+                    self._put_away(connection, translate(error, self._database))
                     raise
                 self._idle.append(connection)
+            finally:
+                self._free.release()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Unreachable(f"no connection to {redact(self._database.url)} came free") from None
+
+    def _put_away(self, connection: Any, error: Any) -> None:
+        """Whatever was not a plain refusal leaves the connection in a state nobody knows."""
+        if isinstance(error, Refused):
+            self._idle.append(connection)
+            return
+        connection.terminate()
+        if isinstance(error, Unreachable):  # the others went with it
+            while self._idle:
+                self._idle.pop().terminate()
+
+    async def run(self, verb: Callable[[Run], T], *, together: bool = False) -> T:
+        """A verb over ``run(sql, parameters)``, on one connection; ``together``: in one transaction."""
+        async with self.connection() as connection:
+
+            def run(sql: str, parameters: Any = ()) -> Any:
+                return await_only(connection.fetch(sql, *parameters))
+
+            if not together or self._database.pooled:
+                return await greenlet_spawn(verb, run)
+            async with connection.transaction():
+                return await greenlet_spawn(verb, run)
 
     async def _open(self) -> Any:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        return await self._database.connect(_PATIENCE)
+        connection = await self._database.raw_connection(self._patience)
+        if self._parsed:
+            await _parse(connection)
+        return connection
 
     async def close(self) -> None:
         """Close those that nobody uses."""
         while self._idle:
             await self._idle.pop().close(timeout=5)
+
+
+async def _parse(connection: Any) -> None:
+    """JSON as what it says, as through SQLAlchemy."""
+    try:
+        for name, skip in (("json", 0), ("jsonb", 1)):  # a jsonb begins with the number of its version
+            await connection.set_type_codec(
+                name,
+                schema="pg_catalog",
+                format="binary",
+                encoder=lambda text, skip=skip: b"\x01" * skip + text.encode(),
+                decoder=lambda value, skip=skip: json.loads(value[skip:].decode()),
+            )
+    except BaseException:
+        connection.terminate()
+        raise

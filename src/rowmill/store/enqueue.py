@@ -22,6 +22,7 @@ from .direct import Direct
 from .documents import clean
 
 CHANNEL = "rowmill"
+_encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _CHUNK = 5000
 _COPY_FROM = 100  # jobs from which on COPY is worth its second round trip
 _TRIES = 10
@@ -244,12 +245,16 @@ def _moment(say: Say, moment: datetime) -> str:
 
 
 def _plain_values(call: Call) -> dict[str, Any]:
-    """What every job has, in the order in which COPY sends it."""
+    """What every job has."""
+    return {**_common_values(call), "args": _json(call.args)}
+
+
+def _common_values(call: Call) -> dict[str, Any]:
+    """What calls of one task with the same options have in common, in the order in which COPY sends it."""
     task = call.task
     return {
         "task": task.name,
         "queue": task.queue,
-        "args": _json(call.args),
         "priority": task.priority if call.options.priority is None else call.options.priority,
         "max_attempts": task.max_attempts,
     }
@@ -257,10 +262,8 @@ def _plain_values(call: Call) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     """JSON that both databases keep: text from outside may have NUL and lone surrogates in it."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    if "\\u0000" in text or "\\ud" in text:
-        text = json.dumps(clean(value), ensure_ascii=True, separators=(",", ":"))
-    return text
+    text = _encode(value)
+    return _encode(clean(value)) if "\\u0000" in text or "\\ud" in text else text
 
 
 def _document(say: Say, calls: Sequence[Call], place: Place | None) -> str:
@@ -309,12 +312,15 @@ async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence
         reserved = await connection.fetch(reserve, database.own("rowmill_jobs"), len(calls))
         now = reserved[0][1] + clock.shift
         ids = [row[0] for row in reserved]
-        columns = ["id", "task", "queue", "args", "priority", "max_attempts", "run_after"]
-        records = []
-        for id, call in zip(ids, calls, strict=True):
-            after = call.options.run_after
-            due = now if after is None else now + after if isinstance(after, timedelta) else after
-            records.append((id, *_plain_values(call).values(), due))
+        columns = ["id", "args", "task", "queue", "priority", "max_attempts", "run_after"]
+        records, known = [], dict[tuple[int, int], tuple[Any, ...]]()
+        for number, call in zip(ids, calls, strict=True):
+            alike = (id(call.task), id(call.options))  # many calls have these in common
+            if alike not in known:
+                after = call.options.run_after
+                due = now if after is None else now + after if isinstance(after, timedelta) else after
+                known[alike] = (*_common_values(call).values(), due)
+            records.append((number, _json(call.args), *known[alike]))
         await connection.copy_records_to_table(
             "rowmill_jobs", records=records, columns=columns, schema_name=database.schema
         )

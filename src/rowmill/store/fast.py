@@ -7,16 +7,33 @@ rows, so none has to be locked and skipped first: the update itself re-checks th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from ..claim import Settlement
 from .database import Run
-from .postgres import PostgresLane
+from .postgres import PostgresLane, PostgresStatements
+
+_READ_LATER = ("args", "history")
+_READER = json.JSONDecoder()
+
+
+class QueueStatements(PostgresStatements):
+    """What a queue says: as any lane, and JSON comes as text, to be read where it is used."""
+
+    def shown(self) -> str:
+        return ", ".join(self.name(c) + ("::text" if c in _READ_LATER else "") for c in self.binding.taken)
 
 
 class QueueLane(PostgresLane):
     """The verbs over ``rowmill_jobs``."""
+
+    _say = QueueStatements
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._decoders |= dict.fromkeys(_READ_LATER, _read)
 
     def _done(self) -> str:
         say = self.statements
@@ -38,3 +55,8 @@ returning t.id"""
             rows = run(text, (list(positions), self.worker, at, attempts))
             written |= {positions[row[0]] for row in rows}
         return written
+
+
+def _read(value: Any) -> Any:
+    """From a claim it comes as text; from other statements as what the text says, and neither column is ever a text."""
+    return _READER.raw_decode(value)[0] if isinstance(value, str) else value

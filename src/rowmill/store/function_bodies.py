@@ -18,8 +18,8 @@ from .gated_functions import FunctionGates, FunctionTurns
 from .postgres import PostgresStatements
 from .resolve import Resolved
 from .settled import ERROR_LENGTH
-from .singly import NOT_BACK
 from .statements import POISONED
+from .swept import NOT_BACK
 
 _SWEPT_BY_A_CLAIM = 100
 #: How often a claim through gates looks before it answers with nothing.

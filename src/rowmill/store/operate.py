@@ -12,17 +12,18 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import DeclarationError, did_you_mean
-from .database import runner
+from ..errors import DeclarationError, RowmillError, did_you_mean
+from .database import Run
+from .ended import ending
 from .inspect import LaneView
 from .keys import Key, Marks, among, written
 from .postgres import PostgresStatements
+from .settled import HookFailed
 from .statements import INCARNATION
-from .translate import translated
 
 STEP = 1000
-#: A row that is asked for by its id and is locked at that moment is tried again: how often, after how long.
-_TRIES, _PAUSE = 10, 0.1
+#: A row that is asked for by its id and is locked at that moment is tried again: how often.
+_TRIES = 10
 #: Roles whose columns whoever adds a row may fill.
 _GIVEN = ("run_after", "priority", "max_attempts", "created_at")
 
@@ -66,6 +67,9 @@ async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> lis
 class Operator:
     """Writes to the rows of one lane in one environment. Each verb yields the keys it wrote, step by step."""
 
+    #: Seconds before a row that is locked is tried again.
+    pause = 0.1
+
     def __init__(self, view: LaneView) -> None:
         self.view, self.binding, self.say = view, view.binding, view.statements
 
@@ -92,7 +96,7 @@ class Operator:
         """Rows to canceled, or to dead where the lane has no such state; a holder's outcome is then dropped."""
         marks = Marks(self.binding)
         error = marks.add(self.view.store.error_text(reason)) if "error" in self.binding.roles else "null"
-        return self._write(chosen, self.say.settle_set("canceled", error, "0"), marks)
+        return self._write(chosen, self.say.settle_set("canceled", error, "0"), marks, canceled=reason)
 
     def release(self, chosen: Selection) -> AsyncIterator[list[Key]]:
         """Running rows back to ready as if they had not been claimed; a holder's outcome is then dropped."""
@@ -176,25 +180,30 @@ values ({", ".join(written.values())}) returning {self._keys}"""
     def _keys(self) -> str:
         return self.say.names(self.binding.key)
 
-    async def _write(self, chosen: Selection, written: dict[str, str], marks: Marks) -> AsyncIterator[list[Key]]:
+    async def _write(
+        self, chosen: Selection, written: dict[str, str], marks: Marks, canceled: str | None = None
+    ) -> AsyncIterator[list[Key]]:
+        """``canceled``: the rows end, for this reason."""
         if chosen.keys is None:
-            async for step in self._pages(chosen, written, marks):
+            async for step in self._pages(chosen, written, marks, canceled):
                 yield step
             return
         for start in range(0, len(chosen.keys), STEP):
             left = set(chosen.keys[start : start + STEP])
             for _ in range(_TRIES):
                 part = Selection(chosen.states, tuple(left), chosen.worker)
-                done = [step async for step in self._pages(part, written, marks)]
+                done = [step async for step in self._pages(part, written, marks, canceled)]
                 for step in done:
                     left -= set(step)
                     yield step
                 # A row in the right state that was not written is locked: by a renewal, or by its own handler.
                 if not left or not await self.count(Selection(chosen.states, tuple(left), chosen.worker), 1):
                     break
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(self.pause)
 
-    async def _pages(self, chosen: Selection, written: dict[str, str], marks: Marks) -> AsyncIterator[list[Key]]:
+    async def _pages(
+        self, chosen: Selection, written: dict[str, str], marks: Marks, canceled: str | None
+    ) -> AsyncIterator[list[Key]]:
         """Step through the rows by key: a row that still fits after it was written is not taken twice."""
         last: Key | None = None
         while True:
@@ -202,23 +211,43 @@ values ({", ".join(written.values())}) returning {self._keys}"""
             test = self._test(chosen, mine)
             if last is not None:
                 test += f" and ({self._keys}) > {mine.key(last)}"
-            keys = await self._step(test, written, mine)
+            keys = await self._step(test, written, mine, canceled)
             if keys:
                 yield keys
                 last = keys[-1]
             if len(keys) < STEP:
                 return
 
-    async def _step(self, test: str, written: dict[str, str], marks: Marks) -> list[Key]:
-        say, table, keys, values = self.say, self.say.table, self._keys, marks.given()
+    async def _step(self, test: str, written: dict[str, str], marks: Marks, canceled: str | None) -> list[Key]:
+        """One step, committed; rows that it ends are told to the lane's ``on_settled`` in the same transaction."""
+        values, texts = marks.given(), self._texts(test, written)
+
+        def verb(run: Run) -> list[Key]:
+            found, *_ = [run(text, values) for text in texts]
+            return [tuple(row) for row in found]
+
+        try:
+            # Not one of the engine's own connections: without an index on the state this may take its time.
+            return await ending(
+                self.view.store, verb, lambda keys: keys if canceled is not None else (), "canceled", canceled or ""
+            )
+        except HookFailed as failed:
+            raise RowmillError(
+                f"on_settled of lane {self.view.lane.name!r} failed: {type(failed.error).__name__}: {failed.error}."
+                " Of these rows nothing was written",
+                hint="mend the hook, or cancel the others one by one with their ids",
+            ) from failed.error
+
+    def _texts(self, test: str, written: dict[str, str]) -> list[str]:
+        """What writes one step of rows; the first statement returns their keys."""
+        say, table, keys = self.say, self.say.table, self._keys
         if not isinstance(say, PostgresStatements):
             find = f"select {keys} from {table} where {test} order by {keys} limit {STEP}"
-            update = f"update {table} set\n    {say.assignments(written)}\nwhere ({keys}) in ({find})"
             # One transaction, one writer: the update finds the very rows that were found before it.
-            both = await self.view.database.write(lambda run: (run(find, values), run(update, values)))
-            return [tuple(row) for row in both[0]]
+            return [find, f"update {table} set\n    {say.assignments(written)}\nwhere ({keys}) in ({find})"]
         picked, found = say._match("picked")
-        text = f"""with picked as materialized (
+        return [
+            f"""with picked as materialized (
   select {picked} from {table}
   where {test}
   order by {keys}
@@ -231,8 +260,4 @@ values ({", ".join(written.values())}) returning {self._keys}"""
   returning {keys}
 )
 select {keys} from taken order by {keys}"""
-        # Not one of the engine's own connections: without an index on the state this may take its time.
-        async with self.view.database.begin() as connection:
-            with translated(self.view.database):
-                rows = await connection.run_sync(lambda c: runner(c)(text, values))
-        return [tuple(row) for row in rows]
+        ]

@@ -8,7 +8,9 @@ the update finds its rows by ctid, which plans as a TID scan for any key, except
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,20 +18,26 @@ from typing import Any
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
-from ..errors import Refused
 from .base import LaneStore
 from .binding import Binding, fence_time
 from .database import Database, Run
 from .documents import clean, plain
 from .gating import Dimension
+from .guise import Guise
 from .settled import encoding
-from .singly import sweep_singly
 from .statements import Statements
+from .swept import sweep
 
 #: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
 _DEAR, _DEAR_PER_ROW = 0.020, 0.00005
 _DEAR_IN_A_ROW = 3  # one slow claim is a busy server, not a long transaction
 _RESCAN, _RESCAN_SHARE = 1.0, 10.0
+_MOST = 1000  # rows that one claim takes, except where somebody asks for more
+_LENGTH = re.compile(r"\(\d+\)")
+_IN_ARRAYS = (
+    "bigint", "integer", "smallint", "uuid", "text", "character varying", "timestamp with time zone",
+    "timestamp without time zone",
+)  # fmt: skip
 
 
 class PostgresStatements(Statements):
@@ -93,24 +101,35 @@ class PostgresStatements(Statements):
         )
         return f"({self.names(columns)}) >= ({values})"
 
-    def claim(self, *, bounded: bool = False) -> str:
-        """$1 how many, then worker where there is such a column, then the remembered lower bound."""
+    def claim(self, most: int = _MOST, *, bounded: bool = False) -> str:
+        """$1 how many, then worker where there is such a column, then the remembered lower bound.
+
+        The inner limit tells the planner that few rows are wanted, whatever the count; the outer one, which hides the
+        count from it, lets the server keep the plan. Rows are fetched one by one, and locked only as they are.
+        """
         rows, found = self._match("picked")
         bound = f"\n    and {self.bound()}" if bounded else ""
         return f"""with picked as materialized (
-  select {rows} from {self.table}
-  where {self.ready()}{bound}{self._unpaused()}
-  order by {self.order()}
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select {rows} from {self.table}
+    where {self.ready()}{bound}{self._unpaused()}
+    order by {self.order()}
+    limit {most}
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update {self.table} set
     {self.assignments(self.claim_set("$2::text"))}
   where {found}
   returning {self.names(self.binding.taken)}
 )
-select {self.names(self.binding.taken)} from taken
+select {self.shown()} from taken
 order by {self.order()}"""
+
+    def shown(self) -> str:
+        """The columns of a claimed row, as the worker gets them."""
+        return self.names(self.binding.taken)
 
     def _unpaused(self) -> str:
         return f"\n    and {self.unpaused()}" if self.gates is not None else ""
@@ -155,13 +174,13 @@ order by {self.order()}"""
     def _same_key(self, row: str, other: str) -> str:
         return " and ".join(f"{row}.{self.name(c)} = {other}._k{i}" for i, c in enumerate(self.binding.key))
 
-    def _fence(self) -> str:
+    def _fence(self, time: str = "s._at", attempts: str = "s._n", worker: str = "$2::text") -> str:
         """In a form from which no partial index follows: where few rows were running when the table was analysed, any
         index on running rows looks as good as the key's own, and would be read whole for each row.
         """
-        return f"coalesce({self.fence('t', 's._at', 's._n', '$2::text')}, false)"
+        return f"coalesce({self.fence('t', time, attempts, worker)}, false)"
 
-    def _held(self, sent: str) -> str:
+    def _held(self, sent: str, fence: str | None = None) -> str:
         """The rows behind the claims that still hold, locked; a row somebody else has locked is passed over.
 
         Lateral, so that each is found by its key: joined, a table that was never analysed is read whole, all its
@@ -171,7 +190,7 @@ order by {self.order()}"""
   select l._row, s.* from {sent}
   cross join lateral (
     select t.ctid as _row from {self.table} t
-    where {self._same_key("t", "s")} and {self._fence()}
+    where {self._same_key("t", "s")} and {fence or self._fence()}
     for no key update skip locked
   ) l
 )"""
@@ -187,6 +206,35 @@ order by {self.order()}"""
         return f"""{self._held(sent)}
 update {self.table} t set
     {self.assignments(written)}
+from held
+where {self._of_held()}
+returning held._ord"""
+
+    @property
+    def in_arrays(self) -> bool:
+        """What tells one claim from another is of types that the driver sends as arrays, just as they came."""
+        told = [*self.binding.key, *filter(None, self._common())]
+        return all(_LENGTH.sub("", self.binding.sql_types[column]) in _IN_ARRAYS for column in told)
+
+    def _common(self) -> tuple[str | None, str | None]:
+        """The columns of the fence that rows of one claim have in common: its time, and mostly the count."""
+        return fence_time(self.binding), self.roles.get("attempts")
+
+    def settle_done(self) -> str:
+        """Done with nothing beside it, which is how nearly all runs end: arrays instead of a document.
+
+        An array for each column of the key, one with the number of each row's group, then the time, the count and
+        the worker of the groups: rows that one claim took have these in common.
+        """
+        types, key, number = self.binding.sql_types, self.binding.key, itertools.count(1)
+        keys = [f"${next(number)}::{types[column]}[]" for column in key]
+        sent = f"unnest({', '.join(keys)}, ${next(number)}::int[])"
+        names = ", ".join(f"_k{i}" for i in range(len(key)))
+        time, count = (f"(${next(number)}::{types[c]}[])[s._g]" if c else "" for c in self._common())
+        fence = self._fence(time, count, f"${next(number)}::text")
+        return f"""{self._held(f"{sent} with ordinality as s({names}, _g, _ord)", fence)}
+update {self.table} t set
+    {self.assignments(self.settle_set("done", "null", "0"))}
 from held
 where {self._of_held()}
 returning held._ord"""
@@ -249,19 +297,23 @@ returning held._worker, held._poison, {self.names(self.binding.key, "t.")}"""
 class PostgresLane(LaneStore):
     """The verbs on PostgreSQL."""
 
+    _say = PostgresStatements
+
     def __init__(
         self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
     ) -> None:
         super().__init__(binding, database, clock, worker, incarnation)
         own = (database.own("rowmill_workers"), database.own("rowmill_gates") if gates else None)
-        self.statements: PostgresStatements = PostgresStatements(binding, clock, *own)
+        self.statements: PostgresStatements = self._say(binding, clock, *own)
         self._texts: dict[Any, str] = {}
         self._boundable = self.statements.bound() is not None
         self._bound: tuple[Any, ...] | None = None
         self._plain_cost = 0.0
         self._plain_at = 0.0
         self._dear = 0
+        self._guise = Guise(dear=0.004, per_row=0.00003)
         # Asked of the fence itself: a state's own text may hold a dollar sign and a number, too.
+        self._in_arrays = self.statements.in_arrays
         self._asks_for_worker = "\0" in self.statements.fence("t", "", "", "\0")
 
     def _text(self, key: Any, render: Any) -> str:
@@ -281,6 +333,7 @@ class PostgresLane(LaneStore):
         began = time.monotonic()
         bounded_now = self._bound is not None and began < self._rescan_at()
         rows = await self._claim(count, self._bound if bounded_now else None)
+        self._guise.claimed(time.monotonic() - began, count)
         if bounded_now:
             self.look_again = self._rescan_at() if len(rows) < count else None
         else:
@@ -303,7 +356,11 @@ class PostgresLane(LaneStore):
         return self._plain_at + max(_RESCAN, _RESCAN_SHARE * self._plain_cost)
 
     async def _claim(self, count: int, bound: tuple[Any, ...] | None) -> Sequence[Any]:
-        text = self._text(("claim", bound is not None), lambda: self.statements.claim(bounded=bound is not None))
+        most = _MOST if count <= _MOST else count
+        text = self._text(
+            ("claim", most, bound is not None, self._guise.number),
+            lambda: self._guise.of(self.statements.claim(most, bounded=bound is not None)),
+        )
         worker = (self.worker,) if "worker" in self.binding.roles else ()
         return await self.database.write(lambda run: run(text, (count, *worker, *(bound or ()))))
 
@@ -344,6 +401,9 @@ class PostgresLane(LaneStore):
 
     def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
+        if kind == "done" and not columns and self._in_arrays:
+            text = self._text("done", self.statements.settle_done)
+            return {row[0] - 1 for row in run(text, self._arrays(group))}
         text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
         with encoding():
             values = [
@@ -356,6 +416,17 @@ class PostgresLane(LaneStore):
             ]
             document = self._document([s.claim for s in group], values)
         return {row[0] for row in run(text, self._parameters(document))}
+
+    def _arrays(self, group: Sequence[Settlement]) -> tuple[Any, ...]:
+        claims = [settlement.claim for settlement in group]
+        alike: dict[tuple[Any, Any], int] = {}
+        groups = [alike.setdefault((claim.claimed_at, claim.attempts), len(alike) + 1) for claim in claims]
+        sent: list[Any] = [*map(list, zip(*(claim.key for claim in claims), strict=True)), groups]
+        if fence_time(self.binding):
+            sent.append([at for at, _ in alike])
+        if "attempts" in self.binding.roles:
+            sent.append([count for _, count in alike])
+        return (*sent, self.worker) if self._asks_for_worker else tuple(sent)
 
     def _json(self, column: str, value: Any) -> Any:
         if isinstance(value, datetime) and value.tzinfo and "without time zone" in self.binding.sql_types[column]:
@@ -391,11 +462,11 @@ class PostgresLane(LaneStore):
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
         text = self._text(("sweep", lease), lambda: self.statements.sweep(lease))
-        try:
-            rows = await self.database.write(lambda run: run(text, (most,)))
-        except Refused:
-            return await sweep_singly(self, lease, most)
-        return [Swept(row[2] if len(row) == 3 else tuple(row[2:]), row[0], row[1]) for row in rows]
+
+        def swept(row: Any) -> Swept:
+            return Swept(row[2] if len(row) == 3 else tuple(row[2:]), row[0], row[1])
+
+        return await sweep(self, lambda run: [swept(row) for row in run(text, (most,))], lease, most)
 
     def ready_probe(self) -> str:
         return self._text("ready", self.statements.ready_probe)

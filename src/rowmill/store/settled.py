@@ -72,7 +72,8 @@ def groups(batch: Iterable[Settlement]) -> list[list[Settlement]]:
     """Settlements that one statement can write: the same kind, the same columns, each row once."""
     found: dict[tuple[str, tuple[str, ...]], list[Settlement]] = {}
     for settlement in batch:
-        found.setdefault((settlement.kind, tuple(sorted(settlement.columns))), []).append(settlement)
+        columns = tuple(sorted(settlement.columns)) if settlement.columns else ()
+        found.setdefault((settlement.kind, columns), []).append(settlement)
     return list(found.values())
 
 

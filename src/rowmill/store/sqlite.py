@@ -19,14 +19,13 @@ import sqlalchemy as sa
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
-from ..errors import Refused
 from .base import LaneStore
 from .binding import Binding, fence_time
 from .database import Database, Run
 from .gating import Dimension
 from .settled import encoding
-from .singly import sweep_singly
 from .statements import Statements
+from .swept import sweep
 
 _NUMBERS = (sa.Integer, sa.Numeric, sa.Float)  # Float is a Numeric only before SQLAlchemy 2.1
 _FORMAT = "'%Y-%m-%d %H:%M:%f'"
@@ -285,13 +284,7 @@ class SqliteLane(LaneStore):
                 swept.append(Swept(key[0] if len(key) == 1 else tuple(key), worker, bool(poison)))
             return swept
 
-        # A look first: an idle sweep does not take the write lock from those who work.
-        if not await self.database.read(lambda run: run(find, {"most": 1})):
-            return []
-        try:
-            return await self.database.write(verb)
-        except Refused:
-            return await sweep_singly(self, lease, most)
+        return await sweep(self, verb, lease, most, look=True)
 
     def ready_probe(self) -> str:
         return self._text("ready", self.statements.ready_probe)

@@ -25,6 +25,9 @@ async def texts(view: LaneView) -> dict[str, str]:
         found["claim"] = say.claim()
     for kind in KINDS:
         found[f"settle, {kind}"] = say.settle(kind, ())
+        if kind == "done" and isinstance(say, PostgresStatements) and say.in_arrays:
+            found["settle, done, with columns"] = found["settle, done"]
+            found["settle, done"] = say.settle_done()
     if view.binding.renew != "none":
         found["renew"] = say.renew()
     if "progress" in view.binding.roles:

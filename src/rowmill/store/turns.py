@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..claim import Claim
 from .gating import Dimension, LooseShare
+from .guise import Guise
 from .turn_statements import TurnStatements
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 #: How often gate rows of idle keys are looked for, in seconds.
 _FORGET_EVERY = 30.0
-#: A claim that takes longer is dear: seconds, and seconds for each row asked for. And when it is planned anew again.
-_DEAR, _DEAR_PER_ROW, _GUISE_AGAIN = 0.01, 0.0002, 5.0
 #: Rows held back by what runs elsewhere are looked for again after this, where no time is known.
 HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
 
@@ -34,8 +33,7 @@ class Turns:
         self._forget_at = time.monotonic() + _FORGET_EVERY * random.uniform(0, 1)
         #: Gate rows made here, in all and of late, and the number at which the server is told to look at them anew.
         self._made, self._new, self._count_at = 0, 0, 100
-        #: The server keeps its plan for a text. A new guise of the text gets a plan for what the table is like now.
-        self._guise, self._guise_at = 0, 0.0
+        self._guise = Guise(dear=0.01, per_row=0.0002)
         #: Claims in a row that got nothing although something was free: somebody holds the rows themselves.
         self._in_vain = 0
         self._share = LooseShare()
@@ -48,7 +46,8 @@ class Turns:
         if begun and len(claims) < count:
             self._last = None
             claims += await self._take(count - len(claims), began)
-        await self._mind_plans(time.monotonic() - began, count)
+        self._guise.claimed(time.monotonic() - began, count)
+        await self._mind_plans()
         self.store.look_again = None
         if len(claims) < count:
             self._last = None
@@ -65,8 +64,8 @@ class Turns:
     async def _take(self, count: int, began: float) -> list[Claim]:
         begun, loose = self._last is not None, self._share.of(count) if self.dim.nullable else 0
         text = self.store._text(
-            ("turns", begun, loose, self._guise),
-            lambda: self.say.claim(begun=begun, loose=loose) + f"\n-- {self._guise}" * bool(self._guise),
+            ("turns", begun, loose, self._guise.number),
+            lambda: self._guise.of(self.say.claim(begun=begun, loose=loose)),
         )
         values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
         rows = await self.store.database.write(lambda run: run(text, tuple(values)))
@@ -79,14 +78,11 @@ class Turns:
             claim.gates = {label: row[-3]} if row[-3] is not None else {}
         return claims
 
-    async def _mind_plans(self, took: float, count: int) -> None:
-        """A plan that was made for a few rows reads all of them once they are many."""
+    async def _mind_plans(self) -> None:
+        """A plan that was made for a few keys reads all of them once they are many."""
         if self._made >= self._count_at:
             self._count_at = 4 * self._made
             await self.store.database.write(lambda run: run(f"analyze {self.say.table}", ()))
-        now = time.monotonic()
-        if took > _DEAR + _DEAR_PER_ROW * count and now > self._guise_at:
-            self._guise, self._guise_at = self._guise + 1, now + _GUISE_AGAIN
 
     async def _when(self) -> tuple[float | None, bool]:
         """When to look again, by this process's clock (None: at the next poll); and whether a key is free even now."""

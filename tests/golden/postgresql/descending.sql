@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select ctid from jobs
-  where status = 'ready' and (rank > 0)
-  order by priority, rank desc nulls last, id
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select ctid from jobs
+    where status = 'ready' and (rank > 0)
+    order by priority, rank desc nulls last, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update jobs set
     status = 'running',
@@ -15,6 +18,21 @@ with picked as materialized (
 )
 select id, status, worker, claimed_at, rank, priority from taken
 order by priority, rank desc nulls last, id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $4::text and t.claimed_at = ($3::timestamp with time zone[])[s._g], false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'done'
+from held
+where t.ctid = held._row
+returning held._ord;
 
 -- settle done
 with held as materialized (

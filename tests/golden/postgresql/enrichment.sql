@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select ctid from enrichment_jobs
-  where status in ('queued', 'failed') and run_after <= now()
-  order by run_after, id
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select ctid from enrichment_jobs
+    where status in ('queued', 'failed') and run_after <= now()
+    order by run_after, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update enrichment_jobs set
     status = 'running',
@@ -20,12 +23,15 @@ order by run_after, id;
 
 -- claim from the remembered lower bound
 with picked as materialized (
-  select ctid from enrichment_jobs
-  where status in ('queued', 'failed') and run_after <= now()
+  select * from (
+    select ctid from enrichment_jobs
+    where status in ('queued', 'failed') and run_after <= now()
     and (run_after, id) >= ($3::timestamp with time zone, $4::uuid)
-  order by run_after, id
-  limit $1::bigint
-  for no key update skip locked
+    order by run_after, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update enrichment_jobs set
     status = 'running',
@@ -38,6 +44,22 @@ with picked as materialized (
 )
 select id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain from taken
 order by run_after, id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from enrichment_jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $5::text and t.locked_at = ($3::timestamp with time zone[])[s._g] and t.attempts = ($4::integer[])[s._g], false)
+    for no key update skip locked
+  ) l
+)
+update enrichment_jobs t set
+    status = 'succeeded',
+    updated_at = now()
+from held
+where t.ctid = held._row
+returning held._ord;
 
 -- settle done
 with held as materialized (

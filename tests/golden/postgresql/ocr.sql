@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select ctid from extraction_queue
-  where status_id = 3
-  order by created_at, id
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select ctid from extraction_queue
+    where status_id = 3
+    order by created_at, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update extraction_queue set
     status_id = 6,
@@ -20,12 +23,15 @@ order by created_at, id;
 
 -- claim from the remembered lower bound
 with picked as materialized (
-  select ctid from extraction_queue
-  where status_id = 3
+  select * from (
+    select ctid from extraction_queue
+    where status_id = 3
     and (created_at, id) >= ($3::timestamp with time zone, $4::bigint)
-  order by created_at, id
-  limit $1::bigint
-  for no key update skip locked
+    order by created_at, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update extraction_queue set
     status_id = 6,
@@ -38,6 +44,21 @@ with picked as materialized (
 )
 select id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at from taken
 order by created_at, id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::bigint[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from extraction_queue t
+    where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $5::text and t.ocr_started_at = ($3::timestamp with time zone[])[s._g] and t.ocr_attempts = ($4::integer[])[s._g], false)
+    for no key update skip locked
+  ) l
+)
+update extraction_queue t set
+    status_id = 5
+from held
+where t.ctid = held._row
+returning held._ord;
 
 -- settle done
 with held as materialized (

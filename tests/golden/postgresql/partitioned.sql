@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select tenant, number from jobs
-  where status = 'ready'
-  order by tenant, number
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select tenant, number from jobs
+    where status = 'ready'
+    order by tenant, number
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update jobs set
     status = 'running',
@@ -18,12 +21,15 @@ order by tenant, number;
 
 -- claim from the remembered lower bound
 with picked as materialized (
-  select tenant, number from jobs
-  where status = 'ready'
+  select * from (
+    select tenant, number from jobs
+    where status = 'ready'
     and (tenant, number) >= ($3::text, $4::integer)
-  order by tenant, number
-  limit $1::bigint
-  for no key update skip locked
+    order by tenant, number
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update jobs set
     status = 'running',
@@ -34,6 +40,21 @@ with picked as materialized (
 )
 select tenant, number, status, worker, claimed_at from taken
 order by tenant, number;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::text[], $2::integer[], $3::int[]) with ordinality as s(_k0, _k1, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $5::text and t.claimed_at = ($4::timestamp with time zone[])[s._g], false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'done'
+from held
+where t.tenant = held._k0 and t.number = held._k1
+returning held._ord;
 
 -- settle done
 with held as materialized (

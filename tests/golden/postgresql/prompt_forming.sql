@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select ctid from "AnalysisJob"
-  where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
-  order by "createdAt", id
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select ctid from "AnalysisJob"
+    where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
+    order by "createdAt", id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update "AnalysisJob" set
     "inProgress" = true,
@@ -19,12 +22,15 @@ order by "createdAt", id;
 
 -- claim from the remembered lower bound
 with picked as materialized (
-  select ctid from "AnalysisJob"
-  where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
+  select * from (
+    select ctid from "AnalysisJob"
+    where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
     and ("createdAt", id) >= ($3::timestamp with time zone, $4::text)
-  order by "createdAt", id
-  limit $1::bigint
-  for no key update skip locked
+    order by "createdAt", id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update "AnalysisJob" set
     "inProgress" = true,
@@ -36,6 +42,24 @@ with picked as materialized (
 )
 select id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error from taken
 order by "createdAt", id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::text[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from "AnalysisJob" t
+    where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $3::text, false)
+    for no key update skip locked
+  ) l
+)
+update "AnalysisJob" t set
+    status = 'model-analysis',
+    "currentStep" = 'model-analysis',
+    "inProgress" = false,
+    "updatedAt" = now()
+from held
+where t.ctid = held._row
+returning held._ord;
 
 -- settle done
 with held as materialized (

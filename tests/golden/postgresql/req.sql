@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select ctid from search_sessions
-  where status = 'pending_company_selection' and req_completed = false
-  order by created_at, id
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select ctid from search_sessions
+    where status = 'pending_company_selection' and req_completed = false
+    order by created_at, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update search_sessions set
     status = 'scraping_company_data',
@@ -20,12 +23,15 @@ order by created_at, id;
 
 -- claim from the remembered lower bound
 with picked as materialized (
-  select ctid from search_sessions
-  where status = 'pending_company_selection' and req_completed = false
+  select * from (
+    select ctid from search_sessions
+    where status = 'pending_company_selection' and req_completed = false
     and (created_at, id) >= ($3::timestamp with time zone, $4::uuid)
-  order by created_at, id
-  limit $1::bigint
-  for no key update skip locked
+    order by created_at, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update search_sessions set
     status = 'scraping_company_data',
@@ -38,6 +44,23 @@ with picked as materialized (
 )
 select id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at from taken
 order by created_at, id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from search_sessions t
+    where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $4::text and t.processing_started_at = ($3::timestamp with time zone[])[s._g], false)
+    for no key update skip locked
+  ) l
+)
+update search_sessions t set
+    status = 'pending_name_selection',
+    req_completed = true,
+    updated_at = now()
+from held
+where t.ctid = held._row
+returning held._ord;
 
 -- settle done
 with held as materialized (

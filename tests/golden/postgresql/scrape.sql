@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select ctid from scrape_jobs
-  where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and (source_id in (select id from sources where enabled))
-  order by created_at, id
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select ctid from scrape_jobs
+    where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and (source_id in (select id from sources where enabled))
+    order by created_at, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update scrape_jobs set
     status = 'running',
@@ -19,12 +22,15 @@ order by created_at, id;
 
 -- claim from the remembered lower bound
 with picked as materialized (
-  select ctid from scrape_jobs
-  where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and (source_id in (select id from sources where enabled))
+  select * from (
+    select ctid from scrape_jobs
+    where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and (source_id in (select id from sources where enabled))
     and (created_at, id) >= ($3::timestamp with time zone, $4::bigint)
-  order by created_at, id
-  limit $1::bigint
-  for no key update skip locked
+    order by created_at, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update scrape_jobs set
     status = 'running',
@@ -36,6 +42,22 @@ with picked as materialized (
 )
 select id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message from taken
 order by created_at, id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::bigint[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from scrape_jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $4::text and t.locked_at = ($3::timestamp with time zone[])[s._g], false)
+    for no key update skip locked
+  ) l
+)
+update scrape_jobs t set
+    status = 'succeeded',
+    completed_at = now()
+from held
+where t.ctid = held._row
+returning held._ord;
 
 -- settle done
 with held as materialized (

@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select ctid from jobs
-  where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc'))
-  order by id
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select ctid from jobs
+    where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc'))
+    order by id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update jobs set
     status = 'running',
@@ -20,12 +23,15 @@ order by id;
 
 -- claim from the remembered lower bound
 with picked as materialized (
-  select ctid from jobs
-  where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc'))
+  select * from (
+    select ctid from jobs
+    where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc'))
     and (id) >= ($3::uuid)
-  order by id
-  limit $1::bigint
-  for no key update skip locked
+    order by id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update jobs set
     status = 'running',
@@ -38,6 +44,22 @@ with picked as materialized (
 )
 select id, status, worker, claimed_at, run_after, updated_at, attempts from taken
 order by id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $5::text and t.claimed_at = ($3::timestamp without time zone[])[s._g] and t.attempts = ($4::integer[])[s._g], false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'done',
+    updated_at = ((now()) at time zone 'utc')
+from held
+where t.ctid = held._row
+returning held._ord;
 
 -- settle done
 with held as materialized (

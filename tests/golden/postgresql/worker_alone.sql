@@ -1,10 +1,13 @@
 -- claim
 with picked as materialized (
-  select ctid from jobs
-  where status = 'ready'
-  order by id
-  limit $1::bigint
-  for no key update skip locked
+  select * from (
+    select ctid from jobs
+    where status = 'ready'
+    order by id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update jobs set
     status = 'running',
@@ -17,12 +20,15 @@ order by id;
 
 -- claim from the remembered lower bound
 with picked as materialized (
-  select ctid from jobs
-  where status = 'ready'
+  select * from (
+    select ctid from jobs
+    where status = 'ready'
     and (id) >= ($3::integer)
-  order by id
-  limit $1::bigint
-  for no key update skip locked
+    order by id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
 ), taken as (
   update jobs set
     status = 'running',
@@ -32,6 +38,21 @@ with picked as materialized (
 )
 select id, status, worker from taken
 order by id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l._row, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $3::text, false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'done'
+from held
+where t.ctid = held._row
+returning held._ord;
 
 -- settle done
 with held as materialized (

@@ -1,7 +1,8 @@
 """The way out, guarded: a connection is made only to a public address, and to the very address that was looked at.
 
 The check is where the connection is made, so it holds for redirects, for robots.txt, for names that resolve to a
-private address, and for those that do so only the second time they are asked.
+private address, and for those that do so only the second time they are asked. And what comes back is read no further
+than is wanted, also where it was packed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
 import httpcore
 import httpx
+
+from apps.standins import internet as standin
 
 Resolve = Callable[[str], Awaitable[list[str]]]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -79,15 +85,53 @@ class Guarded(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
-def transport(backend: httpcore.AsyncNetworkBackend | None, connections: int) -> httpx.AsyncHTTPTransport:
-    """httpx over a network backend; httpx has no parameter for it, its pool does."""
-    made = httpx.AsyncHTTPTransport()
-    made._pool = httpcore.AsyncConnectionPool(
+@asynccontextmanager
+async def client(
+    internet: str, seconds: float, headers: Mapping[str, str], *, private: bool, connections: int,
+    resolve: Resolve | None = None, **options: Any,
+) -> AsyncIterator[httpx.AsyncClient]:  # fmt: skip
+    """An HTTP client that goes this way: over the internet, or over the stand-in at ``internet``."""
+    wire = standin.Wire(internet) if internet else None
+    if resolve is None:
+        resolve = _by_stand_in if internet else by_dns
+    transport = httpx.AsyncHTTPTransport()
+    # httpx has no parameter for a network backend, its pool does.
+    transport._pool = httpcore.AsyncConnectionPool(
         ssl_context=httpx.create_ssl_context(),
         max_connections=connections,
         # Few: the pool looks at all it keeps with every request, and the next link is hardly ever of the same host.
         max_keepalive_connections=20,
         keepalive_expiry=5,
-        network_backend=backend,
+        network_backend=Guarded(resolve, wire, private=private),
     )
-    return made
+    async with httpx.AsyncClient(
+        transport=transport,
+        headers={**headers, "accept-encoding": "gzip"},
+        timeout=seconds,
+        trust_env=False,  # a proxy from the environment would go around the guard
+        **options,
+    ) as opened:
+        # Nobody is to be recognised by the next visit: cookies are not kept.
+        opened.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        yield opened
+
+
+async def _by_stand_in(host: str) -> list[str]:
+    return standin.resolve(host)
+
+
+async def body(answer: httpx.Response, most: int) -> bytes:
+    """The body's first bytes. Unpacked by hand: a small answer may unpack to gigabytes."""
+    packing = answer.headers.get("content-encoding", "identity").strip().lower()
+    if packing not in ("identity", "gzip", "x-gzip", ""):
+        raise httpx.DecodingError("an encoding that was not asked for")
+    unpack = zlib.decompressobj(wbits=31) if "gzip" in packing else None
+    found = bytearray()
+    async for piece in answer.aiter_raw():
+        try:
+            found += unpack.decompress(piece, most - len(found)) if unpack else piece
+        except zlib.error:
+            raise httpx.DecodingError("a body that cannot be unpacked") from None
+        if len(found) >= most:
+            break
+    return bytes(found[:most])

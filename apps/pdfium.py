@@ -1,0 +1,7 @@
+"""PDFium is one library per process, and not made for several threads: whoever calls it holds this lock."""
+
+from __future__ import annotations
+
+import threading
+
+PDFIUM = threading.Lock()

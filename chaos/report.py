@@ -1,0 +1,115 @@
+"""The report: what was done and what was found, all of it from the run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from .bout import Result
+from .check import KINDS, totals
+from .fleet import MOST_A_MINUTE, MOST_GROWTH, Fleet
+from .stage import LEASE
+
+#: What the words mean, and how it is counted: the part of the page that no run changes.
+_WORDS = (Path(__file__).parent / "words.md").read_text().replace("LEASE", f"{LEASE:g}")
+
+
+def write(
+    path: Path, results: Sequence[Result], fleet: Fleet | None, command: str, when: str, seconds: float, pg: str
+) -> None:
+    """The Markdown page."""
+    tried = [result for result in results if result.not_tried is None]
+    if fleet is not None and fleet.drained.not_tried is None:
+        tried.append(fleet.drained)
+    sums = totals(result.verdict for result in tried)
+    faults = sum(result.injected for result in tried)
+    found = ", ".join(f"{kind} {sums[kind]}" for kind in KINDS)
+    lines = [
+        "# Chaos",
+        "",
+        f"Written by `{command}` on {when}, in {seconds / 60:.0f} minutes: Python {platform.python_version()},"
+        f" PostgreSQL {pg}, SQLite {sqlite3.sqlite_version}, rowmill {importlib.metadata.version('rowmill')},"
+        f" {os.cpu_count()} cores.",
+        "",
+        f"**{sums['rows']:,} rows, {faults:,} faults, {sums['runs']:,} runs: {found}.**",
+        "",
+        _WORDS,
+        "## What was found",
+        "",
+        "| fault | injected | rows | lost | doubled | stale | stuck | recovery s, median | worst | outlived |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *(_row(result) for result in tried),
+        "",
+        *(_untried(results, fleet)),
+        "| fault | what is done |",
+        "|---|---|",
+        *(f"| {result.fault} | {result.says} |" for result in tried),
+        "",
+        *_found(tried),
+        *(_fleet(fleet) if fleet is not None and fleet.idle else []),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def _row(result: Result) -> str:
+    counts = " | ".join(str(result.verdict.count(kind)) for kind in KINDS)
+    return (
+        f"| {result.fault} | {result.injected:,} | {result.verdict.rows:,} | {counts} | {result.median:.2f} |"
+        f" {result.worst:.2f} | {result.verdict.outlived} |"
+    )
+
+
+def _untried(results: Sequence[Result], fleet: Fleet | None) -> list[str]:
+    left = [result for result in (*results, *([fleet.drained] if fleet else [])) if result.not_tried is not None]
+    return [*(f"Not tried: {result.fault}: {result.not_tried}." for result in left), *([""] if left else [])]
+
+
+def _found(results: Sequence[Result]) -> list[str]:
+    lines = [f"- {result.fault}: it was not felt: {result.unfelt}" for result in results if result.unfelt]
+    lines += [
+        f"- {result.fault}, {kind}: {words}"
+        for result in results
+        for kind in KINDS
+        for words in result.verdict.found[kind][:10]
+    ]
+    return ["What was found, the first ten of each:", "", *lines, ""] if lines else []
+
+
+def _fleet(fleet: Fleet) -> list[str]:
+    return [
+        "## Several hosts",
+        "",
+        f"{fleet.hosts} hosts (network namespaces on a bridge), one database, workers by `rowmill run`; the drain by"
+        " all of them, one host cut off meanwhile, is in the table above. Runs by host: "
+        + ", ".join(f"{name} {count:,}" for name, count in fleet.shares.items())
+        + ".",
+        "",
+        "What workers with nothing to do cost the database, with a lane's default times, from the server's own log. The"
+        f" run fails over {MOST_A_MINUTE:g} statements a minute for a worker, or {MOST_GROWTH:g} times what one alone"
+        " costs.",
+        "",
+        "| workers | statements a minute | for each | connections for each |",
+        "|---:|---:|---:|---:|",
+        *(
+            f"| {idle.workers} | {idle.each_minute * idle.workers:.0f} | {idle.each_minute:.1f} |"
+            f" {idle.connections / idle.workers:.1f} |"
+            for idle in fleet.idle
+        ),
+    ]
+
+
+def dump(path: Path, results: Sequence[Result], fleet: Fleet | None) -> None:
+    """The figures, for other programs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps(
+            {"bouts": [asdict(result) for result in results], "fleet": asdict(fleet) if fleet else None}, indent=1
+        )
+    )

@@ -1,0 +1,202 @@
+"""A short chaos run: real worker processes on the copy, killed, stopped past their lease, and cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..clock import Clock
+from ..errors import DatabaseError, RowmillError
+from ..lane import Lane
+from ..store import Database, open_lane
+from .made import Made
+from .stand_in import LEASE, hurried
+from .watch import Watch
+
+_WORKERS, _AHEAD, _MOST = 3, 12, 5000
+#: Seconds that rows may take to come to their ends once nothing is broken any more.
+_PATIENCE = 90.0
+
+
+@dataclass
+class Survived:
+    """What was done to the workers, and what became of the rows."""
+
+    rows: int = 0
+    done: int = 0
+    dead: int = 0
+    killed: int = 0
+    stopped: int = 0
+    cut: int = 0
+    lost: int = 0
+    doubled: int = 0
+    left: int = 0
+    seconds: float = 0.0
+
+    @property
+    def held(self) -> bool:
+        """Nothing lost, nothing doubled, nothing left."""
+        return not (self.lost or self.doubled or self.left)
+
+
+@dataclass
+class Chaos:
+    """One lane of an application, on a copy that nobody else uses."""
+
+    reference: str
+    lane: Lane
+    url: str
+    made: Made
+    schema: str | None = None
+    seed: int = 1
+    survived: Survived = field(default_factory=Survived)
+
+    async def run(self, seconds: float) -> Survived:
+        """Rows come in and faults go on for so many seconds; then every row has to come to its end."""
+        began, chance = time.monotonic(), random.Random(self.seed)
+        database = Database.open(self.url, schema=self.schema)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        workers: list[subprocess.Popen[bytes]] = []
+        try:
+            self._store = await open_lane(hurried(self.lane), "prove", database, Clock(), "watch")
+            notes = self._store.notes
+            self._dims = tuple(notes.dims.values()) if notes is not None else ()
+            self._watch = Watch(self._store, self._dims, Clock())
+            await self._prepare(database)
+            self._number = 0
+            await self._feed(database, {})
+            workers += [self._start(n) for n in range(1, _WORKERS + 1)]
+            await self._until(database, workers, lambda rows: any(r != "ready" for r in rows.values()), _PATIENCE)
+            ends = time.monotonic() + seconds
+            postgres = database.dialect.name == "postgresql"
+            for kind in itertools.cycle(["kill", "stop", *(["cut"] if postgres else [])]):
+                await self._feed(database, await self._states(database))
+                await asyncio.sleep(chance.uniform(0.2, 0.6))
+                await self._fault(kind, chance, workers, database)
+                if time.monotonic() > ends:
+                    break
+            await self._until(database, workers, lambda rows: not _open(rows), _PATIENCE)
+            await self._count(database)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+            await database.close()
+            self._log.close()
+        self.survived.seconds = time.monotonic() - began
+        return self.survived
+
+    # -- rows
+
+    async def _prepare(self, database: Database) -> None:
+        """Empty tables, and a trigger that writes down every row that ends."""
+        say, postgres = self._store.statements, database.dialect.name == "postgresql"
+        texts = [f"delete from {say.table}", "create table if not exists rowmill_proved (key text)",
+                 "delete from rowmill_proved"]  # fmt: skip
+        ends = [values for values in (self.lane.done, self.lane.dead, self.lane.canceled) if values]
+        when = " or ".join(f"({say.condition(values, 'new.')})" for values in ends)
+        key = " || ',' || ".join(f"cast(new.{say.name(column)} as text)" for column in self._store.binding.key)
+        if postgres:
+            texts += [
+                "create or replace function rowmill_proved() returns trigger language plpgsql as"
+                f" $$ begin insert into rowmill_proved values ({key}); return new; end $$",
+                f"create or replace trigger rowmill_proved after update on {say.table} for each row"
+                f" when ({when}) execute function rowmill_proved()",
+            ]
+        else:
+            texts += [
+                "drop trigger if exists rowmill_proved",
+                f"create trigger rowmill_proved after update on {say.table} for each row when {when}"
+                f" begin insert into rowmill_proved values ({key}); end",
+            ]
+        for text in texts:
+            await database.write(lambda run, text=text: run(text, ()))  # type: ignore[misc]
+
+    async def _feed(self, database: Database, states: dict[Any, str]) -> None:
+        """Enough rows that are ready; never so many that the run has no end."""
+        waiting = sum(state == "ready" for state in states.values())
+        texts: list[str] = []
+        while len(texts) + waiting < _AHEAD and self._number < _MOST:
+            self._number += 1
+            texts.append(self.made.insert(self._store, self._dims, self._number))
+        for text in texts:
+            await database.write(lambda run, text=text: run(text, ()))  # type: ignore[misc]
+
+    async def _states(self, database: Database) -> dict[Any, str]:
+        text = self._watch.text()
+        rows = await database.read(lambda run: run(text, ()))
+        return {key: row.state for key, row in self._watch.read(rows).items()}
+
+    async def _count(self, database: Database) -> None:
+        states, told = await self._states(database), self.survived
+        told.rows, told.lost = self._number, self._number - len(states)
+        told.done = sum(state == "done" for state in states.values())
+        told.dead = sum(state in ("dead", "canceled") for state in states.values())
+        told.left = len(_open(states))
+        text = "select count(*) - count(distinct key) from rowmill_proved"
+        told.doubled = (await database.read(lambda run: run(text, ())))[0][0]
+
+    # -- workers
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "rowmill.prove.stand_in", self.reference, self.lane.name, self.url]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        return subprocess.Popen(
+            [*command, f"proof-{number}"], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=environment
+        )
+
+    async def _fault(
+        self, what: str, chance: random.Random, workers: list[subprocess.Popen[bytes]], database: Database
+    ) -> None:
+        place, told = chance.randrange(len(workers)), self.survived
+        if what == "kill":
+            workers[place].kill()
+            workers[place].wait()
+            workers[place] = self._start(place + 1)
+            told.killed += 1
+        elif what == "stop":
+            workers[place].send_signal(signal.SIGSTOP)
+            await asyncio.sleep(LEASE.total_seconds() * 1.3)
+            workers[place].send_signal(signal.SIGCONT)
+            told.stopped += 1
+        else:
+            text = (
+                "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
+            )
+            await database.read(lambda run: run(text, ()))
+            told.cut += 1
+
+    async def _until(
+        self, database: Database, workers: Sequence[subprocess.Popen[bytes]], test: Any, seconds: float
+    ) -> None:
+        """Until the rows are so, or the time is up."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            try:
+                if test(await self._states(database)):
+                    return
+            except DatabaseError:
+                pass
+            if all(worker.poll() is not None for worker in workers):
+                self._log.seek(0)
+                said = self._log.read().decode(errors="replace").strip().splitlines()
+                raise RowmillError(
+                    f"lane {self.lane.name!r}: no worker process stays up: {said[-1] if said else 'it says nothing'}",
+                    hint=f"rowmill run {self.reference} --lanes {self.lane.name}, to see it start",
+                )
+            await asyncio.sleep(0.2)
+
+
+def _open(states: dict[Any, str]) -> list[Any]:
+    return [key for key, state in states.items() if state in ("ready", "running", "unknown")]

@@ -1,0 +1,69 @@
+"""The three shapes that rowmill proves itself with: a table of one's own, one with gates, and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from ..gates import Concurrency
+from ..lane import Lane, declare
+from ..task import Queue
+from ..task import queue as declare_queue
+from .faked import fake_task, nothing
+
+_COLUMNS = """create table {name} (
+  id bigint primary key,
+  status text not null,
+  domain text,
+  worker text,
+  claimed_at {time},
+  heartbeat_at {time},
+  run_after {time},
+  attempts integer not null default 0,
+  failures integer not null default 0,
+  reclaims integer not null default 0,
+  error text,
+  finished_at {time}
+)"""
+_STATES: dict[str, Any] = {
+    "ready": {"status": ["queued", "failed"]},
+    "running": {"status": "running"},
+    "done": {"status": "done"},
+    "retry": {"status": "failed"},
+    "dead": {"status": "dead"},
+    "canceled": {"status": "canceled"},
+    "lease": timedelta(minutes=5),
+}
+
+
+def tables(dialect: str) -> list[str]:
+    """The tables of the first two shapes."""
+    time = "timestamptz" if dialect == "postgresql" else "text"
+    return [_COLUMNS.format(name=name, time=time) for name in ("prove_plain", "prove_gated", "prove_walked")]
+
+
+def plain() -> Lane:
+    """A lane with a lease, a heartbeat and all counters."""
+    return declare("prove_plain", nothing, {**_STATES, "name": "plain"})
+
+
+def gated(limit: int = 1) -> Lane:
+    """A lane whose rows run one or two at a time by their domain."""
+    return declare("prove_gated", nothing, {**_STATES, "name": "gated", "gates": [Concurrency(limit, by="domain")]})
+
+
+def walked() -> Lane:
+    """Two gates, one by a key and one for the whole lane: on PostgreSQL a transaction of several statements."""
+    gates = [Concurrency(2, by="domain"), Concurrency(3)]
+    return declare("prove_walked", nothing, {**_STATES, "name": "walked", "gates": gates})
+
+
+def tasks() -> Queue:
+    """Jobs of rowmill's own table."""
+    made = declare_queue("proved", {})
+    made.tasks["task"] = fake_task("task", "proved", nothing)
+    return made
+
+
+SHAPES: dict[str, Callable[[], Lane]] = {"plain": plain, "gated": gated, "walked": walked, "tasks": tasks}

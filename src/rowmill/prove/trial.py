@@ -1,0 +1,127 @@
+"""A user's lane put to the proof: copied, interleaved, and worked on by processes that are killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..clock import Clock
+from ..errors import DeclarationError, RowmillError
+from ..lane import Lane
+from ..mill import Mill
+from ..store import Binding, Database, bind, store_for
+from ..store.reflect import table_name
+from .chaos import Chaos, Survived
+from .copy import copied
+from .interleave import Interleaver, Tried
+from .made import Made
+
+Tell = Callable[[str], None]
+#: Keys of a gate in the chaos run: with two alone most workers would have nothing to do.
+_KEYS = 5
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How much is tried."""
+
+    reference: str
+    schedules: int = 300
+    seconds: float = 6.0
+    first: int = 1
+    #: One schedule alone, by its seed.
+    seed: int | None = None
+    on: str | None = None
+    given: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Proved:
+    """One lane, and what it held up to."""
+
+    lane: Lane
+    environment: str
+    table: str = ""
+    promises: list[str] = field(default_factory=list)
+    tried: Tried | None = None
+    survived: Survived | None = None
+    #: It could not be tried.
+    error: RowmillError | None = None
+
+    @property
+    def held(self) -> bool:
+        """Everything that was tried held."""
+        broken = self.tried is not None and self.tried.broken is not None
+        return self.error is None and not broken and (self.survived is None or self.survived.held)
+
+
+async def prove(mill: Mill, lane: Lane, environment: str, database: Database, terms: Terms, tell: Tell) -> Proved:
+    """Try one lane of a Mill in the structure of one environment."""
+    proved = Proved(lane, environment)
+    try:
+        await _prove(mill, proved, database, terms, tell)
+    except RowmillError as error:
+        proved.error = error
+    return proved
+
+
+async def _prove(mill: Mill, proved: Proved, database: Database, terms: Terms, tell: Tell) -> None:
+    lane = proved.lane
+    tables: Sequence[tuple[str | None, str]] = []
+    texts = [repr(lane.gates)]
+    if not lane.own:
+        tables = [table_name(lane.table, database.dialect.name)]
+        binding = await bind(lane, proved.environment, database)
+        texts.append(store_for(binding, database, Clock(), "", "").statements.ready())
+    tell("copying its table")
+    async with copied(database, tables, texts, terms.on) as url:
+        seeds = [terms.seed] if terms.seed is not None else range(terms.first, terms.first + terms.schedules)
+        if terms.schedules or terms.seed is not None:
+            tell(f"interleaving {len(seeds):,} schedules")
+            async with Interleaver(lane, url, Made(terms.given), mill.schema) as interleaver:
+                proved.table = interleaver.binding.table.fullname
+                proved.promises = _promises(interleaver.binding)
+                proved.tried = await interleaver.try_seeds(seeds)
+        if terms.seed is None and terms.seconds and (proved.tried is None or proved.tried.broken is None):
+            tell(f"killing its workers for {terms.seconds:g} s")
+            made = Made(terms.given, keys=_KEYS)
+            chaos = Chaos(terms.reference, lane, url, made, mill.schema, seed=terms.first)
+            proved.survived = await chaos.run(terms.seconds)
+
+
+def _promises(binding: Binding) -> list[str]:
+    """What the watch looks at, for this lane."""
+    lane, counted = binding.lane, [r for r in ("attempts", "failures", "reclaims") if r in binding.roles]
+    told = ["one live claim per row", "no outcome without its claim", "every row comes to its end"]
+    told += [f"{', '.join(counted)} as counted"] if counted else []
+    for group in lane.groups:
+        if group.concurrency is not None:
+            by = f" by {group.label}" if group.by else ""
+            told.append(f"at most {group.concurrency.limit} running{by}")
+    return told
+
+
+def provable(mill: Mill, names: Sequence[str] | None) -> list[Lane]:
+    """The lanes that can be tried: a backfill is its live lane over again."""
+    chosen = [lane for lane in mill.select(names) if lane.backfills is None]
+    if not chosen:
+        raise DeclarationError(
+            "a backfill is tried with the lane that it belongs to",
+            hint="name the lane itself: the same without -backfill",
+        )
+    return chosen
+
+
+def value(proved: Proved) -> dict[str, Any]:
+    """For scripts."""
+    return {
+        "environment": proved.environment,
+        "lane": proved.lane.name,
+        "table": proved.table,
+        "held": proved.held,
+        "promises": proved.promises,
+        "interleaver": proved.tried.value() if proved.tried else None,
+        "chaos": vars(proved.survived) if proved.survived else None,
+        "error": None if proved.error is None else {"message": proved.error.message, "hint": proved.error.hint},
+    }

@@ -1,0 +1,120 @@
+"""Workers in orders that a seed decides: nothing is broken; and what is broken is found, and found again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from databases import Db
+from interleaving import prepared
+from rowmill.claim import Swept
+from rowmill.prove import shapes
+from rowmill.prove.interleave import Interleaver
+from rowmill.store import walk
+from rowmill.store.postgres import PostgresStatements
+from rowmill.store.sqlite import SqliteLane
+from rowmill.store.statements import Statements
+from rowmill.store.turn_statements import TurnStatements
+
+#: Seconds for one shape on one database; the long form is ``make interleave``.
+SECONDS = 1.5
+
+
+@pytest.mark.parametrize("shape", list(shapes.SHAPES))
+async def test_no_order_of_statements_loses_or_doubles_a_row(db: Db, shape: str) -> None:
+    """X1: a fixed seed's schedules, and others from a seed that is printed."""
+    start = random.randrange(10**9)
+    print(f"seeds from 1 and from {start}: make interleave ARGS='--dialect {db.dialect} --shape {shape} --seed ...'")
+    async with Interleaver(shapes.SHAPES[shape](), prepared(db)) as interleaver:
+        for first in (1, start):
+            tried = await interleaver.try_seeds(range(first, first + 300), seconds=SECONDS / 2)
+            assert tried.broken is None, tried.broken
+    assert tried.schedules >= 2
+    assert tried.claims
+    assert tried.outcomes
+
+
+@pytest.mark.parametrize("shape", ["gated", "tasks"])
+async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str) -> None:
+    """X1: a failing schedule can be replayed: the same steps in the same order, with locks waited for or not."""
+    async with Interleaver(shapes.SHAPES[shape](), prepared(db)) as interleaver:
+        first = [(await interleaver.run(seed)).steps for seed in range(40, 43)]
+    async with Interleaver(shapes.SHAPES[shape](), db.url) as interleaver:
+        again = [(await interleaver.run(seed)).steps for seed in range(40, 43)]
+    assert first == again
+
+
+async def caught(db: Db, shape: str, said: str, most: int = 400) -> None:
+    """Some schedule is broken in these words; by its seed it is broken again, step by step."""
+    lane: Callable[[], Any] = shapes.SHAPES[shape]
+    async with Interleaver(lane(), prepared(db)) as interleaver:
+        broken = (await interleaver.try_seeds(range(1, most))).broken
+    assert broken is not None, f"no schedule of {most} is broken"
+    assert said in str(broken.broken)
+    async with Interleaver(lane(), db.url) as interleaver:
+        again = await interleaver.run(broken.seed)
+    assert (again.broken, again.steps) == (broken.broken, broken.steps)
+
+
+@pytest.mark.parametrize("shape", ["plain", "tasks"])
+async def test_an_engine_without_its_fence_is_caught(db: Db, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X1: where worker, time and count are not asked for, a late outcome is written over somebody else's claim."""
+    whole = Statements.fence
+
+    def careless(self: Statements, row: str, *values: str) -> str:
+        return f"{self.running(f'{row}.')} and ({whole(self, row, *values)} or true)"
+
+    monkeypatch.setattr(Statements, "fence", careless)
+    await caught(db, shape, "without its claim")
+
+
+async def test_a_sweep_that_does_not_look_again_is_caught_on_postgresql(
+    pg: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X1, A12: a row that was settled while the sweep waited for it would be taken back."""
+    whole = PostgresStatements.sweep
+
+    def careless(self: PostgresStatements, lease: timedelta) -> str:
+        text = whole(self, lease).replace("\n  for no key update skip locked", "")
+        return text.replace("t.ctid = held._row", "t.id = held._k0")
+
+    monkeypatch.setattr(PostgresStatements, "sweep", careless)
+    await caught(pg, "plain", "sweep: ")
+
+
+async def test_a_sweep_that_does_not_look_again_is_caught_on_sqlite(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X1, A12: the rows of an earlier look, written without a second one."""
+
+    async def careless(self: SqliteLane, lease: timedelta, most: int = 1000) -> list[Swept]:
+        rows = await self.database.read(lambda run: run(self.statements.find_stale(lease), {"most": most}))
+        text = self.statements.sweep(poison=False).replace(f" and {self.statements.running()}", "")
+        for _, _, key in rows:
+            await self.database.write(lambda run, key=key: run(text, {"_k0": key}))
+        return []
+
+    monkeypatch.setattr(SqliteLane, "sweep", careless)
+    await caught(lite, "plain", "sweep: ")
+
+
+async def test_a_gate_without_its_lock_is_caught_on_postgresql(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: two claims that count at the same moment would both take."""
+    whole = TurnStatements.claim
+
+    def careless(self: TurnStatements, **options: Any) -> str:
+        lock = " and _g.version = turns.version\n    for no key update skip locked"
+        text = whole(self, **options)
+        assert lock in text
+        return text.replace(lock, "")
+
+    monkeypatch.setattr(TurnStatements, "claim", careless)
+    await caught(pg, "gated", "its limit is 1")
+
+
+async def test_a_gate_that_does_not_count_is_caught_on_sqlite(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: there one writer at a time is the lock; what it counts is the gate."""
+    monkeypatch.setattr(walk._Claim, "_running", lambda *_: {})
+    await caught(lite, "gated", "its limit is 1")

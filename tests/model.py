@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 #: Hours. Time moves by whole ones, and nothing falls due at one: what is due never hangs on how long a step took.
 LEASE, BACKOFF, COOLDOWN, TOKEN = 5.5, 1.5, 3.5, 1.7
-LIMIT, RECLAIMS = 3, 1
+LIMIT, RECLAIMS = 2, 1
 FINAL = ("done", "dead", "canceled")
 POISONED = "taken back too often: its worker died or stopped renewing in every run"
 

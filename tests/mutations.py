@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "rowmill"
 PAGE = ROOT / "docs" / "guarantees.md"
 MARKS = ("<!-- mutations: made by make mutations -->\n", "<!-- /mutations -->\n")
-#: No run of a few tests takes longer; one that does is stuck, which is red too.
-PATIENCE = 400
+#: No run of a few tests takes longer, and each has its own time limit: a run that does shows nothing, and says so.
+PATIENCE = 1200
 MODEL = "tests/test_model.py::test_rows_claims_and_gates_are_always_as_the_model_says"
 
 
@@ -139,7 +139,7 @@ MUTATIONS = (
     one(
         "the attempt limit", "engine/execute.py",
         "if claim.attempt >= claim.limit:", "if False:",
-        "tests/test_shapes_runs.py::test_an_exception_is_retried_by_the_lanes_policy", f"{MODEL}[sqlite-plain]",
+        "tests/test_systems_facts.py::test_the_limit_of_ocr_attempts_is_each_rows_own", f"{MODEL}[sqlite-plain]",
     ),
     one(
         "the limit of reclaims", "store/statements.py",
@@ -223,12 +223,7 @@ def run(folder: Path, tests: tuple[str, ...], *, stop: bool) -> tuple[list[str],
         raise SystemExit(f"the tests would not run against the copy, but against {found}")
     # Without -k and without the cache: by name, and nothing left behind.
     words = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *(["-x"] if stop else []), *tests]
-    try:
-        ended = subprocess.run(
-            words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE if stop else None
-        )
-    except subprocess.TimeoutExpired:
-        return ["(stuck)"], "stuck"
+    ended = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     red = re.findall(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", ended.stdout, re.MULTILINE)
     if ended.returncode not in (0, 1):
         raise SystemExit(f"pytest itself failed:\n{ended.stdout[-3000:]}{ended.stderr[-3000:]}")

@@ -14,6 +14,8 @@ import pytest
 
 from databases import Db
 
+pytestmark = pytest.mark.no_pooler("the other library connects to the database by itself, with settings of its own")
+
 SETTINGS = """
 SECRET_KEY = "test"
 INSTALLED_APPS = ["rowmill.django", "post"]

@@ -18,6 +18,8 @@ import pytest
 from databases import Db
 from farm import eventually
 
+pytestmark = pytest.mark.no_pooler("the other library connects to the database by itself, with settings of its own")
+
 PAGE = Path(__file__).parent.parent / "docs" / "frameworks.md"
 FILES = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 DJANGO = ("settings.py", "shop/models.py", "shop/jobs.py", "shop/views.py")

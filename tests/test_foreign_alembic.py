@@ -9,6 +9,8 @@ import pytest
 from databases import Db
 from foreign import Place
 
+pytestmark = pytest.mark.no_pooler("the other library connects to the database by itself, with settings of its own")
+
 INI = "[alembic]\nscript_location = migrations\n"
 ENV = """
 import os

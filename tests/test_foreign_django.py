@@ -10,6 +10,8 @@ import pytest
 from databases import Db
 from foreign import Place
 
+pytestmark = pytest.mark.no_pooler("the other library connects to the database by itself, with settings of its own")
+
 SETTINGS = """
 SECRET_KEY = "test"
 INSTALLED_APPS = ["post"]

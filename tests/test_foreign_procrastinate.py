@@ -11,6 +11,8 @@ from databases import Db
 from foreign import Place
 from rowmill.testing import Kit
 
+pytestmark = pytest.mark.no_pooler("the other library connects to the database by itself, with settings of its own")
+
 HEAD = """
 import asyncio, json, os, procrastinate
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["DATABASE_URL"]))

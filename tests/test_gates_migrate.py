@@ -9,6 +9,10 @@ import pytest
 from command import Command
 from databases import Db
 
+pytestmark = pytest.mark.no_pooler(
+    "migrate builds indexes, and asks for the direct address: a pooler cuts what it does in pieces"
+)
+
 LANE = (
     "from rowmill import Concurrency, domain\n"
     "mill.lane('pages', name='crawl', ready={'status': 'new'}, running={'status': 'running'}, done={'status': 'done'},"

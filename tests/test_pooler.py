@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,28 +89,26 @@ def test_two_processes_drain_a_lane_row_by_row_once(pg: Db, tmp_path: Path) -> N
         farm.close()
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.no_pooler("it starts such a run itself")
 def test_the_core_works_through_pgbouncer(server: object) -> None:
     """Issue, poolers; DESIGN: fence, settling, shapes, gates, tasks and a drain, in transaction mode."""
     if pooler.command() is None:
         pytest.fail("there is no pgbouncer, and what works behind one is not tested. Try: make pgbouncer")
     here = Path(__file__).parent
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--pooler",
-        "-v",
-        "-p",
-        "no:cacheprovider",
-        *(str(here / one) for one in CORE),
-    ]
+    words = [sys.executable, "-m", "pytest", "--pooler", "-vv", "-p", "no:cacheprovider", "--timeout=300"]
     inner = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    ended = subprocess.run(words, cwd=here.parent, env=inner, capture_output=True, text=True, timeout=110)
-    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
+    command = [*words, *(str(here / one) for one in CORE)]
+    with subprocess.Popen(command, cwd=here.parent, env=inner, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            said, _ = started.communicate(timeout=360)
+        except subprocess.TimeoutExpired:
+            started.send_signal(signal.SIGINT)  # so that it stops the server it has started
+            said, _ = started.communicate()
+    assert started.returncode == 0, said[-5000:]
     # Each by its name, and more than once where it has shapes: nothing was left out unseen.
-    passed = re.findall(r"::(\w+)(?:\[.*)? PASSED", ended.stdout)
-    assert {one.partition("::")[2] for one in CORE} == set(passed), ended.stdout[-5000:]
+    passed = re.findall(r"::(\w+)(?:\[.*)? PASSED", said)
+    assert {one.partition("::")[2] for one in CORE} == set(passed), said[-5000:]
 
 
 async def test_behind_pgbouncer_it_is_pgbouncer_that_answers(pg: Db) -> None:

@@ -44,7 +44,7 @@ def found(db: Db) -> tuple[int, int]:
 
 
 def _dsn(db: Db) -> str:
-    return db.url
+    return db.direct
 
 
 def _enqueue_sync(mill: Mill, tx: Any) -> None:

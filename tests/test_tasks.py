@@ -199,6 +199,7 @@ async def test_jobs_of_tasks_that_a_worker_does_not_know_are_left_alone(mill: Mi
     ]
 
 
+@pytest.mark.no_pooler("a transaction pooler loses LISTEN with the transaction: the next poll is the wake-up there")
 async def test_what_is_enqueued_is_picked_up_at_once_by_an_idle_worker(mill: Mill) -> None:
     """The median within 50 ms, on both databases; loosely here, for a machine with other work."""
     began: asyncio.Queue[float] = asyncio.Queue()

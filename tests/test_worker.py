@@ -114,6 +114,7 @@ async def test_a_row_of_a_higher_lane_that_arrives_in_mid_backlog_starts_next(
     assert len(starts) == 37
 
 
+@pytest.mark.no_pooler("a transaction pooler loses LISTEN with the transaction: the next poll is the wake-up there")
 async def test_a_wake_up_makes_pickup_immediate(db: Db) -> None:
     """A3, X4: the poll is an hour away; a notification, or on SQLite another's commit, is enough."""
     jobs(db, 0)

@@ -31,6 +31,8 @@ class Result:
     #: Workers that ended by themselves and were started again.
     restarted: int = 0
     seconds: float = 0.0
+    #: The command and the day it was found by.
+    origin: str = ""
     not_tried: str | None = None
     #: Why one must think that the fault was not felt: then the bout proves nothing.
     unfelt: str | None = None

@@ -100,8 +100,8 @@ def _manned(ground: Ground, server: Server, network: Network, split: Sequence[in
             if processes:
                 _start(stage, host, processes, more)
         until(
-            lambda: stage.pg.query("select count(*) from rowmill_workers", stage.database)[0][0] == sum(split), _PATIENCE,
-            "not all workers have come",
+            lambda: stage.pg.query("select count(*) from rowmill_workers", stage.database)[0][0] == sum(split),
+            _PATIENCE, "not all workers have come",
         )  # fmt: skip
         yield stage
 

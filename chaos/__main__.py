@@ -17,6 +17,7 @@ from .bout import Result, fight
 from .check import KINDS
 from .crew import ROOT
 from .faults import Fault
+from .figures import Figures
 from .plan import LONG, QUICK, Plan
 from .stage import Ground, ground
 
@@ -33,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only-fleet", action="store_true", help="nothing but the several hosts")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further bout after that long")
     parser.add_argument("--seed", type=int, default=None, help="of what is chosen by chance")
+    parser.add_argument("--merge", action="store_true", help="keep the last run's figures of what this one leaves out")
     parser.add_argument("--out", type=Path, help="the report (docs/chaos.md; where only a part is run: chaos/out)")
     return parser.parse_args()
 
@@ -43,29 +45,35 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken down again
     plan = QUICK if given.quick else LONG
     whole = not (given.quick or given.faults or given.times or given.rows or given.no_fleet or given.only_fleet)
-    out = given.out or (ROOT / "docs" / "chaos.md" if whole else OUT / "chaos.md")
+    out = given.out or (ROOT / "docs" / "chaos.md" if whole or given.merge else OUT / "chaos.md")
     began, when = time.monotonic(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     limited = "" if math.isinf(given.minutes) else f' ARGS="--minutes {given.minutes:g}"'
     command = f"make chaos{limited}" if whole else " ".join(["python -m chaos", *sys.argv[1:]])
+    kept = OUT / "chaos.json"
+    figures = Figures.read(kept) if given.merge else Figures()
     results: list[Result] = []
     fleet: fleets.Fleet | None = None
     with ground() as here:
-        version = here.server.version()
+        versions = report.versions(here.server.version())
 
-        def tell() -> None:
+        def tell(*new: Result) -> None:
             """After every bout: a run that is broken off has told what it found until then."""
-            report.write(out, results, fleet, command, when, time.monotonic() - began, version)
-            report.dump(OUT / "chaos.json", results, fleet)
+            for result in new:
+                result.origin = f"`{command}`, {when}"
+            report.write(out, figures, versions)
+            figures.write(kept)
 
         for kind in [] if given.only_fleet else plan.wanted(given.faults):
             if time.monotonic() - began > given.minutes * 60:
-                results.append(Result(kind.name, kind.says, not_tried=f"the {given.minutes:g} minutes given were over"))
+                result = Result(kind.name, kind.says, not_tried=f"the {given.minutes:g} minutes given were over")
             else:
-                results.append(_bout(kind(here), given.times or plan.times[kind], given.rows or plan.rows))
-            tell()
+                result = _bout(kind(here), given.times or plan.times[kind], given.rows or plan.rows)
+            results.append(result)
+            figures.results[result.fault] = result
+            tell(result)
         if not (given.no_fleet or given.faults):
-            fleet = _fleet(here, plan)
-        tell()
+            figures.fleet = fleet = _fleet(here, plan)
+            tell(fleet.drained)
     print(out.read_text())
     return 1 if failings(results, fleet) else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import sys
 import time
@@ -15,7 +16,8 @@ from .feeder import Feeder
 from .records import read
 from .stage import Stage
 
-_UP, _RECOVER, _DRAIN = 90.0, 90.0, 180.0
+#: Seconds: a machine that has other work may take some of them for itself.
+_UP, _RECOVER, _DRAIN = 300.0, 300.0, 120.0
 
 
 @dataclass
@@ -31,6 +33,8 @@ class Result:
     #: Workers that ended by themselves and were started again.
     restarted: int = 0
     seconds: float = 0.0
+    #: The command and the day it was found by.
+    origin: str = ""
     not_tried: str | None = None
     #: Why one must think that the fault was not felt: then the bout proves nothing.
     unfelt: str | None = None
@@ -114,11 +118,14 @@ def until(ask: Callable[[], object], seconds: float, words: str) -> float:
 
 
 def drain(stage: Stage, result: Result) -> None:
-    """Until every row is final, or time is up: those are then found stuck."""
-    deadline = time.monotonic() + _DRAIN
+    """Until every row is final, or for a good while none has become so: those are then found stuck."""
+    least, deadline = math.inf, time.monotonic() + _DRAIN
     while time.monotonic() < deadline:
-        if stage.books.patiently(stage.books.unfinished) == 0:
+        left = stage.books.patiently(stage.books.unfinished)
+        if left == 0:
             return
+        if left < least:
+            least, deadline = left, time.monotonic() + _DRAIN
         result.restarted += stage.crew.restart_dead()
         time.sleep(0.1)
 

@@ -22,10 +22,12 @@ from .feeder import Feeder
 from .hosts import Host, Network
 from .records import read
 from .server import Server
-from .stage import LEASE, Ground, Stage
+from .stage import Ground, Stage
 
 #: What is promised: so many statements a minute for a worker with nothing to do, and no more for each as they get more.
 MOST_A_MINUTE, MOST_GROWTH = 120.0, 1.5
+#: Longer than in the bouts: fifty processes share the few cores of one machine, and each must get to its heartbeat.
+LEASE = 15.0
 #: Fifty interpreters take their time to start where others work, too.
 _PATIENCE = 900.0
 _STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]*):", re.MULTILINE)
@@ -69,7 +71,15 @@ class Fleet:
         return words
 
 
-def run(ground: Ground, count: int, each: int, rows: int, idle: Sequence[int] = (), seconds: float = 60.0) -> Fleet:
+def run(
+    ground: Ground,
+    count: int,
+    each: int,
+    rows: int,
+    idle: Sequence[int] = (),
+    seconds: float = 30.0,
+    lease: float = LEASE,
+) -> Fleet:
     """``count`` hosts with ``each`` processes; ``idle``: for how many workers the idle cost is measured."""
     name = f"{count} hosts, {count * each} processes"
     fleet = Fleet(Result(name, "one database; one host is cut off and comes back while they drain it"), count)
@@ -85,7 +95,7 @@ def run(ground: Ground, count: int, each: int, rows: int, idle: Sequence[int] = 
             fleet.idle.append(_idle(ground, server, network, workers, seconds))
             told = fleet.idle[-1]
             print(f"{workers:3} idle: {told.each_minute:.1f} statements a minute each", file=sys.stderr, flush=True)
-        _drain(ground, server, network, each, rows, fleet)
+        _drain(ground, server, network, each, rows, lease, fleet)
     print(line(fleet.drained), fleet.shares, file=sys.stderr, flush=True)
     return fleet
 
@@ -101,8 +111,7 @@ def _manned(ground: Ground, server: Server, network: Network, split: Sequence[in
                 _start(stage, host, processes, more)
         until(
             lambda: stage.pg.query("select count(*) from rowmill_workers", stage.database)[0][0] == sum(split),
-            _PATIENCE,
-            "not all workers have come",
+            _PATIENCE, "not all workers have come",
         )  # fmt: skip
         yield stage
 
@@ -112,7 +121,7 @@ def _start(stage: Stage, host: Host, processes: int, more: dict[str, str]) -> No
     stage.crew.launch(
         [*host.inside, sys.executable, "-m", "rowmill", "run", "chaos.app:mill", "--processes", str(processes),
          "--worker-id", name, "--log", "json", "--log-level", "warning", "--grace", "5"],
-        name, {"CHAOS_CONCURRENCY": "10", **more},
+        name, {"CHAOS_CONCURRENCY": "10", "CHAOS_BATCH": "50", **more},
     )  # fmt: skip
 
 
@@ -133,16 +142,16 @@ def _idle(ground: Ground, server: Server, network: Network, workers: int, second
     return Idle(workers, took, len(_STATEMENT.findall(text)), int(seats))
 
 
-def _drain(ground: Ground, server: Server, network: Network, each: int, rows: int, fleet: Fleet) -> None:
+def _drain(ground: Ground, server: Server, network: Network, each: int, rows: int, lease: float, fleet: Fleet) -> None:
     result, began = fleet.drained, time.monotonic()
-    with _manned(ground, server, network, [each] * len(network.hosts)) as stage:
+    with _manned(ground, server, network, [each] * len(network.hosts), CHAOS_LEASE=str(lease)) as stage:
         feeder = Feeder(stage.books, rows, rows / 30.0)
         feeder.start()
         until(lambda: stage.books.settled_after(0.0), _PATIENCE, "nobody has written an outcome")
         host = network.hosts[-1]
         host.cut()
         result.injected += 1
-        time.sleep(LEASE + 2)
+        time.sleep(lease + 2)
         host.mend()
         healed = time.time()
         theirs = [f"host{host.number}"] if each == 1 else [f"host{host.number}-{n}" for n in range(1, each + 1)]
@@ -155,7 +164,7 @@ def _drain(ground: Ground, server: Server, network: Network, each: int, rows: in
         stage.crew.close()
         runs = list(read(stage.crew.records, stage.crew.deaths))
         books = stage.books
-        result.verdict = check(feeder.added, books.rows(), books.ledger(), runs, books.effects(), stage.crew.lease)
+        result.verdict = check(feeder.added, books.rows(), books.ledger(), runs, books.effects(), lease)
     shares = Counter(run.worker.split("-")[0] for run in runs)
     fleet.shares = {f"host{host.number}": shares[f"host{host.number}"] for host in network.hosts}
     result.seconds = time.monotonic() - began

@@ -42,5 +42,5 @@ class Plan:
         return [fault for fault in FAULTS if fault in self.times and any(word in fault.name.lower() for word in words)]
 
 
-LONG = Plan(_TIMES, 23_000, 5, 10, (1, 10, 50), 60.0, 50_000)
+LONG = Plan(_TIMES, 23_000, 5, 10, (1, 10, 50), 30.0, 30_000)
 QUICK = Plan({fault: 2 if times > 20 else 1 for fault, times in _TIMES.items()}, 1_500, 2, 2, (1, 4), 10.0, 3_000)

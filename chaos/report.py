@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from .bout import Result
 from .check import KINDS, totals
+from .figures import Figures
 from .fleet import MOST_A_MINUTE, MOST_GROWTH, Fleet
 from .stage import LEASE
 
@@ -20,22 +19,17 @@ from .stage import LEASE
 _WORDS = (Path(__file__).parent / "words.md").read_text().replace("LEASE", f"{LEASE:g}")
 
 
-def write(
-    path: Path, results: Sequence[Result], fleet: Fleet | None, command: str, when: str, seconds: float, pg: str
-) -> None:
+def write(path: Path, figures: Figures, versions: str) -> None:
     """The Markdown page."""
-    tried = [result for result in results if result.not_tried is None]
-    if fleet is not None and fleet.drained.not_tried is None:
-        tried.append(fleet.drained)
+    tried = [result for result in figures.all() if result.not_tried is None]
     sums = totals(result.verdict for result in tried)
     faults = sum(result.injected for result in tried)
     found = ", ".join(f"{kind} {sums[kind]}" for kind in KINDS)
     lines = [
         "# Chaos",
         "",
-        f"Written by `{command}` on {when}, in {seconds / 60:.0f} minutes: Python {platform.python_version()},"
-        f" PostgreSQL {pg}, SQLite {sqlite3.sqlite_version}, rowmill {importlib.metadata.version('rowmill')},"
-        f" {os.cpu_count()} cores.",
+        *_origins(tried),
+        f"{versions}, {os.cpu_count()} cores.",
         "",
         f"**{sums['rows']:,} rows, {faults:,} faults, {sums['runs']:,} runs: {found}.**",
         "",
@@ -46,16 +40,34 @@ def write(
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(_row(result) for result in tried),
         "",
-        *(_untried(results, fleet)),
+        *(_untried(figures)),
         "| fault | what is done |",
         "|---|---|",
         *(f"| {result.fault} | {result.says} |" for result in tried),
         "",
         *_found(tried),
-        *(_fleet(fleet) if fleet is not None and fleet.idle else []),
+        *(_fleet(figures.fleet) if figures.fleet is not None and figures.fleet.idle else []),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def versions(postgres: str) -> str:
+    """Of all that takes part."""
+    rowmill = importlib.metadata.version("rowmill")
+    return (
+        f"Python {platform.python_version()}, PostgreSQL {postgres}, SQLite {sqlite3.sqlite_version}, rowmill {rowmill}"
+    )
+
+
+def _origins(tried: Sequence[Result]) -> list[str]:
+    """Which command found what, and when."""
+    lines = []
+    for origin in dict.fromkeys(result.origin for result in tried):
+        theirs = [result for result in tried if result.origin == origin]
+        minutes = sum(result.seconds for result in theirs) / 60
+        lines.append(f"- {origin}: {sum(r.injected for r in theirs)} faults in {minutes:.0f} minutes")
+    return ["Written by the runs themselves:", "", *lines, ""]
 
 
 def _row(result: Result) -> str:
@@ -66,8 +78,8 @@ def _row(result: Result) -> str:
     )
 
 
-def _untried(results: Sequence[Result], fleet: Fleet | None) -> list[str]:
-    left = [result for result in (*results, *([fleet.drained] if fleet else [])) if result.not_tried is not None]
+def _untried(figures: Figures) -> list[str]:
+    left = [result for result in figures.all() if result.not_tried is not None]
     return [*(f"Not tried: {result.fault}: {result.not_tried}." for result in left), *([""] if left else [])]
 
 
@@ -103,13 +115,3 @@ def _fleet(fleet: Fleet) -> list[str]:
             for idle in fleet.idle
         ),
     ]
-
-
-def dump(path: Path, results: Sequence[Result], fleet: Fleet | None) -> None:
-    """The figures, for other programs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(
-            {"bouts": [asdict(result) for result in results], "fleet": asdict(fleet) if fleet else None}, indent=1
-        )
-    )

@@ -63,7 +63,7 @@ def test_two_hosts_drain_one_database_and_one_is_cut_off_meanwhile(ground: Groun
     """X1: `rowmill run` in network namespaces."""
     if why := hosts.unable():
         pytest.skip(why)
-    found = fleet.run(ground, 2, 2, 1500)
+    found = fleet.run(ground, 2, 2, 1500, lease=stages.LEASE)
     assert found.drained.verdict.found == {"lost": [], "doubled": [], "stale": [], "stuck": []}
     assert found.faults == []
     assert all(found.shares.values())

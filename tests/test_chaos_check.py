@@ -11,6 +11,7 @@ import pytest
 from chaos.__main__ import failings
 from chaos.bout import Result
 from chaos.check import KINDS, Entry, Row, Verdict, check
+from chaos.figures import Figures
 from chaos.fleet import Fleet, Idle
 from chaos.records import Run, read
 from chaos.report import write
@@ -132,12 +133,16 @@ def test_the_handlers_own_files_are_read_with_the_time_of_a_death(tmp_path: Path
 
 def test_the_report_tells_what_was_found_and_what_was_not_tried(tmp_path: Path) -> None:
     """X1: a fault that cannot be tried here is never left out in silence."""
-    bad = Result("kill", injected=3, recoveries=[0.5, 2.0], verdict=DOUBLED["two outcomes"])
-    write(tmp_path / "r.md", [bad, Result("cut", not_tried="no namespaces")], None, "make", "today", 60.0, "18")
+    bad = Result("kill", injected=3, recoveries=[0.5, 2.0], verdict=DOUBLED["two outcomes"], origin="make")
+    kept = tmp_path / "figures.json"
+    idle = Fleet(Result("fleet", origin="fleet"), 1, [Idle(1, 60.0, 30, 3)], {"host1": 5})
+    Figures({"kill": bad, "cut": Result("cut", not_tried="no namespaces")}, idle).write(kept)
+    write(tmp_path / "r.md", Figures.read(kept), "18")
     text = (tmp_path / "r.md").read_text()
     assert "| kill | 3 | 1 | 0 | 1 | 0 | 0 | 1.25 | 2.00 | 0 |" in text
     assert "doubled: row 1: 2 outcomes were recorded" in text
     assert "Not tried: cut: no namespaces." in text
+    assert "| 1 | 30 | 30.0 | 3.0 |" in text
 
 
 def test_the_command_fails_over_anything_that_is_not_zero_and_over_a_fault_that_nobody_felt() -> None:

@@ -14,20 +14,13 @@ from typing import IO
 
 from playwright.async_api import Browser, Error, Playwright, async_playwright
 
-from rowmill.errors import RowmillError
-
 from . import settings
+from .errors import BrowserError, NotStarted
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PREFIX, _LOCK = "registre-browser-", "in-use"
-
-
-class BrowserError(RowmillError):
-    """There is no browser, or it does not start."""
-
-
-class NotStarted(BrowserError):
-    """The browser is there, and did not start this time."""
+#: What a browser wants for its profile, in bytes.
+_ROOM = 20_000_000
 
 
 def find() -> str:
@@ -53,6 +46,8 @@ class Chromium:
         self._browser: Browser | None = None
         self._scratch: Scratch | None = None
         self._lost = False
+        #: Held by a job that tries again after a browser died under it: see ``Session.run``.
+        self.suspects = asyncio.Lock()
         #: How often a browser was started: what belongs to an earlier one is gone with it.
         self.generation = 0
 
@@ -70,18 +65,20 @@ class Chromium:
         self._lost = self._lost or generation == self.generation
 
     async def gone(self) -> None:
-        """Wait a moment until a browser that is dying is known to be dead, so that nobody tries it once more."""
-        for _ in range(20):
+        """Wait until a browser that is dying is known to be dead, so that nobody tries it once more: on a busy machine
+        that takes seconds. One whose page alone died lives on.
+        """
+        for _ in range(100):
             if self._browser is None or self._lost or not self._browser.is_connected():
                 return
             await asyncio.sleep(0.05)
 
     async def _start(self) -> Browser:
         path = find()
-        self._scratch = Scratch()
-        with self._scratch.as_temporary():
-            self._playwright = await async_playwright().start()
         try:
+            self._scratch = Scratch()
+            with self._scratch.as_temporary():
+                self._playwright = await async_playwright().start()
             return await self._playwright.chromium.launch(
                 executable_path=path,
                 headless=settings.text("HEADLESS") != "0",
@@ -90,8 +87,13 @@ class Chromium:
                 # A worker that is told to stop lets its runs finish: their browser must not go before them.
                 handle_sigint=False, handle_sigterm=False, handle_sighup=False,
             )  # fmt: skip
-        except Error as error:
+        except (Error, OSError) as error:
             await self._stop()
+            if shutil.disk_usage(above := tempfile.gettempdir()).free < _ROOM:
+                raise NotStarted(
+                    f"the browser {path} does not start: no space is left in {above} for its profile",
+                    hint="free some space there, or TMPDIR=/another/directory, then retry the row",
+                ) from error
             raise NotStarted(
                 f"the browser {path} does not start: {_reason(error)}",
                 hint=f"see whether this works: {path} --headless --no-sandbox --dump-dom about:blank",
@@ -147,10 +149,11 @@ class Scratch:
         _clear(self.path.parent)
 
 
-def _reason(error: Error) -> str:
+def _reason(error: Error | OSError) -> str:
     """What the browser itself said last, or Playwright's own words."""
-    said = [line.partition("[err]")[2].strip() for line in error.message.splitlines() if "[err]" in line]
-    return next(filter(None, reversed(said)), error.message.splitlines()[0])
+    words = str(error).splitlines()
+    said = [line.partition("[err]")[2].strip() for line in words if "[err]" in line]
+    return next(filter(None, reversed(said)), words[0])
 
 
 def _clear(above: Path) -> None:

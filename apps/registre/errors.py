@@ -1,4 +1,4 @@
-"""What can go wrong on a site, each with what an operator can do about it.
+"""What can go wrong with a site or the browser, each with what an operator can do about it.
 
     SiteError
     ├── PageChanged      something that should be on a page is not there
@@ -7,12 +7,23 @@
     ├── SiteSilent       no answer in time, or no way to the site
     └── BrowserLost      the browser died again and again
 
+    BrowserError         there is no browser on this machine
+    └── NotStarted       it is there, and did not start this time
+
 SessionExpired is none of them: it is mended by logging in, and never seen outside.
 """
 
 from __future__ import annotations
 
 from rowmill.errors import RowmillError
+
+
+class BrowserError(RowmillError):
+    """There is no browser, or it does not start."""
+
+
+class NotStarted(BrowserError):
+    """The browser is there, and did not start this time."""
 
 
 class SiteError(RowmillError):

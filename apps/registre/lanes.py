@@ -128,6 +128,6 @@ async def rdprm(job: Job, rights: Session) -> None:
 
 def object_path(job: Job) -> str:
     """A row's one object: whoever works on it again uploads to the same name."""
-    number = re.sub(r"[^0-9A-Za-z]+", "-", job["document_number"]).strip("-")
+    number = re.sub(r"[^0-9A-Za-z]+", "-", job["document_number"]).strip("-")[:80]  # file names have an end
     kind = land.search_for(job["document_type"]).path
     return f"{job.environment}/{kind}/{job.id}-{number}.pdf"

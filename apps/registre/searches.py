@@ -16,35 +16,37 @@ _MOST_PAGES = 200
 
 
 async def companies(visit: Visit, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What the company register has under a name: the companies, and all names that they bear."""
+    """What the company register has under a name: the companies, and all names that they bear; each once, however
+    often the register shows it.
+    """
     await visit.open("search")
     await visit.fill("name", name)
     await visit.tick("terms")
     await visit.click("search")
     await visit.wait_for("results")
-    found: list[dict[str, Any]] = []
-    named: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
+    named: dict[tuple[str, str, str], dict[str, Any]] = {}
     for address in await visit.links("company"):
         await visit.open(address)
         await visit.wait_for("identification")
         company, names = parse_company(await visit.page.content(), visit.page.url)
-        found.append(company)
-        named += names
-    return found, named
+        found[company["neq"]] = company
+        named |= {(row["neq"], row["name"], row["kind"]): row for row in names}
+    return list(found.values()), list(named.values())
 
 
 async def inscriptions(visit: Visit, name: str) -> list[dict[str, Any]]:
-    """What the movable-rights register has under a name, over all pages of the answer."""
+    """What the movable-rights register has under a name, over all pages of the answer; each inscription once."""
     await visit.open("search")
     await visit.fill("name", name)
     await visit.click("search")
-    found: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
     for _ in range(_MOST_PAGES):
         await visit.wait_for("results")
-        found += parse_inscriptions(await visit.page.content(), visit.page.url)
+        found |= {row["number"]: row for row in parse_inscriptions(await visit.page.content(), visit.page.url)}
         following = await visit.links("next")
         if not following:
-            return found
+            return list(found.values())
         await visit.open(following[0])
     raise PageChanged(
         f"{visit.site.name} has more than {_MOST_PAGES} pages for {name!r}",

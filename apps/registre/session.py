@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from playwright.async_api import BrowserContext, Error
+from playwright.async_api import BrowserContext, Error, Page
 
 from rowmill import Job
 from rowmill.errors import RowmillError
 
 from . import evidence, settings
-from .browser import Chromium, NotStarted
-from .errors import BrowserLost, LoginRefused, SessionExpired, SiteError
+from .browser import Chromium
+from .errors import BrowserLost, LoginRefused, NotStarted, SessionExpired, SiteError
 from .sites import Site
 from .visit import Visit
 
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 #: How often a job is begun again because the site has logged us out, or because the browser died.
 _LOGINS, _BROWSERS = 3, 3
+#: How long an account that was refused is not tried: with every row once more, the site would lock it.
+_REFUSED_FOR = 300.0
 
 
 class Session:
@@ -30,12 +33,17 @@ class Session:
     def __init__(self, chromium: Chromium, site: Site) -> None:
         self.chromium, self.site = chromium, site
         self.access = settings.access(site.prefix, login=bool(site.login))
-        self.timeout = settings.number("SITE_TIMEOUT_SECONDS", least=0.1)
+        timeouts = ("SITE_TIMEOUT_SECONDS", "DOWNLOAD_TIMEOUT_SECONDS")
+        self._timeouts = [settings.number(name, least=0.1) for name in timeouts]
         self._context: BrowserContext | None = None
+        #: Pages at rest: a new one is a new window, which costs the browser more than all the rest of a visit.
+        self._pages: list[Page] = []
         self._generation = 0
         self._cookies: Any = None
         #: How often we logged in: who comes late to an expired session finds it renewed.
         self.logins = 0
+        #: What the site said of our account, and when it may be asked again.
+        self._refused, self._ask_again = "", 0.0
         self._opening, self._logging_in = asyncio.Lock(), asyncio.Lock()
 
     async def run(self, job: Job, work: Callable[[Visit], Awaitable[T]]) -> T:
@@ -44,7 +52,10 @@ class Session:
         while True:
             known = self.logins
             try:
-                async with self._visit(job) as visit:
+                # Who was there when a browser died may have been its death: such jobs try again one at a time, so
+                # that the one whose page kills every browser takes no other with it more than once.
+                turn = self.chromium.suspects if browsers else contextlib.nullcontext()
+                async with turn, self._visit(job) as visit:
                     return await work(visit)
             except SessionExpired:
                 logins += 1
@@ -74,6 +85,8 @@ class Session:
         async with self._logging_in:
             if self.logins != known:
                 return
+            if time.monotonic() < self._ask_again:
+                raise self._login_refused()
             async with self._visit(job) as visit:
                 await self._give_account(visit)
                 self._cookies = await visit.page.context.storage_state()
@@ -85,10 +98,14 @@ class Session:
         await visit.fill("login_password", self.access.password)
         await visit.click("login_submit")
         if await visit.wait_for("login_error", "home", logged_in=False) == "login_error":
-            raise LoginRefused(
-                f"{self.site.name} refuses the login of {self.access.user!r}: {await visit.text('login_error')}",
-                hint=f"correct {self.site.prefix}_USER and _PASSWORD, restart the workers, then retry the row",
-            )
+            self._refused, self._ask_again = await visit.text("login_error"), time.monotonic() + _REFUSED_FOR
+            raise self._login_refused()
+
+    def _login_refused(self) -> LoginRefused:
+        return LoginRefused(
+            f"{self.site.name} refuses the login of {self.access.user!r}: {self._refused}",
+            hint=f"correct {self.site.prefix}_USER and _PASSWORD, restart the workers, then retry the row",
+        )
 
     # -- the browser
 
@@ -96,16 +113,20 @@ class Session:
     async def _visit(self, job: Job) -> AsyncIterator[Visit]:
         """A page of our context. What goes wrong on it is told with where the page was kept."""
         visit: Visit | None = None
+        generation = self.chromium.generation
         try:
-            page = await (await self._opened()).new_page()
-            visit = Visit(page, self.site, self.access.url, self.timeout)
+            page = await self._page()
+            generation = self._generation
+            visit = Visit(page, self.site, self.access.url, *self._timeouts)
             yield visit
+            if await visit.rest() and visit.page.context is self._context:
+                self._pages.append(visit.page)
         except RowmillError as error:
             if visit is not None:
                 error.message += f" ({await evidence.keep(job, visit.page, error)})"
             raise
         except Error as error:
-            if self._is_gone(error):
+            if self._is_gone(error, generation):
                 raise BrowserDied from error
             kept = await evidence.keep(job, visit.page, error) if visit is not None else "before any page was open"
             raise SiteError(
@@ -117,8 +138,15 @@ class Session:
                 await evidence.keep(job, visit.page, error)
             raise
         finally:
-            if visit is not None:
+            if visit is not None and visit.page not in self._pages:
                 await visit.close()
+
+    async def _page(self) -> Page:
+        context = await self._opened()
+        while self._pages:
+            if not (page := self._pages.pop()).is_closed():
+                return page
+        return await context.new_page()
 
     async def _opened(self) -> BrowserContext:
         async with self._opening:
@@ -126,14 +154,15 @@ class Session:
             if self._context is None or self._generation != self.chromium.generation:
                 self._generation = self.chromium.generation
                 self._context = await browser.new_context(storage_state=self._cookies, accept_downloads=True)
+                self._pages = []
             return self._context
 
-    def _is_gone(self, error: Error) -> bool:
-        """Whether this is the end of a browser, of its driver, or of one page's process."""
+    def _is_gone(self, error: Error, generation: int) -> bool:
+        """Whether this is the end of the visit's browser, of its driver, or of one page's process."""
         if "Connection closed" in error.message:
-            self.chromium.give_up(self._generation)
+            self.chromium.give_up(generation)
         died = ("Connection closed", "has been closed", "crashed")
-        return self._generation != self.chromium.generation or any(words in error.message for words in died)
+        return generation != self.chromium.generation or any(words in error.message for words in died)
 
 
 class BrowserDied(Exception):

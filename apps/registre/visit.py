@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from playwright.async_api import Download, Error, Locator, Page
+from playwright.async_api import Download, Error, Frame, Locator, Page
 from playwright.async_api import TimeoutError as TookTooLong
 
 from .errors import PageChanged, SessionExpired, SiteRefused, SiteSilent
@@ -19,18 +20,31 @@ _CLOSING, _LOOKS = 5.0, 5
 class Visit:
     """What a job does on a site. Everything on a page is called by the name it has in ``sites.py``."""
 
-    def __init__(self, page: Page, site: Site, base: str, timeout: float) -> None:
+    def __init__(self, page: Page, site: Site, base: str, timeout: float, download_timeout: float) -> None:
         self.page, self.site, self._base, self._timeout = page, site, base, timeout
+        self._download_timeout = download_timeout
         page.set_default_timeout(timeout * 1000)
         self._downloads: list[Download] = []
+
+    async def rest(self) -> bool:
+        """Remove what was downloaded and leave the site, with the page ready for another visit; whether it is."""
+        with suppress(Error, TimeoutError):
+            async with asyncio.timeout(_CLOSING):
+                await self._remove_downloads()
+                await self.page.goto("about:blank")
+                return True
+        return False
 
     async def close(self) -> None:
         """Close the page, and remove what it downloaded."""
         with suppress(Error, TimeoutError):
             async with asyncio.timeout(_CLOSING):  # a page that waits for its site would wait on
-                for download in self._downloads:
-                    await download.delete()
+                await self._remove_downloads()
                 await self.page.close()
+
+    async def _remove_downloads(self) -> None:
+        while self._downloads:
+            await self._downloads.pop().delete()
 
     async def open(self, path: str) -> None:
         """Go to a page of the site by its name, or by an address on it."""
@@ -97,11 +111,15 @@ class Visit:
     async def download(self, name: str) -> Path:
         """Press what begins a download, and wait for its end. The file is gone with the visit."""
         await self.wait_for(name)
-        with self._answered("send the document"):
+        with self._answered("send a document"):
             download = await self._after_pressing(name)
-            self._downloads.append(download)
-            failure = await download.failure()
+        self._downloads.append(download)
+        with self._answered("send the whole document", self._download_timeout, "DOWNLOAD_TIMEOUT_SECONDS"):
+            async with asyncio.timeout(self._download_timeout):
+                failure = await download.failure()
         if failure is not None:
+            if "has been closed" in failure or self.page.is_closed():
+                raise Error(failure if "closed" in failure else "the page has been closed")
             raise SiteSilent(
                 f"the download from {self.site.name} broke off: {failure}",
                 hint="retry the row; if it happens again, see whether the disk of the temporary directory is full",
@@ -110,20 +128,26 @@ class Visit:
 
     async def _after_pressing(self, name: str) -> Download:
         """The download that begins; a page that comes in its place is the login, or a refusal."""
-        came: asyncio.Future[Download | None] = asyncio.get_running_loop().create_future()
+        came: asyncio.Future[Download | Page | Frame] = asyncio.get_running_loop().create_future()
 
-        def settle(what: Download | None) -> None:
-            if not came.done():
+        def settle(what: Download | Page | Frame) -> None:
+            if not came.done() and (not isinstance(what, Frame) or what == self.page.main_frame):
                 came.set_result(what)
 
-        self.page.once("download", settle)
-        self.page.on("framenavigated", lambda frame: settle(None) if frame == self.page.main_frame else None)
-        self.page.once("close", lambda _: came.done() or came.set_exception(Error("the page has been closed")))
-        await self.page.click(self.site.selectors[name])
-        async with asyncio.timeout(self._timeout):
-            download = await came
-        if download is not None:
-            return download
+        events: tuple[Any, ...] = ("download", "framenavigated", "close", "crash")
+        for event in events:
+            self.page.on(event, settle)
+        try:
+            await self.page.click(self.site.selectors[name])
+            async with asyncio.timeout(self._timeout):
+                what = await came
+        finally:
+            for event in events:
+                self.page.remove_listener(event, settle)
+        if isinstance(what, Download):
+            return what
+        if isinstance(what, Page):
+            raise Error("the page has been closed")
         await self.page.wait_for_load_state("domcontentloaded")
         if self.site.login and await self.page.locator(self.site.selectors["login_form"]).count():
             raise SessionExpired(self.site.name)
@@ -135,13 +159,15 @@ class Visit:
     # -- errors
 
     @contextmanager
-    def _answered(self, what: str) -> Iterator[None]:
+    def _answered(
+        self, what: str, timeout: float | None = None, setting: str = "SITE_TIMEOUT_SECONDS"
+    ) -> Iterator[None]:
         try:
             yield
         except (TookTooLong, TimeoutError) as error:
             raise SiteSilent(
-                f"{self.site.name} did not {what} within {self._timeout:g} s",
-                hint="see whether the site is slow or down; SITE_TIMEOUT_SECONDS waits longer",
+                f"{self.site.name} did not {what} within {timeout or self._timeout:g} s",
+                hint=f"see whether the site is slow or down, then retry the row; a larger {setting} waits longer",
             ) from error
         except Error as error:
             if "net::" in error.message:  # the others are the browser's own, and handled where it can be replaced

@@ -7,7 +7,7 @@ import functools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
@@ -50,6 +50,8 @@ class Conduct:
     #: The PDFs' number of pages, and what is served in their place.
     pages: int = 1
     broken_pdf: bytes | None = None
+    #: What becomes of a download in the middle: "stalls", or "breaks" off.
+    half_way: str = ""
     #: token -> when its session expires
     sessions: dict[str, float] = field(default_factory=dict)
     #: logins, refused_logins, searches, downloads
@@ -155,8 +157,17 @@ def application(conduct: Conduct) -> Starlette:
         data = conduct.broken_pdf
         if data is None:
             data, _ = await asyncio.to_thread(document, number, kind, conduct.pages)
-        disposition = f'attachment; filename="{kind}.pdf"'
-        return Response(data, media_type="application/pdf", headers={"Content-Disposition": disposition})
+        headers = {"Content-Disposition": f'attachment; filename="{kind}.pdf"', "Content-Length": str(len(data))}
+
+        async def sent() -> AsyncIterator[bytes]:
+            yield data[: len(data) // 2]
+            if conduct.half_way == "stalls":
+                await asyncio.sleep(600)  # the visitor leaves before
+            if conduct.half_way == "breaks":
+                raise ConnectionAbortedError
+            yield data[len(data) // 2 :]
+
+        return StreamingResponse(sent(), media_type="application/pdf", headers=headers)
 
     async def company_search(request: Request) -> Response:
         return _show(request, "req_recherche.html", changed="req" in conduct.changed)

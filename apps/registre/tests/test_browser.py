@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import tempfile
@@ -125,6 +126,73 @@ async def test_a_browser_that_is_killed_in_mid_job_is_replaced_and_the_job_done(
     assert chromium.generation == before + 1
     assert standin.conduct.counts["logins"] == 1, "the cookies outlive the browser"
     assert len(list((place / "documents").rglob("*.pdf"))) == 2
+
+
+async def test_a_browser_that_is_killed_in_mid_download_is_replaced_and_the_job_done(
+    start: Start, standin: Standin, chromium: Chromium, place: Path
+) -> None:
+    """A8, X2: half of the document was there; it is asked for again, and stored whole and once."""
+    kit, dbs = await start(prod="sqlite")
+    documents(dbs["prod"])
+    standin.conduct.half_way = "stalls"
+    step = asyncio.create_task(kit.step("extraction"))
+    await until(lambda: begun(chromium))
+    standin.conduct.half_way = ""
+    for process in browsers():
+        os.kill(process, signal.SIGKILL)
+    stepped = await step
+    assert stepped is not None
+    assert (statuses(dbs["prod"]), stepped.error) == ([3], None)
+    (stored,) = (place / "documents").rglob("*.pdf")
+    assert stored.read_bytes().endswith(b"%%EOF")
+    assert standin.conduct.counts["downloads"] == 2
+
+
+def begun(chromium: Chromium) -> list[Path]:
+    """Downloads under way in the browser's own directory."""
+    scratch = chromium._scratch
+    return [] if scratch is None else [file for file in scratch.path.glob("*artifacts*/*") if file.stat().st_size]
+
+
+async def test_slots_that_lose_their_browser_together_all_go_on_with_another(
+    start: Start, standin: Standin, chromium: Chromium, place: Path
+) -> None:
+    """A8, X2: three jobs in one browser that is killed under all of them; none fails, and one browser is started."""
+    kit, dbs = await start(prod="sqlite")
+    documents(dbs["prod"], 4)
+    claims = await kit.claim("extraction", 3)
+    before, known = (await chromium.running(), chromium.generation)[1], set(browsers())
+
+    def kill(path: str) -> None:
+        if path.startswith("/foncier/document") and len(standin.conduct.asked) >= 3:
+            standin.conduct.watch = None
+            for process in known:
+                os.kill(process, signal.SIGKILL)
+
+    standin.conduct.watch = kill
+    await asyncio.gather(*(kit.run(claim) for claim in claims))
+    await kit.step("extraction")
+    assert statuses(dbs["prod"]) == [3] * 4
+    assert chromium.generation == before + 1
+    assert (standin.conduct.counts["logins"], len(list((place / "documents").rglob("*.pdf")))) == (1, 4)
+
+
+async def test_a_page_that_kills_every_browser_takes_no_other_job_with_it(start: Start, standin: Standin) -> None:
+    """A8: of three jobs in one browser, the one whose document is poison fails, and the others do not."""
+    kit, dbs = await start(prod="sqlite")
+    documents(dbs["prod"], document_number="666")
+    documents(dbs["prod"], 2, document_number="8 000", document_type="index")
+    claims = await kit.claim("extraction", 3)
+    standin.conduct.slow = 1.0  # they are always there when it dies
+
+    def kill(path: str) -> None:
+        if path == "/foncier/document/actes":
+            for process in browsers():
+                os.kill(process, signal.SIGKILL)
+
+    standin.conduct.watch = kill
+    await asyncio.gather(*(kit.run(claim) for claim in claims))
+    assert statuses(dbs["prod"]) == [4, 3, 3]
 
 
 async def test_a_job_that_kills_every_browser_ends(

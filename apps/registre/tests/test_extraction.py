@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import timedelta as td
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from apps.registre.standin import Standin
 from apps.registre.standin.documents import document
 from apps.registre.tables import Status
+from apps.storage import Storage
 
 from .conftest import Start
 from .rows import documents
@@ -28,6 +30,47 @@ async def test_a_document_is_downloaded_stored_and_then_complete(start: Start, p
     assert row["file_path"] == f"prod/actes/{one}-1-234-567.pdf"
     assert (place / "documents" / row["file_path"]).read_bytes() == pdf
     assert (row["checksum"], row["file_size"]) == (hashlib.sha256(pdf).hexdigest(), len(pdf))
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        ("../../etc/passwd\n", "etc-passwd"),
+        ("\u202e<script>'; drop table extraction_queue --", "script-drop-table-extraction-queue"),
+        ("7" * 5000, "7" * 80),
+        ("無", ""),
+    ],
+)
+async def test_a_strange_document_number_is_asked_for_as_it_is_and_names_no_other_place(
+    start: Start, place: Path, standin: Standin, number: str, name: str
+) -> None:
+    """A8: whatever people write into a row."""
+    standin.conduct.broken_pdf = b"%PDF-1.7 %%EOF"
+    kit, dbs = await start(prod="sqlite")
+    (one,) = documents(dbs["prod"], document_number=number)
+    await kit.step("extraction")
+    assert standin.conduct.asked == [("actes", number.strip())]
+    row = dbs["prod"].one("select * from extraction_queue")
+    assert (row["status_id"], row["error_message"]) == (Status.COMPLETE, None)
+    assert row["file_path"] == f"prod/actes/{one}-{name}.pdf"
+    assert [file.name for file in (place / "documents").rglob("*") if file.is_file()] == [f"{one}-{name}.pdf"]
+
+
+async def test_a_row_whose_worker_died_after_the_upload_is_not_uploaded_again(start: Start, place: Path) -> None:
+    """A8, A12, X2: killed between upload and outcome: the object of then is the object of now."""
+    kit, dbs = await start(prod="sqlite")
+    (one,) = documents(dbs["prod"], document_number="1 234 567")
+    await kit.claim("extraction")
+    path = f"prod/actes/{one}-1-234-567.pdf"
+    Storage(str(place / "documents")).put(path, document("1 234 567", "actes")[0])
+    before = (place / "documents" / path).stat()
+    kit.advance(td(minutes=6))
+    assert len(await kit.sweep("extraction")) == 1
+    await kit.step("extraction")
+    row = dbs["prod"].one("select * from extraction_queue")
+    assert (row["status_id"], row["file_path"]) == (Status.COMPLETE, path)
+    after = (place / "documents" / path).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 async def test_the_document_type_decides_the_search_page(start: Start, standin: Standin) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from apps.registre.browser import Chromium
 from apps.registre.standin import Standin
 from apps.registre.tables import Status
 from databases import Db
 from rowmill.testing import Kit
 
 from . import rows
-from .conftest import Start
+from .conftest import Start, share
 from .refusing import refusing_s3
 from .rows import documents
 from .small_disk import small_disk
@@ -43,7 +45,7 @@ def evidence(place: Path, row: dict[str, Any]) -> Path:
 async def test_a_wrong_password_is_an_error_that_names_the_settings(
     start: Start, place: Path, standin: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A8: status 4; the account is tried once, not until it is locked."""
+    """A8: status 4; the account is tried once, not with every row until it is locked."""
     monkeypatch.setenv("LAND_REGISTRY_PASSWORD", "hunter2")
     kit, dbs = await start(prod="sqlite")
     row = await failed(kit, dbs["prod"])
@@ -55,6 +57,11 @@ async def test_a_wrong_password_is_an_error_that_names_the_settings(
     assert standin.conduct.counts["refused_logins"] == 1
     kept = "".join(file.read_text() for file in evidence(place, row).glob("*.[ht]*"))
     assert "hunter2" not in kept + row["error_message"]
+    documents(dbs["prod"], 2)
+    for stepped in [await kit.step("extraction"), await kit.step("extraction")]:
+        assert stepped is not None
+        assert "refuses the login of 'client'" in (stepped.error or "")
+    assert standin.conduct.counts["refused_logins"] == 1
 
 
 async def test_a_changed_page_leaves_a_picture_its_source_and_the_selector(
@@ -163,6 +170,40 @@ async def test_a_slow_site_is_waited_for_so_long_and_no_longer(start: Start, sta
     row = await failed(kit, dbs["prod"], document_number="8 000")
     assert "within 5 s" in row["error_message"]
     assert "SITE_TIMEOUT_SECONDS" in row["error_message"]
+
+
+@pytest.mark.parametrize(
+    ("half_way", "words"),
+    [
+        ("stalls", "did not send the whole document within 2 s"),
+        ("breaks", "the download from the land registry broke off"),
+    ],
+)
+async def test_a_download_that_stops_half_way_ends_and_is_not_stored(
+    start: Start, place: Path, standin: Standin, monkeypatch: pytest.MonkeyPatch, half_way: str, words: str
+) -> None:
+    """A8: a site that goes silent in the middle of a document does not keep the worker for ever."""
+    monkeypatch.setenv("DOWNLOAD_TIMEOUT_SECONDS", "2")
+    standin.conduct.half_way = half_way
+    kit, dbs = await start(prod="sqlite")
+    row = await failed(kit, dbs["prod"])
+    assert words in row["error_message"]
+    assert "\nTry: " in row["error_message"]
+    assert list((place / "documents").rglob("*.pdf")) == []
+
+
+async def test_a_full_temporary_directory_is_told_before_the_browser_starts(
+    start: Start, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A8: the other disk that can be full: where the browser has its profile and its downloads."""
+    share(Chromium(), monkeypatch)
+    kit, dbs = await start(prod="sqlite")
+    with small_disk(place / "temporary", 4096) as disk:
+        (disk / "filling").write_bytes(b"0" * 4096)
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        row = await failed(kit, dbs["prod"])
+    assert f"no space is left in {disk}" in row["error_message"]
+    assert "Try: free some space there, or TMPDIR=" in row["error_message"]
 
 
 async def test_missing_settings_are_named(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

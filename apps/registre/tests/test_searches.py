@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import date
 from typing import Any
 
@@ -60,6 +61,21 @@ async def test_a_rights_search_stores_the_inscriptions_of_all_pages(start: Start
     assert {one["search_session_id"] for one in dbs["prod"].query("select * from inscriptions")} == {
         row["search_session_id"]
     }
+
+
+async def test_what_a_register_shows_twice_is_stored_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A9, A10: a company in two lines, a name in two rows, an inscription on two pages."""
+    (one, *_), (two, *_) = holdings.companies("Garage"), holdings.inscriptions("Garage")
+    twice = dataclasses.replace(one, names=one.names * 2)
+    monkeypatch.setattr(holdings, "companies", lambda asked: [twice, twice])
+    monkeypatch.setattr(holdings, "inscriptions", lambda asked: [two] * 5)
+    kit, dbs = await start(dev="sqlite")
+    rows.sessions(dbs["dev"], company_name="Garage")
+    rows.searches(dbs["dev"], search_name="Garage")
+    assert await outcome(kit.step("req"), kit.step("rdprm")) == ["done", "done"]
+    assert found(dbs["dev"], "companies", "neq") == [(one.neq,)]
+    assert found(dbs["dev"], "names", "name") == expected(list(one.names), "name")
+    assert found(dbs["dev"], "inscriptions", "number") == [(two.number,)]
 
 
 async def test_a_search_that_finds_nothing_is_done(start: Start) -> None:

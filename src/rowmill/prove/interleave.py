@@ -19,7 +19,8 @@ from .inside import INSTALL, Doorman
 from .made import Made
 from .points import Actor, Broken, Schedule
 from .script import Heartbeat, Worker
-from .stepped import SteppedPostgres, SteppedSqlite, connect_postgres, connect_sqlite
+from .stepped_postgres import SteppedPostgres, connect_postgres
+from .stepped_sqlite import SteppedSqlite, connect_sqlite
 from .watch import Watch
 
 _WORKERS = 4

@@ -17,11 +17,13 @@ from ..engine.execute import decide
 from ..errors import Busy, Unreachable
 from ..outcome import Cancel, Dead, Release, Retry, Snooze
 from ..store import LaneStore, pauses, set_gates
+from ..store.binding import fence_time
 from ..store.gating import Dimension
 from ..store.inspect import LaneView
 from ..store.operate import Operator, Selection
 from .points import DIE, Actor, Broken, Died, Schedule
-from .stepped import SteppedPostgres, SteppedSqlite
+from .stepped_postgres import SteppedPostgres
+from .stepped_sqlite import SteppedSqlite
 from .watch import Hold, Key, Watch, shown
 
 #: Tries again at once, as often as the engine: but nobody else moves meanwhile, so it need not wait.
@@ -40,7 +42,7 @@ class Worker:
         self.held: list[Claim] = []
         self._outcomes: list[Settlement] = []
         self._unsure = self._moved = False
-        self._lives = 0
+        self._lives, self._opened_at = 0, store.opened_at
         store.locked_pauses = _AT_ONCE
         self._operator = Operator(LaneView(store, fleet=False))  # type: ignore[arg-type]
         self._operator.pause = 0.0
@@ -48,6 +50,7 @@ class Worker:
     async def begin(self, schedule: Schedule | None) -> None:
         """A new schedule: nothing is left of the one before."""
         self.schedule = self.database.schedule = schedule
+        self.store.opened_at = self._opened_at
         self.held, self._outcomes, self._lives = [], [], 0
         await self._start()
 
@@ -71,6 +74,8 @@ class Worker:
                 store.gated._forget_at = forget + 1e9  # type: ignore[union-attr]
         if self._lives:
             await self.database.connect()
+            if column := fence_time(store.binding):  # what carries its mark and is older was another's, of the same id
+                store.opened_at = (await self.database.aside(f"select {store.statements.now(column)}"))[0][0]
 
     async def live(self) -> None:
         """A few verbs, one after the other."""

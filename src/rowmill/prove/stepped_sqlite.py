@@ -1,0 +1,123 @@
+"""SQLite with points: whoever wants to write while another does waits until that one has committed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from ..store.database import Run, Sqlite
+from ..store.translate import translated
+from .points import Actor
+from .stepped import CACHED, Connection, Stepped, named
+
+T = TypeVar("T")
+
+
+class SteppedSqlite(Stepped, Sqlite):
+    """One SQLite file, a connection of the actor's own. Who wants to write while another does waits for his turn."""
+
+    def __init__(self, url: str, actor: Actor, schema: str | None = None) -> None:
+        Sqlite.__init__(self, url)
+        self.actor = actor
+        self._own: sqlite3.Connection | None = None
+
+    async def connect(self) -> None:
+        """Connect, where the last connection is gone."""
+        if self._own is None:
+            self._own = connect_sqlite(self.path)
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        assert self._own is not None
+        return self._own
+
+    async def _rollback(self) -> None:
+        if self._open.in_transaction:
+            self._open.execute("rollback")
+        self._freed()
+
+    async def aside(self, sql: str) -> Sequence[Any]:
+        """Ask something that is no part of the schedule."""
+        return self._open.execute(sql).fetchall()
+
+    async def read(self, verb: Callable[[Run], T]) -> T:
+        async def run(sql: str, parameters: Any) -> Sequence[Any]:
+            await self._point("send", f"reads {named(sql)}")
+            return self._open.execute(sql, parameters).fetchall()
+
+        return await self._spawn(verb, run)
+
+    async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
+        return await self.read(verb)
+
+    async def write(self, verb: Callable[[Run], T]) -> T:
+        async def run(sql: str, parameters: Any) -> Sequence[Any]:
+            await self._point("send", f"sends {named(sql)}")
+            return self._open.execute(sql, parameters).fetchall()
+
+        with translated(self):
+            async with self._transaction():
+                return await self._spawn(verb, run)
+
+    async def _run(self, sql: str, parameters: Any) -> Sequence[Any]:
+        return self._open.execute(sql, parameters).fetchall()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
+        await self._begin()
+        try:
+            yield
+            happens = await self._point("commit", "commits")
+            self._open.execute("commit")
+        except BaseException:
+            await self._rollback()
+            raise
+        await self._committed(happens)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        with translated(self):
+            async with self._transaction():
+                yield Connection(self)
+
+    async def _begin(self) -> None:
+        await self._point("send", "begins to write")
+        while True:
+            try:
+                self._open.execute("begin immediate")
+            except sqlite3.OperationalError as error:
+                if self.schedule is None or "locked" not in str(error):
+                    raise
+                self.schedule.waits += 1
+                await self._point("locked", "begins to write, at last")
+                continue
+            if self.schedule is not None:
+                self.schedule.writer = self.actor
+            self.actor.fresh = True  # what comes next is sent in the same breath
+            return
+
+    async def _spawn(self, verb: Callable[[Run], T], step: Callable[..., Coroutine[Any, Any, Sequence[Any]]]) -> T:
+        with translated(self):
+            return await greenlet_spawn(verb, lambda sql, parameters=(): await_only(step(sql, parameters)))
+
+    async def drop(self) -> None:
+        """Close the connection; what was not committed is gone."""
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+    async def close(self) -> None:
+        await self.drop()
+        await Sqlite.close(self)
+
+
+def connect_sqlite(path: str) -> sqlite3.Connection:
+    """The same on SQLite: says at once when another one writes."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=CACHED)
+    connection.execute("pragma journal_mode = wal")
+    connection.execute("pragma synchronous = off")
+    return connection

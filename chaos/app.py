@@ -61,7 +61,7 @@ def note(*words: object) -> None:
     done={"status": "done"},
     dead={"status": "dead"},
     concurrency=int(os.environ.get("CHAOS_CONCURRENCY", "50")),
-    batch=int(os.environ.get("CHAOS_BATCH", "500")),
+    batch=int(os.environ.get("CHAOS_BATCH", "100")),
     max_attempts=10_000,
     max_reclaims=10_000,
     backoff=fixed(td(seconds=0.1)),

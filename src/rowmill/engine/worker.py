@@ -307,7 +307,10 @@ class Worker:
         beside = [
             o for o in self._where[id(held)].held if o.store.binding.table.fullname == held.store.binding.table.fullname
         ]
-        claims = [c for c in await held.store.mine() if not any(other.find(c.key) for other in beside)]
+        # As of before the question: what is settled while the answer is on its way shows in it as still running.
+        known = {claim.key for other in beside for claim in other.all()}
+        found = await held.store.mine()
+        claims = [c for c in found if c.key not in known and not any(other.find(c.key) for other in beside)]
         held.unsure = False
         self._take_in(held, claims)
         return claims

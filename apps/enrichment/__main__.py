@@ -35,7 +35,7 @@ from rowmill import domain
 from . import users, web
 from .mill import create_tables
 
-AT_MOST, TICK = 120.0, 0.5
+AT_MOST, TICK = 240.0, 0.5
 WORKERS = 2
 SETTINGS = {"ENRICHMENT_RETRY_SECONDS": "4", "ENRICHMENT_POLL_SECONDS": "1", "ENRICHMENT_FETCH_SECONDS": "5"}
 #: Sites with manners, and what is to be said of them.

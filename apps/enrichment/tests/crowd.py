@@ -156,7 +156,7 @@ def work(crowd: Crowd, db: Db, processes: int = 2, patience: float = 120) -> See
         try:
             for n in range(processes):
                 workers.start(f"worker-{n + 1}")
-            eventually(lambda: alive(db) == processes, seconds=60)
+            eventually(lambda: alive(db) == processes, seconds=60, every=0.3)
             begun = time.monotonic()
             id = upload(db, crowd.html())
             over = "select count(*) from import_jobs where finished_at is not null"

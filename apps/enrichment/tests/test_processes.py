@@ -50,13 +50,13 @@ def test_counters_are_right_at_every_moment_also_when_workers_are_killed(pg: Db,
 
     try:
         running = [workers.start("worker-1"), workers.start("worker-2")]
-        eventually(lambda: crowd.alive(pg) == 2, seconds=60)
+        eventually(lambda: crowd.alive(pg) == 2, seconds=60, every=0.3)
         crowd.upload(pg, netscape(*urls))
         for kill in range(1, 3):
-            eventually(lambda kill=kill: look()["processed"] >= 40 * kill, seconds=60)  # type: ignore[misc]
+            eventually(lambda kill=kill: look()["processed"] >= 40 * kill, 60, every=0.15)  # type: ignore[misc]
             running.pop(0).kill()
             running.append(workers.start(f"worker-{kill + 2}"))
-        eventually(lambda: look()["status"] == "succeeded", seconds=100)
+        eventually(lambda: look()["status"] == "succeeded", seconds=100, every=0.15)
     finally:
         workers.close()
     assert look() | {"status": "", "over": 0, "dead": 0, "placed": 0} == {

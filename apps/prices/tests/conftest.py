@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import farm
 from apps.prices import schema, standin, worker
 from databases import Db, Row, Server
 
@@ -107,11 +107,8 @@ def coin(number: int) -> dict[str, Any]:
 
 
 def eventually(look: Callable[[], bool], seconds: float = 120) -> None:
-    """Processes of others give no signal that could be waited for."""
-    end = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.05)
+    """Processes of others give no signal that could be waited for. Each look is a connection: not too often."""
+    farm.eventually(look, seconds, every=0.25)
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ def test_two_named_workers_process_each_of_many_jobs_exactly_once(app: App) -> N
         app.sites.moods[kind].latency = 0.15
     app.coins(20)
     workers = [app.start(name, "--drain", WORKER_CONCURRENCY="2") for name in ("worker-a", "worker-b")]
-    assert [worker.wait(60) for worker in workers] == [0, 0]
+    assert [worker.wait(200) for worker in workers] == [0, 0]
     counted = app.db.query("select status, locked_by, count(*) as n from scrape_jobs group by 1, 2 order by 2")
     assert [(row["status"], row["locked_by"]) for row in counted] == [
         ("succeeded", "worker-a"), ("succeeded", "worker-b"),

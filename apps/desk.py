@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
@@ -29,19 +30,25 @@ def own_directory(root: Path) -> Callable[[Event], None]:
 
 
 def taken(root: Path, worker: str) -> Path:
-    """The worker's directory, and what was left in it gone. One that a live process has is let alone."""
-    directory = root / worker
+    """The worker's directory, and what was left in it gone. One that a live process has (a worker of the same name
+    over another database) is let alone: the next takes ``<id>.2``.
+    """
+    return next(filter(_ours, (root / (f"{worker}.{n}" if n > 1 else worker) for n in itertools.count(1))))
+
+
+def _ours(directory: Path) -> bool:
+    """Whether this process has it: since before, or from now on, and then it is emptied."""
     if directory in _taken:
-        return directory
+        return True
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # a worker of the same name over another database
+    except BlockingIOError:
         os.close(lock)
-        return Path(tempfile.mkdtemp(prefix=f"{worker}-", dir=root))
+        return False
     _taken[directory] = lock
     for left in directory.iterdir():
         with contextlib.suppress(OSError):
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-    return directory
+    return True

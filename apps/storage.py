@@ -108,6 +108,8 @@ class Storage:
         """Fetch an object into a file; where its checksum is known, it has to be that."""
         full = self._full(path)
         with self._told(f"fetch {path!r}"):
+            if self._fs.isdir(full):
+                raise IsADirectoryError
             self._fs.get_file(full, str(to))
             if checksum is not None and (found := _checksum(to)) != checksum:
                 raise Damaged(
@@ -135,8 +137,8 @@ class Storage:
 
     def _full(self, path: str) -> str:
         parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or parts[0] == _UPLOADS:
-            raise StorageError(f"{path!r} cannot be an object's path", hint="a relative one, such as prod/actes/1.pdf")
+        if not parts or path.startswith("/") or ".." in parts or parts[0] == _UPLOADS or "\0" in path:
+            raise NotThere(f"{path!r} cannot be an object's path", hint="a relative one, such as prod/actes/1.pdf")
         return f"{self._root}/{PurePosixPath(path)}"
 
     def _has(self, full: str, size: int, checksum: str) -> bool:
@@ -176,7 +178,7 @@ class Storage:
             yield
         except RowmillError:
             raise
-        except FileNotFoundError as error:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise NotThere(
                 f"could not {what} in {self.url}: there is no such object or bucket",
                 hint="check STORAGE_URL, and make the bucket",

@@ -90,12 +90,14 @@ class Gemini:
         answer = await self._ask(job, [_BOOST + "\n\n".join(pages)], config)
         try:
             found: dict[str, Any] = json.loads(answer)
-            text = plainly(found.pop("text"))
+            text = plainly(found["text"])
+            parties = [{key: plainly(party[key]) for key in ("role", "name")} for party in found["parties"]]
+            fields = {key: plainly(found[key]) for key in ("number", "date") if found.get(key)}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise NoAnswer(
                 f"Gemini ({self.name}) did not answer with the JSON it was asked for: {answer[:200]!r}"
             ) from None
-        return Boosted(text, found)
+        return Boosted(text, {**fields, "parties": parties})
 
     async def _ask(self, job: Job, contents: list[Any], config: types.GenerateContentConfig | None = None) -> str:
         await job.spend(BUDGET, requests=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -25,8 +24,8 @@ from .settings import ENVIRONMENTS
 from .show_view import Counts, View
 from .standin import Standin
 
-#: Every seventh document has a number that the registry refuses.
-_REFUSED = 7
+#: Every fifth document has a number that the registry refuses.
+_REFUSED = 5
 _AT_MOST, _TICK = 900.0, 0.5
 _COUNTS = """
 select 'documents', cast(status_id as text), count(*) from extraction_queue group by 2
@@ -53,11 +52,10 @@ def show(documents: int, workers: int) -> int:
             "OCR_WORKER_COUNT": "1",
             "OCR_TEMP": str(folder / "ocr"),
         }
-        with_ocr = importlib.util.find_spec("apps.ocr") is not None
-        expected = asyncio.run(_burst(Mill(urls), documents, with_ocr))
-        commands = [["-m", "apps.registre", "run"], *([["-m", "apps.ocr", "run"]] if with_ocr else [])]
-        processes = [stack.enter_context(_process(words, variables, folder / f"{words[1]}.log")) for words in commands]
-        view = View(standin.url, [words[1] for words in commands], expected)
+        expected = asyncio.run(_burst(Mill(urls), documents))
+        commands = ["apps.registre", "apps.ocr"]
+        processes = [stack.enter_context(_process(name, variables, folder / f"{name}.log")) for name in commands]
+        view = View(standin.url, commands, expected)
         stack.enter_context(view)
         ended = asyncio.run(_watch(Mill(urls), view, processes, folder))
     stored = {"objects": len(view.stored), "logins": standin.conduct.counts["logins"]}
@@ -86,7 +84,7 @@ def _databases(folder: Path) -> Iterator[dict[str, str]]:
         server.cleanup()
 
 
-async def _burst(mill: Mill, documents: int, with_ocr: bool) -> dict[str, dict[str, Counts]]:
+async def _burst(mill: Mill, documents: int) -> dict[str, dict[str, Counts]]:
     """Jobs of all kinds in all environments; how they are to end."""
     await tables.migrate_all(mill)
     for _, database in mill.databases():
@@ -103,21 +101,21 @@ async def _burst(mill: Mill, documents: int, with_ocr: bool) -> dict[str, dict[s
             await tx.execute(tables.rdprm_searches.insert().values(of))
         await database.close()
     refused = documents // _REFUSED
-    read = "5" if with_ocr else "3"
     ends = {
-        "documents": Counts({read: documents - refused, "4": refused}),
+        "documents": Counts({"5": documents - refused, "4": refused}),
         "companies": Counts(pending_name_selection=1),
     }
     return {name: {**ends, "rights": Counts(completed=1)} for name in mill.environments}
 
 
 @contextlib.contextmanager
-def _process(words: list[str], variables: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(name: str, variables: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Workers, in a session of their own: Ctrl-C reaches us alone, and we stop them."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, *words], env={**os.environ, **variables}, stdout=out, stderr=out, start_new_session=True
-        )
+            [sys.executable, "-m", name, "run"],
+            env={**os.environ, **variables}, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
         try:
             yield process
         finally:

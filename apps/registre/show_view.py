@@ -107,7 +107,8 @@ class View:
         told = ", ".join(f"{count} {what}" for what, count in figures.items())
         if good:
             self._console.print(f"Every job ended as it should, in {seconds:.0f} s: {told}.", style="bold green")
-            self._console.print("The failed ones have numbers that begin with 9: the stand-in refuses those.")
+            if any(counts["4"] for kinds in self.found.values() for counts in kinds.values()):
+                self._console.print("The failed ones have numbers that begin with 9: the stand-in refuses those.")
             return 0
         why = "not as it should" if ended else "not all jobs have ended"
         self._console.print(f"After {seconds:.0f} s {why}: {told}.", style="bold red")

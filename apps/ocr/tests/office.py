@@ -10,6 +10,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fpdf import FPDF
+from fpdf.enums import AccessPermission
+
 from apps.ocr.lane import declare
 from apps.ocr.settings import Settings
 from apps.registre.standin.pdfs import document_pdf
@@ -19,6 +22,18 @@ from databases import Db
 from rowmill import Mill
 
 Row = dict[str, Any]
+
+
+def small_print(pages: int = 1, password: str = "", owner: str = "", size: tuple[float, float] = (100, 100)) -> bytes:
+    """A PDF that is quickly read, with a word or two on each page."""
+    paper = FPDF(unit="pt", format=size)
+    for page in range(pages):
+        paper.add_page()
+        paper.set_font("Times", size=10)
+        paper.text(5, 20, f"page {page}")
+    if owner:
+        paper.set_encryption(owner_password=owner, user_password=password, permissions=AccessPermission.none())
+    return bytes(paper.output())
 
 
 class Office:

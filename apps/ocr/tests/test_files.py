@@ -7,29 +7,15 @@ from datetime import timedelta as td
 from pathlib import Path
 
 import pytest
-from fpdf import FPDF
-from fpdf.enums import AccessPermission
 from PIL import Image
 
 from apps.ocr import lane
 from apps.ocr.pages import Unreadable, opened
-from apps.ocr.tests.office import Office
+from apps.ocr.tests.office import Office, small_print
 from apps.registre.standin.pdfs import document_pdf
 from apps.registre.tests.refusing import refusing_s3
 from databases import Db
 from rowmill.testing import Kit
-
-
-def printed(pages: int = 1, password: str = "", owner: str = "", size: tuple[float, float] = (100, 100)) -> bytes:
-    paper = FPDF(unit="pt", format=size)
-    for page in range(pages):
-        paper.add_page()
-        paper.set_font("Times", size=10)
-        paper.text(5, 20, f"page {page}")
-    if owner:
-        paper.set_encryption(owner_password=owner, user_password=password, permissions=AccessPermission.none())
-    return bytes(paper.output())
-
 
 SCAN = document_pdf("1", "actes", 2, 1)[0]
 UNREADABLE = {
@@ -37,7 +23,7 @@ UNREADABLE = {
     "a web page": (b"<!DOCTYPE html><html>Erreur</html>", "the file is not a PDF: it begins with b'<!DOCTYPE html><'"),
     "an image": (b"\x89PNG\r\n\x1a\n0000", "the file is not a PDF"),
     "truncated": (SCAN[: len(SCAN) * 2 // 3], "the PDF is truncated"),
-    "encrypted": (printed(password="secret", owner="other"), "the PDF is encrypted with a password"),
+    "encrypted": (small_print(password="secret", owner="other"), "the PDF is encrypted with a password"),
     "damaged": (b"%PDF-1.4\n" + b"x" * 500 + b"\n%%EOF\n", "the PDF is damaged"),
 }
 
@@ -69,14 +55,14 @@ async def test_a_row_without_a_file_is_dead_at_once(lite: Db, make_office: Calla
 
 def test_a_pdf_that_anybody_may_open_is_read_although_it_is_encrypted(tmp_path: Path) -> None:
     """B3: an owner's password keeps nobody from reading."""
-    (tmp_path / "a.pdf").write_bytes(printed(owner="other"))
+    (tmp_path / "a.pdf").write_bytes(small_print(owner="other"))
     with opened(tmp_path / "a.pdf", 72, 1_000_000) as document:
         assert document.image(0).size == (100, 100)
 
 
 def test_a_pdf_without_pages_is_refused(tmp_path: Path) -> None:
     """B3: nothing to read is an error, not an empty text."""
-    nothing = printed().replace(b"/Count 1", b"/Count 0").replace(b"/Kids [3 0 R]", b"/Kids []     ")
+    nothing = small_print().replace(b"/Count 1", b"/Count 0").replace(b"/Kids [3 0 R]", b"/Kids []     ")
     (tmp_path / "a.pdf").write_bytes(nothing)
     with (
         pytest.raises(Unreadable, match=r"the PDF (is damaged|has no pages)"),
@@ -87,7 +73,7 @@ def test_a_pdf_without_pages_is_refused(tmp_path: Path) -> None:
 
 def test_a_page_has_no_more_dots_than_is_allowed(tmp_path: Path) -> None:
     """B3: the plan of a whole district does not fill the memory."""
-    (tmp_path / "a.pdf").write_bytes(printed(size=(14_400, 14_400)))
+    (tmp_path / "a.pdf").write_bytes(small_print(size=(14_400, 14_400)))
     with opened(tmp_path / "a.pdf", 300, 1_000_000) as document:
         image = document.image(0)
     assert image.width * image.height <= 1_010_000
@@ -122,7 +108,7 @@ async def test_one_page_of_a_long_document_is_in_memory_at_a_time(
             told.append((round(fraction, 3), note))
 
     file = tmp_path / "long.pdf"
-    file.write_bytes(printed(pages=80))
+    file.write_bytes(small_print(pages=80))
     texts = await lane._read(Told(), file, Watching(), make_office(lite).settings)  # type: ignore[arg-type]
     assert (len(texts), most) == (80, 1)
     assert told[0] == (0.012, "page 1 of 80")
@@ -136,6 +122,20 @@ async def test_a_damaged_download_is_tried_again(lite: Db, make_office: Callable
     async with Kit(office.mill()) as kit:
         assert (await kit.step()).outcome == "retry"
     assert "is damaged" in office.row(key)["ocr_error"]
+
+
+@pytest.mark.parametrize("path", ["prod", "../../../etc/passwd", "/etc/passwd", ".uploads/1.part", "prod/1\0.pdf"])
+async def test_a_path_that_leads_to_no_object_is_this_documents_failure_alone(
+    path: str, lite: Db, make_office: Callable[..., Office]
+) -> None:
+    """B5: retried as one that is missing; the breaker, which is for an outage of all, does not count it."""
+    office = make_office(lite, breaker_failures=1)
+    (key,) = office.add(b"%PDF-", file_path=path)
+    office.add(b"", file_path="prod/other.pdf")
+    async with Kit(office.mill()) as kit:
+        assert [(await kit.step()).outcome for _ in range(2)] == ["retry", "retry"]
+    assert "Try: " in office.row(key)["ocr_error"]
+    assert office.left() == []
 
 
 async def test_a_storage_that_refuses_stops_the_lane_before_all_documents_have_lost_their_attempts(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apps.ocr.standin import Refusal, Standin
-from apps.ocr.tests.office import Office
+from apps.ocr.tests.office import Office, small_print
 from databases import Db
 from rowmill.testing import Kit
 
@@ -43,8 +43,8 @@ async def test_with_a_key_gemini_reads_and_boosts(office: Office, gemini: Standi
 
 async def test_without_a_key_nothing_leaves_the_machine(office: Office, gemini: Standin) -> None:
     """B4: the local engine reads."""
-    (key,) = office.add()
-    async with Kit(office.mill(gemini_key="", dpi=100)) as kit:
+    (key,) = office.add(small_print())
+    async with Kit(office.mill(gemini_key="")) as kit:
         assert (await kit.step()).outcome == "done"
     assert gemini.asked == []
     assert json.loads(office.row(key)["ocr_fields"])["reader"] == "rapidocr"
@@ -123,6 +123,24 @@ async def test_a_service_that_cannot_be_reached_opens_the_breaker(lite: Db, make
         assert await kit.step() is None
 
 
+async def test_an_answer_has_no_more_in_it_than_was_asked_for(
+    pg: Db, make_office: Callable[..., Office], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B3: what a database refuses is left out of every field, and so is what a document talked the model into."""
+    party = {"role": "vendeur", "name": "Zoé\x00 Côté", "secret": "x"}
+    told = {"text": "Vendeur\x00", "number": "1\x00", "date": None, "parties": [party], "pages": 7, "also": "this"}
+    monkeypatch.setattr("apps.ocr.standin._boosted", lambda prompt: json.dumps(told))
+    with Standin(says=lambda page: PAGE) as gemini:
+        office = make_office(pg, gemini_key="a key", gemini_url=gemini.url, gemini_model="a model", dpi=72)
+        (key,) = office.add()
+        async with Kit(office.mill()) as kit:
+            assert (await kit.step()).outcome == "done"
+    fields = {"number": "1", "parties": [{"role": "vendeur", "name": "Zoé Côté"}], "pages": 1}
+    row = office.row(key)
+    assert (row["status_id"], row["ocr_text"]) == (5, "Vendeur")
+    assert json.loads(row["ocr_fields"]) == fields | {"reader": "a model", "booster": "a model"}
+
+
 @pytest.mark.parametrize("finish", ["MAX_TOKENS", "SAFETY", "RECITATION"])
 async def test_half_an_answer_is_a_failure(finish: str, office: Office, gemini: Standin) -> None:
     """B5: a text that was cut off is never stored as if it were whole."""
@@ -156,19 +174,12 @@ async def test_a_page_that_gemini_cannot_take_is_dead_with_advice(office: Office
     assert "Try:" in office.row(key)["ocr_error"]
 
 
-async def test_all_workers_together_ask_no_more_than_the_budget(
-    office: Office, gemini: Standin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B4: a document that would go over it is put off, without an attempt."""
+async def test_all_workers_together_ask_no_more_than_the_budget(office: Office, gemini: Standin) -> None:
+    """B4: a document that would go over it is put off, without an attempt; a day's budget is not waited for."""
     keys = office.add(n=3)
-    monkeypatch.setattr("rowmill.engine.job.asyncio.sleep", _refuse_to_wait)
     mill: Any = office.mill(gemini_per_day=4)
     async with Kit(mill) as kit, Kit(mill, worker_id="worker-2") as other:
         outcomes = [(await each.step()).outcome for each in (kit, other, kit)]
     assert outcomes == ["done", "done", "snooze"]
     assert len(gemini.asked) == 4
     assert sorted(office.row(key)["ocr_attempts"] for key in keys) == [0, 1, 1]
-
-
-async def _refuse_to_wait(seconds: float) -> None:
-    raise AssertionError("a day's budget is not waited for in the run")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from datetime import timedelta as td
 
 from apps.ocr.__main__ import active_workers
-from apps.ocr.tests.office import Office
+from apps.ocr.tests.office import Office, small_print
 from apps.registre.standin.pdfs import document_pdf
 from databases import as_time
 from rowmill.testing import Kit
@@ -90,7 +90,7 @@ async def test_a_failure_goes_back_to_3_until_the_rows_own_limit_is_reached(offi
 
 async def test_errors_of_extraction_and_of_ocr_stand_side_by_side(office: Office) -> None:
     """B6: neither overwrites the other, and a later success leaves error_message as it was."""
-    (key,) = office.add(error_message="the registry was slow")
+    (key,) = office.add(small_print(), error_message="the registry was slow")
     path = office.row(key)["file_path"]
     office.db.execute(f"update extraction_queue set file_path = 'prod/gone.pdf' where id = {key}")
     async with Kit(office.mill()) as kit:
@@ -177,7 +177,7 @@ class Other(enum.IntEnum):
 
 async def test_a_table_with_other_status_ids_is_another_line_in_the_declaration(office: Office) -> None:
     """B10: the values are part of the declaration; here 41 is in OCR, and 40 an error."""
-    (good,) = office.add(status_id=30)
+    (good,) = office.add(small_print(), status_id=30)
     (bad,) = office.add(b"no PDF", status_id=30)
     async with Kit(office.mill(status=Other)) as kit:
         claims = await kit.claim(count=2)

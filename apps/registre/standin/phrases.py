@@ -87,8 +87,8 @@ SURVEYS = (
 def page_texts(number: str, kind: str, pages: int, chance: random.Random) -> list[list[str]]:
     """The paragraphs of each page, the first of a page being its heading. The first page is a cover: quick to read."""
     body = {"actes": _deed, "plans_cadastraux": _survey, "index": _index}[kind]
-    first = [*_head(number, kind, chance), *body(chance, 0)]
-    return [first, *([f"Inscription {number}, page {page}", *body(chance, 3)] for page in range(2, pages + 1))]
+    following = [f"Inscription {number}, page {page}" for page in range(2, pages + 1)]
+    return [_head(number, kind, chance), *([heading, *body(chance)] for heading in following)]
 
 
 def _head(number: str, kind: str, chance: random.Random) -> list[str]:
@@ -111,19 +111,19 @@ def _parties(kind: str, chance: random.Random) -> list[str]:
     return [f"{giver} : {_person(chance)}", f"{taker} : {_party(chance)}"]
 
 
-def _deed(chance: random.Random, count: int) -> list[str]:
+def _deed(chance: random.Random) -> list[str]:
     place = f"L'immeuble est situé au {chance.randint(2, 999)}, {chance.choice(STREETS)}, à {chance.choice(TOWNS)}."
-    return [place, *chance.sample(CLAUSES, count)]
+    return [place, *chance.sample(CLAUSES, 3)]
 
 
-def _survey(chance: random.Random, count: int) -> list[str]:
+def _survey(chance: random.Random) -> list[str]:
     size = f"{chance.randint(300, 9800)},{chance.randint(1, 9)} mètres carrés"
     lot = f"Lot {_lot(chance)} du cadastre du Québec, superficie {size}."
-    return [lot, *chance.sample(SURVEYS, min(count, len(SURVEYS)))]
+    return [lot, *chance.sample(SURVEYS, 3)]
 
 
-def _index(chance: random.Random, count: int) -> list[str]:
-    return [f"Lot {_lot(chance)} du cadastre du Québec", *(_entry(chance) for _ in range(2 * count + 1))]
+def _index(chance: random.Random) -> list[str]:
+    return [f"Lot {_lot(chance)} du cadastre du Québec", *(_entry(chance) for _ in range(7))]
 
 
 def _entry(chance: random.Random) -> str:

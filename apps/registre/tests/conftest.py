@@ -20,6 +20,7 @@ from apps.registre.settings import ENVIRONMENTS
 from apps.registre.standin import Standin
 from apps.registre.standin.site import Conduct
 from databases import Db
+from rowmill import Job
 from rowmill.engine.resources import Resource
 from rowmill.testing import Kit
 
@@ -94,6 +95,19 @@ async def start(
 
         yield start
     mill.clock.shift = shift
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Handlers that take a note of their job, and are done: no browser."""
+    jobs: list[Job] = []
+
+    async def note(job: Job) -> None:
+        jobs.append(job)
+
+    for lane in mill.lanes.values():
+        monkeypatch.setattr(lane, "handler", note)
+    return jobs
 
 
 async def environments(fresh: Callable[[str], Db], monkeypatch: pytest.MonkeyPatch, **dialects: str) -> dict[str, Db]:

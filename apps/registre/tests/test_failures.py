@@ -192,6 +192,7 @@ async def test_a_download_that_stops_half_way_ends_and_is_not_stored(
     assert list((place / "documents").rglob("*.pdf")) == []
 
 
+@pytest.mark.timeout(400)  # a browser is tried three times
 async def test_a_full_temporary_directory_is_told_before_the_browser_starts(
     start: Start, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,19 +34,6 @@ def make(place: Path, fresh: Callable[[str], Db], monkeypatch: pytest.MonkeyPatc
     return lambda **dialects: environments(fresh, monkeypatch, **dialects)
 
 
-@pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Handlers that take a note of their job, and are done."""
-    jobs: list[Job] = []
-
-    async def note(job: Job) -> None:
-        jobs.append(job)
-
-    for kind in KINDS:
-        monkeypatch.setattr(mill.lanes[kind], "handler", note)
-    return jobs
-
-
 async def test_prod_goes_before_staging_before_dev_and_extraction_before_req_before_rdprm(
     make: Make, noted: list[Job]
 ) -> None:

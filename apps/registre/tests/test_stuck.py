@@ -37,28 +37,15 @@ def row(db: Db, kind: str, id: Any) -> dict[str, Any]:
     return found | {"state": found[CLAIMED[kind][0]]}
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Handlers that take a note, and are done."""
-    jobs: list[Job] = []
-
-    async def note(job: Job) -> None:
-        jobs.append(job)
-
-    for kind in KINDS:
-        monkeypatch.setattr(mill.lanes[kind], "handler", note)
-    return jobs
-
-
 async def test_a_worker_that_starts_takes_back_what_was_silent_for_two_minutes_everywhere(
-    place: Path, fresh: Callable[[str], Db], monkeypatch: pytest.MonkeyPatch, run: list[Job]
+    place: Path, fresh: Callable[[str], Db], monkeypatch: pytest.MonkeyPatch, noted: list[Job]
 ) -> None:
     """A12: all three kinds, in every environment; a reclaimed row is worked on again; one of 100 seconds is left."""
     dbs = await environments(fresh, monkeypatch, prod="postgresql", dev="sqlite")
     stuck = {(name, kind): left_by(db, kind, 130) for name, db in dbs.items() for kind in KINDS}
     fresh_ones = {(name, kind): left_by(db, kind, 60) for name, db in dbs.items() for kind in KINDS}
     async with at_work():
-        await until(lambda: len(run) == 6)
+        await until(lambda: len(noted) == 6)
     for (name, kind), id in stuck.items():
         found = row(dbs[name], kind, id)
         assert (found["state"], found["error_message"]) == (DONE[kind], None)

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ async def test_unified_workers_have_ids_of_their_own_and_tell_how_they_are(
     db = (await environments(fresh, monkeypatch, prod="postgresql"))["prod"]
     log = place / "log"
     monkeypatch.setenv("WORKER_COUNT", "1")
-    standin.conduct.slow = 6.0
     documents(db, document_number="1")
     documents(db, document_number="9")
     with process(log, "apps.registre", "run"):
@@ -54,13 +54,16 @@ async def test_unified_workers_have_ids_of_their_own_and_tell_how_they_are(
         assert json.loads(idle["current"]) == []
         assert re.fullmatch(UNIFIED, idle["id"])
         assert json.loads(idle["lanes"]) == ["extraction", "req", "rdprm"]
-        (slow,) = documents(db, document_number="8")
+        told_of = threading.Event()
+        standin.conduct.watch = lambda path: told_of.wait(90) and None if "document" in path else None
+        (slow,) = documents(db)
         busy = wait_for(lambda: [worker for worker in workers(db) if worker["state"] == "busy"], log)[0]
         (current,) = json.loads(busy["current"])
         assert (current["lane"], str(current["id"]), current["environment"]) == ("extraction", str(slow), "prod")
         assert busy["seen_at"] > idle["seen_at"]
         told = command("rowmill", "workers", "apps.registre:mill", "--json")
         assert busy["id"] in told.stdout
+        told_of.set()
         wait_for(lambda: statuses(db) == [3, 4, 3], log)
     assert db.query("select distinct worker_id from extraction_queue") == [{"worker_id": idle["id"]}]
 
@@ -131,7 +134,7 @@ async def test_a_worker_that_is_killed_loses_nothing_and_leaves_nothing(
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     killed: list[int] = []
-    ids = documents(db, 6)
+    ids = documents(db, 4)
 
     def kill(path: str) -> None:
         if path.startswith("/foncier/document") and len(standin.conduct.asked) >= 2 and not killed:
@@ -141,7 +144,7 @@ async def test_a_worker_that_is_killed_loses_nothing_and_leaves_nothing(
 
     standin.conduct.watch = kill
     with process(log, "apps.registre", "run"):
-        wait_for(lambda: statuses(db) == [3] * 6, log, 200)
+        wait_for(lambda: statuses(db) == [3] * 4, log, 200)
         assert killed
         assert {worker["id"] for worker in workers(db)} == {"worker-7-1", "worker-7-2"}
     assert {row["worker_id"] for row in db.query("select worker_id from extraction_queue")} <= {

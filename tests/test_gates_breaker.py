@@ -53,6 +53,27 @@ async def test_a_worker_opens_the_breaker_at_exactly_the_streak(db: Db, shape: s
     assert db.value("select count(*) from pages where status = 'queued'") == 9
 
 
+async def test_a_lane_below_does_not_take_the_place_of_a_run_whose_end_its_breaker_has_not_heard_of(db: Db) -> None:
+    """DESIGN, strict order: with one place for all lanes, nothing below starts while something above is ready."""
+    gated.make(db)
+    gated.fill(db, ["a"] * 6)
+    db.execute("create table notes (id integer primary key, status text not null default 'ready', worker text)")
+    db.execute("insert into notes (id) values (1), (2), (3)")
+    order: list[str] = []
+    mill = Mill(db.url)
+
+    async def crawl(job: Any) -> None:
+        order.append("page")
+
+    @mill.lane("notes", name="notes", priority=9, **{s: {"status": s} for s in ("ready", "running", "done", "dead")})
+    async def note(job: Any) -> None:
+        order.append("note")
+
+    gated.lane(mill, crawl, gates=[Breaker(3, td(minutes=5), by="domain")], priority=1)
+    await mill.worker(drain=True, concurrency=1).run()
+    assert order == ["page"] * 6 + ["note"] * 3
+
+
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Callable[..., GateFarm]]:
     farms: list[GateFarm] = []

@@ -92,10 +92,10 @@ class Slots:
     def buffered(self) -> int:
         return len(self._buffer)
 
-    def room(self) -> int:
-        """How many more rows could start at once."""
+    def room(self, kept: int = 0) -> int:
+        """How many more rows could start at once, where so many of the places of all lanes are kept for others."""
         here = self.lane.concurrency - self.busy - len(self._buffer)
-        return min(here, self.capacity.free - self.capacity.waiting)
+        return min(here, self.capacity.free - self.capacity.waiting - kept)
 
     def ahead(self) -> int:
         """How many rows it is worth to have ready in the buffer: what a fraction of a second works off, and no more

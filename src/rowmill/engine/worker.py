@@ -7,6 +7,7 @@ down. Between rounds the worker waits: for a run to end, for a wake-up, or for t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 import uuid
@@ -244,7 +245,9 @@ class Worker:
         if held.rests_until > time.monotonic() or len(held.outcomes) > _BACKLOG:
             return 0  # what has ended is written before more is begun
         slots = self.slots[held.store.lane.name]
-        room = slots.room()
+        # What a lane above does not give away before its gates have heard how a run ended is not to be had below.
+        above = itertools.takewhile(lambda other: other is not held, self._above)
+        room = slots.room(sum(other.gates.occupied(len(other.outcomes)) for other in above if other.gates is not None))
         if held.gates is not None:
             room -= held.gates.occupied(len(held.outcomes))
         if not self._may_fetch_ahead(held):

@@ -22,7 +22,7 @@ from rowmill.store.statements import Statements
 from rowmill.store.turn_statements import TurnStatements
 
 #: Seconds for one shape on one database; the long form is ``make interleave``.
-SECONDS = 1.5
+SECONDS = 1.0
 
 
 @pytest.mark.parametrize("shape", list(shapes.SHAPES))

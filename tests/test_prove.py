@@ -117,6 +117,17 @@ def test_a_tasks_queue_is_proved_where_it_was_never_used(command: Command, lite:
     assert lite.query("select name from sqlite_master") == []
 
 
+def test_a_state_may_set_a_counter_and_two_ends_may_look_the_same(command: Command, lite: Db) -> None:
+    """X1: what the declaration itself writes is not taken for a miscount, nor a cancel for another end."""
+    jobs(lite)
+    lane = (LANE % ', canceled={"status": "done", "attempts": 0}').replace(
+        'done={"status": "done"}', 'done={"status": "done", "attempts": 0}'
+    )
+    command.app(lite.url, lane)
+    ended = command("prove", "--schedules", "15", "--seconds", "0")
+    assert ended.code == 0, ended.out
+
+
 def test_what_cannot_be_made_up_is_asked_for(command: Command, db: Db) -> None:
     """X1: a condition that no made-up row meets is named; --set gives the value."""
     jobs(db)

@@ -105,9 +105,11 @@ def _parents(binding: Binding, texts: Sequence[str]) -> list[Parent]:
 
 def _promises(binding: Binding) -> list[str]:
     """What the watch looks at, for this lane."""
-    lane, counted = binding.lane, [r for r in ("attempts", "failures", "reclaims") if r in binding.roles]
+    lane, own = binding.lane, binding.state_columns()
+    counted = [r for r in ("attempts", "failures", "reclaims") if r in binding.roles and binding.roles[r] not in own]
+    shared = len({binding.roles[r] for r in counted}) < len(counted)
     told = ["one live claim per row", "no outcome without its claim", "every row comes to its end"]
-    told += [f"{', '.join(counted)} as counted"] if counted else []
+    told += [f"{', '.join(counted)} as counted"] if counted and not shared else []
     for group in lane.groups:
         if group.concurrency is not None:
             by = f" by {group.label}" if group.by else ""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from datetime import timedelta as td
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 import gated
@@ -100,6 +103,19 @@ class WrongClock(datetime, metaclass=_Wrong):
     @classmethod
     def now(cls, tz: Any = None) -> datetime:
         return datetime.now(tz) + cls.skew
+
+    @classmethod
+    def rule(cls, patch: pytest.MonkeyPatch) -> None:
+        """From now on it is the only one there is, for rowmill's modules and for ``time.time``."""
+        real = time.time
+        patch.setattr(time, "time", lambda: real() + cls.skew.total_seconds())
+        for name, module in list(sys.modules.items()):
+            if name.split(".")[0] == "rowmill" and getattr(module, "datetime", None) is datetime:
+                patch.setattr(module, "datetime", cls)
+
+
+async def all_of(steps: AsyncIterator[Any]) -> list[Any]:
+    return [step async for step in steps]
 
 
 @dataclass(eq=False)

@@ -78,12 +78,12 @@ MUTATIONS = (
         "tests/test_settle.py::test_an_outcome_that_stood_already_when_it_was_sent_again_is_not_called_lost",
     ),
     one(
-        "the state in the sweep (PostgreSQL)", "store/postgres.py",
+        "the state in the sweep (PostgreSQL)", "store/postgres_statements.py",
         "stale = f\"{self.running('t.')} and {self.stale(lease, 't.')}\"", "stale = self.stale(lease, 't.')",
         f"{MODEL}[postgresql-plain]",
     ),
     one(
-        "the re-check in the sweep (PostgreSQL)", "store/postgres.py",
+        "the re-check in the sweep (PostgreSQL)", "store/postgres_statements.py",
         "  where {stale}\n  limit $1::bigint\n  for no key update skip locked\n)",
         "  where {stale}\n  limit $1::bigint\n)",
         "tests/test_sweep_recheck.py",
@@ -152,14 +152,14 @@ MUTATIONS = (
         "tests/test_shapes_runs.py::test_a_snoozed_row_may_be_snoozed_for_ever",
     ),
     one(
-        "the lock on a claimed row", "store/postgres.py",
+        "the lock on a claimed row", "store/postgres_statements.py",
         "    limit {most}\n    for no key update skip locked\n",
         "    limit {most}\n",
         "tests/test_fence.py::test_eight_claimers_at_once_take_every_row_once",
         "tests/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
     ),
     one(
-        "the database's time (PostgreSQL)", "store/postgres.py",
+        "the database's time (PostgreSQL)", "store/postgres_statements.py",
         "        return f\"(now() + interval '{shift} seconds')\" if shift else \"now()\"",
         "        return f\"timestamptz '{(datetime.now(UTC) + self.clock.shift).isoformat()}'\"",
         f"{MODEL}[postgresql-plain]",

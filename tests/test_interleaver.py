@@ -16,7 +16,7 @@ from rowmill.prove import shapes
 from rowmill.prove.interleave import Interleaver
 from rowmill.prove.made import Made
 from rowmill.store import walk
-from rowmill.store.postgres import PostgresStatements
+from rowmill.store.postgres_statements import PostgresStatements
 from rowmill.store.sqlite import SqliteLane
 from rowmill.store.statements import Statements
 from rowmill.store.turn_statements import TurnStatements

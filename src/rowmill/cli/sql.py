@@ -14,7 +14,7 @@ from ..store.gate_view import lane_gates
 from ..store.gated_functions import FunctionGates, resolve_gates
 from ..store.inspect import LaneView
 from ..store.install import drop, install, installed
-from ..store.postgres import PostgresStatements
+from ..store.postgres_statements import PostgresStatements
 from ..store.resolve import resolve
 from ..store.schema import GATES, ensure, taken
 from ..store.texts import commented, one_line, texts

@@ -20,7 +20,7 @@ from .database import Database, Run, runner
 from .indexes import Needed, in_words, needed
 from .lacking import Lacking
 from .ledger import Ledger, Record
-from .postgres import PostgresStatements
+from .postgres_statements import PostgresStatements
 from .survey import read_only
 
 #: Up to so many rows ANALYZE looks at every one with the default target; then rare states go unseen.

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..claim import Settlement
 from .database import Run
-from .postgres import PostgresLane, PostgresStatements
+from .postgres import PostgresLane
+from .postgres_statements import PostgresStatements
 
 _READ_LATER = ("args", "history")
 _READER = json.JSONDecoder()

@@ -18,7 +18,7 @@ from . import ddl, plans
 from .binding import Binding, fence_time
 from .database import Run, runner
 from .indexes import needed
-from .postgres import PostgresStatements
+from .postgres_statements import PostgresStatements
 from .survey import look_at
 
 ERROR, WARNING = "error", "warning"

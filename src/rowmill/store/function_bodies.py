@@ -15,7 +15,7 @@ from ..clock import Clock
 from ..retry import LONGEST, Exponential, Fixed
 from .binding import Binding, fence_time
 from .gated_functions import FunctionGates, FunctionTurns
-from .postgres import PostgresStatements
+from .postgres_statements import PostgresStatements
 from .resolve import Resolved
 from .settled import ERROR_LENGTH
 from .statements import POISONED

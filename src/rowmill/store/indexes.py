@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .binding import Binding
 from .gating import key_phrase
-from .postgres import PostgresStatements
+from .postgres_statements import PostgresStatements
 from .statements import Statements
 
 _LONGEST = 63  # of a name in PostgreSQL, in bytes

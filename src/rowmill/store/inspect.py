@@ -23,7 +23,8 @@ from .binding import CREATED, bind
 from .database import Database, Sqlite
 from .fleet import Fleet
 from .keys import Key, Marks, among
-from .postgres import PostgresLane, PostgresStatements
+from .postgres import PostgresLane
+from .postgres_statements import PostgresStatements
 from .reflect import table_name
 from .sqlite import SqliteLane, SqliteStatements
 from .statements import INCARNATION

@@ -17,7 +17,7 @@ from .database import Run
 from .ended import ending
 from .inspect import LaneView
 from .keys import Key, Marks, among, written
-from .postgres import PostgresStatements
+from .postgres_statements import PostgresStatements
 from .settled import HookFailed
 from .statements import INCARNATION
 

@@ -20,7 +20,7 @@ from ..errors import Refused
 from .binding import Binding
 from .database import Database, Run, runner
 from .indexes import Needed, in_words, needed
-from .postgres import PostgresStatements
+from .postgres_statements import PostgresStatements
 from .sqlite import SqliteStatements
 from .statements import Statements
 from .translate import translated

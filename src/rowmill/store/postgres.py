@@ -1,16 +1,8 @@
-"""A lane on PostgreSQL: the statements, and the verbs that run them.
-
-Rules that hold for every statement here (docs/decisions has the measurements):
-rows are locked FOR NO KEY UPDATE SKIP LOCKED, so nobody waits and no child row's foreign key hides a parent;
-each limited step is MATERIALIZED, so the walk stops at the limit and is never run twice;
-the update finds its rows by ctid, which plans as a TID scan for any key, except on partitioned tables.
-"""
+"""A lane on PostgreSQL: the verbs that run its statements."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,274 +16,14 @@ from .database import Database, Run
 from .documents import clean, plain
 from .gating import Dimension
 from .guise import Guise
+from .postgres_statements import MOST, PostgresStatements
 from .settled import encoding
-from .statements import Statements
 from .swept import sweep
 
 #: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
 _DEAR, _DEAR_PER_ROW = 0.020, 0.00005
 _DEAR_IN_A_ROW = 3  # one slow claim is a busy server, not a long transaction
 _RESCAN, _RESCAN_SHARE = 1.0, 10.0
-_MOST = 1000  # rows that one claim takes, except where somebody asks for more
-_LENGTH = re.compile(r"\(\d+\)")
-_IN_ARRAYS = (
-    "bigint", "integer", "smallint", "uuid", "text", "character varying", "timestamp with time zone",
-    "timestamp without time zone",
-)  # fmt: skip
-
-
-class PostgresStatements(Statements):
-    """What a lane says to PostgreSQL."""
-
-    def _now(self) -> str:
-        shift = self.clock.shift.total_seconds()
-        return f"(now() + interval '{shift} seconds')" if shift else "now()"
-
-    def _time(self, column: str, moment: str) -> str:
-        # Columns without a time zone are UTC.
-        zoned = "with time zone" in self.binding.sql_types[column]
-        return moment if zoned else f"(({moment}) at time zone 'utc')"
-
-    def now(self, column: str) -> str:
-        return self._time(column, self._now())
-
-    def present(self, column: str) -> str:
-        # now() is when the statement was sent: a claim that then waited for a lock would begin with a spent lease.
-        return self._time(column, self._now().replace("now()", "(select clock_timestamp())"))
-
-    def later(self, column: str, seconds: str) -> str:
-        return self._time(column, f"{self._now()} + {seconds} * interval '1 second'")
-
-    def due(self, column: str) -> str:
-        return f"{self.name(column)} <= {self.now(column)}"
-
-    def older(self, column: str, than: timedelta, prefix: str = "") -> str:
-        moment = self._time(column, f"{self._now()} - interval '{than.total_seconds()} seconds'")
-        return f"{prefix}{self.name(column)} < {moment}"
-
-    def older_own(self, column: str, than: timedelta) -> str:
-        return f"{column} < {self._now()} - interval '{than.total_seconds()} seconds'"
-
-    def plain_now(self) -> str:
-        return self._now()
-
-    def order(self, prefix: str = "") -> str:
-        parts = []
-        for column, descending in self.binding.order:
-            nulls = " nulls last" if descending and self.binding.nullable(column) else ""
-            parts.append(f"{prefix}{self.name(column)}{' desc' if descending else ''}{nulls}")
-        return ", ".join(parts)
-
-    def _match(self, step: str) -> tuple[str, str]:
-        """How a step names rows, and how the update finds them."""
-        if not self.binding.partitioned:
-            return "ctid", f"ctid = any(array(select ctid from {step}))"
-        # A ctid repeats from partition to partition.
-        keys = self.names(self.binding.key)
-        return keys, f"({keys}) in (select {keys} from {step})"
-
-    def bound(self) -> str | None:
-        """The lower bound on the order, as a condition over the last parameters; None where the order goes down."""
-        if any(descending for _, descending in self.binding.order):
-            return None
-        columns = [column for column, _ in self.binding.order]
-        values = ", ".join(
-            f"${i}::{self.binding.sql_types[column]}"
-            for i, column in enumerate(columns, 3 if "worker" in self.roles else 2)
-        )
-        return f"({self.names(columns)}) >= ({values})"
-
-    def claim(self, most: int = _MOST, *, bounded: bool = False) -> str:
-        """$1 how many, then worker where there is such a column, then the remembered lower bound.
-
-        The inner limit tells the planner that few rows are wanted, whatever the count; the outer one, which hides the
-        count from it, lets the server keep the plan. Rows are fetched one by one, and locked only as they are.
-        """
-        rows, found = self._match("picked")
-        bound = f"\n    and {self.bound()}" if bounded else ""
-        return f"""with picked as materialized (
-  select * from (
-    select {rows} from {self.table}
-    where {self.ready()}{bound}{self._unpaused()}
-    order by {self.order()}
-    limit {most}
-    for no key update skip locked
-  ) first
-  limit (select $1::bigint)
-), taken as (
-  update {self.table} set
-    {self.assignments(self.claim_set("$2::text"))}
-  where {found}
-  returning {self.names(self.binding.taken)}
-)
-select {self.shown()} from taken
-order by {self.order()}"""
-
-    def shown(self) -> str:
-        """The columns of a claimed row, as the worker gets them."""
-        return self.names(self.binding.taken)
-
-    def _unpaused(self) -> str:
-        return f"\n    and {self.unpaused()}" if self.gates is not None else ""
-
-    def claim_units(self, phrases: Sequence[str], kinds: Sequence[str], absent: Sequence[str]) -> str:
-        """$1 units and how many rows of each, $2 worker: rows of several keys at once (see walk)."""
-        rows, found = self._match("picked")
-        keys = [f"{phrase} = s.k{i}::{kind}" for i, (phrase, kind) in enumerate(zip(phrases, kinds, strict=True))]
-        fields = ", ".join(["n bigint", *(f"k{i} text" for i in range(len(keys)))])
-        shown = "".join(f", {phrase}::text as _k{i}" for i, phrase in enumerate(phrases))
-        columns = self.names(self.binding.columns)
-        return f"""with picked as materialized (
-  select _j.* from jsonb_to_recordset($1::text::jsonb) as s({fields})
-  cross join lateral (
-    select {rows} from {self.table}
-    where {" and ".join([*keys, *absent, self.ready()])}
-    order by {self.order()}
-    limit s.n
-    for no key update skip locked
-  ) _j
-), taken as (
-  update {self.table} set
-    {self.assignments(self.claim_set("$2::text"))}
-  where {found}
-  returning {columns}{shown}
-)
-select {columns}{"".join(f", _k{i}" for i in range(len(keys)))} from taken
-order by {self.order()}"""
-
-    def sent(self, columns: Sequence[str] = (), extra: Sequence[str] = ()) -> str:
-        """The claims this statement is about, from one JSON document that the server itself types: $1."""
-        types = self.binding.sql_types
-        fields = ["_ord int"] + [f"_k{i} {types[column]}" for i, column in enumerate(self.binding.key)]
-        if at := fence_time(self.binding):
-            fields.append(f"_at {types[at]}")
-        if "attempts" in self.roles:
-            fields.append(f"_n {types[self.roles['attempts']]}")
-        fields += extra
-        fields += [f"_v{i} {types[column]}" for i, column in enumerate(columns)]
-        return f"jsonb_to_recordset($1::text::jsonb) as s({', '.join(fields)})"
-
-    def _same_key(self, row: str, other: str) -> str:
-        return " and ".join(f"{row}.{self.name(c)} = {other}._k{i}" for i, c in enumerate(self.binding.key))
-
-    def _fence(self, time: str = "s._at", attempts: str = "s._n", worker: str = "$2::text") -> str:
-        """In a form from which no partial index follows: where few rows were running when the table was analysed, any
-        index on running rows looks as good as the key's own, and would be read whole for each row.
-        """
-        return f"coalesce({self.fence('t', time, attempts, worker)}, false)"
-
-    def _held(self, sent: str, fence: str | None = None) -> str:
-        """The rows behind the claims that still hold, locked; a row somebody else has locked is passed over.
-
-        Lateral, so that each is found by its key: joined, a table that was never analysed is read whole, all its
-        running rows against all claims.
-        """
-        return f"""with held as materialized (
-  select l._row, s.* from {sent}
-  cross join lateral (
-    select t.ctid as _row from {self.table} t
-    where {self._same_key("t", "s")} and {fence or self._fence()}
-    for no key update skip locked
-  ) l
-)"""
-
-    def _of_held(self) -> str:
-        return self._same_key("t", "held") if self.binding.partitioned else "t.ctid = held._row"
-
-    def settle(self, kind: str, columns: Sequence[str]) -> str:
-        """$1 the claims with their values, $2 worker."""
-        written = self.settle_set(kind, "held._error", "held._delay")
-        written |= {column: f"held._v{i}" for i, column in enumerate(columns)}
-        sent = self.sent(columns, ("_error text", "_delay double precision"))
-        return f"""{self._held(sent)}
-update {self.table} t set
-    {self.assignments(written)}
-from held
-where {self._of_held()}
-returning held._ord"""
-
-    @property
-    def in_arrays(self) -> bool:
-        """What tells one claim from another is of types that the driver sends as arrays, just as they came."""
-        told = [*self.binding.key, *filter(None, self._common())]
-        return all(_LENGTH.sub("", self.binding.sql_types[column]) in _IN_ARRAYS for column in told)
-
-    def _common(self) -> tuple[str | None, str | None]:
-        """The columns of the fence that rows of one claim have in common: its time, and mostly the count."""
-        return fence_time(self.binding), self.roles.get("attempts")
-
-    def settle_done(self) -> str:
-        """Done with nothing beside it, which is how nearly all runs end: arrays instead of a document.
-
-        An array for each column of the key, one with the number of each row's group, then the time, the count and
-        the worker of the groups: rows that one claim took have these in common.
-        """
-        types, key, number = self.binding.sql_types, self.binding.key, itertools.count(1)
-        keys = [f"${next(number)}::{types[column]}[]" for column in key]
-        sent = f"unnest({', '.join(keys)}, ${next(number)}::int[])"
-        names = ", ".join(f"_k{i}" for i in range(len(key)))
-        time, count = (f"(${next(number)}::{types[c]}[])[s._g]" if c else "" for c in self._common())
-        fence = self._fence(time, count, f"${next(number)}::text")
-        return f"""{self._held(f"{sent} with ordinality as s({names}, _g, _ord)", fence)}
-update {self.table} t set
-    {self.assignments(self.settle_set("done", "null", "0"))}
-from held
-where {self._of_held()}
-returning held._ord"""
-
-    def renew(self) -> str:
-        """$1 the claims, $2 worker."""
-        column = self.roles[self.binding.renew]
-        return f"""{self._held(self.sent())}
-update {self.table} t set {self.name(column)} = {self.now(column)}
-from held
-where {self._of_held()}
-returning held._ord, t.{self.name(column)}"""
-
-    def progress(self) -> str:
-        """$1 the claim with its progress, $2 worker."""
-        column = self.roles["progress"]
-        return f"""{self._held(self.sent([column]))}
-update {self.table} t set {self.name(column)} = held._v0
-from held
-where {self._of_held()}
-returning held._ord"""
-
-    def read(self) -> str:
-        """$1 the claims, $2 worker: the rows as they are, and whether the claim holds."""
-        return f"""select s._ord, {self._fence()},
-  {self.names(self.binding.columns, "t.")}
-from {self.sent()}
-join {self.table} t on {self._same_key("t", "s")}"""
-
-    def sweep(self, lease: timedelta) -> str:
-        """$1 how many at most."""
-        back, dead = self.sweep_set()
-        poison = self.poison()
-        if poison is not None:
-            types = self.binding.sql_types  # inside a case a bare literal would be text, whatever the column is
-            written = {
-                c: f"case when held._poison then {dead.get(c, self.name(c))}::{types[c]}"
-                f" else {back.get(c, self.name(c))} end"
-                for c in dict.fromkeys([*back, *dead])
-            }
-        else:
-            written = back
-        worker = f"t.{self.name(self.roles['worker'])}" if "worker" in self.roles else "null"
-        keys = ", ".join(f"t.{self.name(c)} as _k{i}" for i, c in enumerate(self.binding.key))
-        stale = f"{self.running('t.')} and {self.stale(lease, 't.')}"
-        return f"""with held as materialized (
-  select t.ctid as _row, {keys}, {worker} as _worker, {poison or "false"} as _poison
-  from {self.table} t
-  where {stale}
-  limit $1::bigint
-  for no key update skip locked
-)
-update {self.table} t set
-    {self.assignments(written)}
-from held
-where {self._of_held()}
-returning held._worker, held._poison, {self.names(self.binding.key, "t.")}"""
 
 
 class PostgresLane(LaneStore):
@@ -356,7 +88,7 @@ class PostgresLane(LaneStore):
         return self._plain_at + max(_RESCAN, _RESCAN_SHARE * self._plain_cost)
 
     async def _claim(self, count: int, bound: tuple[Any, ...] | None) -> Sequence[Any]:
-        most = _MOST if count <= _MOST else count
+        most = MOST if count <= MOST else count
         text = self._text(
             ("claim", most, bound is not None, self._guise.number),
             lambda: self._guise.of(self.statements.claim(most, bounded=bound is not None)),

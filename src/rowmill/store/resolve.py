@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from ..errors import DeclarationError, Refused
 from .binding import Binding
 from .database import Database, Run, runner
-from .postgres import PostgresStatements
+from .postgres_statements import PostgresStatements
 from .translate import translated
 
 _TABLE = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..claim import KINDS
 from .gate_view import lane_gates
 from .inspect import LaneView
-from .postgres import PostgresStatements
+from .postgres_statements import PostgresStatements
 from .turn_statements import TurnStatements
 
 

@@ -19,7 +19,7 @@ from .gate_rows import LONGEST
 from .gating import Dimension
 
 if TYPE_CHECKING:
-    from .postgres import PostgresStatements
+    from .postgres_statements import PostgresStatements
 
 #: Gate rows of keys that are idle for so many seconds are forgotten.
 _IDLE = 60.0

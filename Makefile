@@ -35,7 +35,7 @@ ocr: $(STAMP)
 	@$(PY) -m apps.ocr show $(ARGS)
 
 test: check browser node pgbouncer
-	$(PY) -m pytest -n 2 --dist worksteal
+	$(PY) -m pytest -n 3 --dist worksteal
 
 # The long form of the model test (docs/guarantees.md): as many sequences of events for each lane and database.
 prove-model: $(STAMP)

@@ -54,6 +54,12 @@ class Heard:
         return next(entry for entry in reversed(self.said) if word in entry[0])
 
 
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"array[{', '.join(map(_literal, value))}]"
+    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+
+
 async def buffers(db: Db, sql: str, parameters: Sequence[Any], mode: str) -> int:
     """How many pages a statement touches; it is rolled back."""
     connection = await asyncpg.connect(db.direct, server_settings={"plan_cache_mode": mode})
@@ -61,7 +67,7 @@ async def buffers(db: Db, sql: str, parameters: Sequence[Any], mode: str) -> int
     await transaction.start()
     try:
         await connection.execute(f"prepare it as {sql}")
-        values = ", ".join(str(p) if isinstance(p, int) else "'" + p.replace("'", "''") + "'" for p in parameters)
+        values = ", ".join(_literal(parameter) for parameter in parameters)
         found = await connection.fetchval(f"explain (analyze, buffers, format json) execute it({values})")
     finally:
         await transaction.rollback()

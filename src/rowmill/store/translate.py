@@ -60,6 +60,8 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
         return Unreachable(f"cannot use {where}: {text}", hint="check that the URL names the right file")
     if isinstance(cause, (sqlite3.Error, OverflowError)) and database.dialect.name == "sqlite":
         return Refused(text)
+    if isinstance(cause, asyncpg.InterfaceError) and (isinstance(cause, ValueError) or "the server expects" in text):
+        return Refused(text)  # the driver's own words for what the statement is wrong with, not for a connection
     lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
     if lost or isinstance(cause, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, sa.exc.TimeoutError)):
         return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")

@@ -7,6 +7,7 @@ import concurrent.futures
 import enum
 import itertools
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,10 @@ class Office:
         in_a_loop(migrate_all(Mill({"prod": db.url})))
 
     def mill(self, status: type[enum.IntEnum] = Status, **settings: Any) -> Mill:
-        """The application over this environment; any setting may differ."""
+        """The application over this environment; any setting may differ. Its jobs' files are where ``left`` looks."""
+        desk = Path(self.settings.temp) / "worker-1"  # what a process of its own takes when it starts
+        desk.mkdir(parents=True, exist_ok=True)
+        tempfile.tempdir = str(desk)
         mill = Mill({"prod": self.db.url})
         declare(mill, Settings(**vars(self.settings) | settings), status)
         return mill

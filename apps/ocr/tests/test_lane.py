@@ -107,7 +107,9 @@ async def test_errors_of_extraction_and_of_ocr_stand_side_by_side(office: Office
 
 
 async def test_a_document_without_a_sign_of_life_for_ten_minutes_goes_back(office: Office) -> None:
-    """B7: looked for every 5 minutes; the holder is cleared; one that gives signs of life is let alone."""
+    """B7: looked for every 5 minutes; the holder is cleared; one that gives signs of life, in a column of ocr's own,
+    is let alone.
+    """
     silent, living = office.add(b"", n=2)
     mill = office.mill()
     lane = mill.lanes["ocr"]
@@ -121,7 +123,10 @@ async def test_a_document_without_a_sign_of_life_for_ten_minutes_goes_back(offic
         assert len(await kit.sweep()) == 1
     row = office.row(silent)
     assert (row["status_id"], row["ocr_worker_id"], row["ocr_started_at"], row["ocr_reclaims"]) == (3, None, None, 1)
-    assert office.row(living)["status_id"] == 6
+    row = office.row(living)
+    assert row["status_id"] == 6
+    assert row["ocr_heartbeat_at"] is not None
+    assert row["heartbeat_at"] is None, "registre's own"
 
 
 async def test_a_document_that_is_taken_back_more_than_three_times_beyond_its_limit_is_dead(office: Office) -> None:
@@ -176,12 +181,13 @@ class Other(enum.IntEnum):
 
 
 async def test_a_table_with_other_status_ids_is_another_line_in_the_declaration(office: Office) -> None:
-    """B10: the values are part of the declaration; here 41 is in OCR, and 40 an error."""
+    """B10: the values are part of the declaration; here 41 is in OCR, 40 an error, and 30 waits, also once more."""
     (good,) = office.add(small_print(), status_id=30)
     (bad,) = office.add(b"no PDF", status_id=30)
+    (gone,) = office.add(b"", status_id=30, file_path="prod/gone.pdf")
     async with Kit(office.mill(status=Other)) as kit:
-        claims = await kit.claim(count=2)
-        assert {office.row(key)["status_id"] for key in (good, bad)} == {41}
+        claims = await kit.claim(count=3)
+        assert {office.row(key)["status_id"] for key in (good, bad, gone)} == {41}
         for claim in claims:
             await kit.run(claim)
-    assert (office.row(good)["status_id"], office.row(bad)["status_id"]) == (50, 40)
+    assert [office.row(key)["status_id"] for key in (good, bad, gone)] == [50, 40, 30]

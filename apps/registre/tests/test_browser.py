@@ -104,6 +104,31 @@ async def test_a_session_that_expires_is_renewed_and_the_job_goes_on(start: Star
     assert standin.conduct.counts["logins"] == 3
 
 
+async def test_slots_whose_session_expires_under_all_of_them_log_in_once_and_go_on(
+    start: Start, standin: Standin, chromium: Chromium, place: Path
+) -> None:
+    """A8: four jobs in one browser, the session gone at every one's download; one login for each time it went."""
+    kit, dbs = await start(prod="sqlite")
+    documents(dbs["prod"], 5)
+    await kit.step("extraction")
+    claims = await kit.claim("extraction", 4)
+    generation, expired = chromium.generation, 0
+
+    def expire(path: str) -> None:
+        nonlocal expired
+        if path.startswith("/foncier/document") and len(standin.conduct.asked) >= 5 and expired < 2:
+            expired += 1
+            standin.conduct.expire()
+
+    standin.conduct.watch = expire
+    await asyncio.gather(*(kit.run(claim) for claim in claims))
+    assert statuses(dbs["prod"]) == [3] * 5
+    assert expired == 2
+    assert 2 <= standin.conduct.counts["logins"] <= 1 + expired
+    assert len(list((place / "documents").rglob("*.pdf"))) == 5
+    assert chromium.generation == generation
+
+
 async def test_a_browser_that_is_killed_in_mid_job_is_replaced_and_the_job_done(
     start: Start, standin: Standin, chromium: Chromium, place: Path
 ) -> None:

@@ -102,6 +102,20 @@ async def test_each_slot_takes_one_row_at_a_time(make: Make, noted: list[Job], m
     assert {job.slot for job in noted} == {"extraction-1"}
 
 
+async def test_a_claim_brings_one_row_however_many_slots_are_free(
+    make: Make, noted: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A3: each slot's row is claimed for itself, so that what another worker could do at once is left to it."""
+    dbs = await make(prod="sqlite")
+    rows.documents(dbs["prod"], 6)
+    said: list[Any] = []
+    monkeypatch.setattr(mill.events, "_subscribers", [*mill.events._subscribers, said.append])
+    monkeypatch.setattr(mill.lanes["extraction"], "concurrency", 3)
+    await mill.worker(drain=True).run()
+    assert len(noted) == 6
+    assert [event.fields["batch_claimed_count"] for event in said if event.name == "batch_claimed"] == [1] * 6
+
+
 async def test_an_idle_worker_is_woken_at_once_and_looks_every_five_seconds(
     make: Make, noted: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

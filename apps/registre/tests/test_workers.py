@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -16,10 +17,13 @@ from typing import Any
 import pytest
 
 from apps.registre import commands
+from apps.registre.lanes import mill
 from apps.registre.standin import Standin
 from databases import Db
+from rowmill import Job
 from rowmill.errors import RowmillError
 
+from .at_work import at_work, until
 from .conftest import environments
 from .processes import command, command_lines, process, wait_for
 from .rows import documents
@@ -66,6 +70,41 @@ async def test_unified_workers_have_ids_of_their_own_and_tell_how_they_are(
         told_of.set()
         wait_for(lambda: statuses(db) == [3, 4, 3], log)
     assert db.query("select distinct worker_id from extraction_queue") == [{"worker_id": idle["id"]}]
+
+
+async def test_a_worker_tells_how_it_is_with_every_sign_of_life(
+    place: Path, fresh: Callable[[str], Db], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A13, A14: the same, without a browser: its id, idle or busy with what, how many went well, how many did not."""
+    db = (await environments(fresh, monkeypatch, prod="sqlite"))["prod"]
+    go_on = asyncio.Event()
+
+    async def work(job: Job) -> None:
+        if job["document_number"] == "bad":
+            raise ValueError("there is no such document")
+        if job["document_number"] == "slow":
+            await go_on.wait()
+
+    def told() -> tuple[Any, ...]:
+        return tuple(workers(db)[0][name] for name in ("state", "completed", "failed"))
+
+    monkeypatch.setattr(mill.lanes["extraction"], "handler", work)
+    for number in ("good", "good", "bad"):
+        documents(db, document_number=number)
+    async with at_work():
+        await until(lambda: told() == ("idle", 2, 1))
+        (idle,) = workers(db)
+        assert re.fullmatch(UNIFIED, idle["id"])
+        assert json.loads(idle["current"]) == []
+        (slow,) = documents(db, document_number="slow")
+        await mill.wake()
+        await until(lambda: told() == ("busy", 2, 1))
+        (busy,) = workers(db)
+        (current,) = json.loads(busy["current"])
+        assert (current["lane"], str(current["id"]), current["environment"]) == ("extraction", str(slow), "prod")
+        assert busy["seen_at"] > idle["seen_at"]
+        go_on.set()
+        await until(lambda: told() == ("idle", 3, 1))
 
 
 def statuses(db: Db) -> list[int]:

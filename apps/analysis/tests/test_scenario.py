@@ -52,7 +52,7 @@ def test_two_hundred_sites_with_a_worker_killed_in_each_phase_and_a_model_that_t
     net.sites |= {host: sites.refusing(status) for host, status in BAD.items()}
     with Model(behave=throttling(every=9, after=1, latency=0.15)) as model:
         settings = world.settings_of(
-            net, model, pace_starts=16, pace_seconds=0.5, stuck_seconds=5, sweep_seconds=1, answer_tokens=100,
+            net, model, pace_starts=16, pace_seconds=0.5, stuck_seconds=10, sweep_seconds=1, answer_tokens=100,
             prompt_tokens=900, tokens_per_minute=20_000, minute_seconds=5, tokens_per_day=150_000,
         )  # fmt: skip
         with Workers(pg_jobs, settings, tmp_path / "workers.log") as workers:

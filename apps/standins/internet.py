@@ -56,7 +56,8 @@ class Request:
 @dataclass(frozen=True)
 class Answer:
     """What a site says, and how: after ``latency`` seconds; ``endless``: the body again and again, until the client
-    hangs up; ``drops``: the connection is cut instead of an answer, ``cut_off``: in the middle of it.
+    hangs up; ``drops``: the connection is cut instead of an answer, ``cut_off``: in the middle of it; ``together``: not
+    before as many are asking as the barrier waits for.
     """
 
     body: bytes | str = b""
@@ -66,6 +67,7 @@ class Answer:
     endless: bool = False
     drops: bool = False
     cut_off: bool = False
+    together: asyncio.Barrier | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,8 @@ class Internet:
         try:
             if answer.latency:
                 await asyncio.sleep(answer.latency)
+            if answer.together is not None:
+                await answer.together.wait()
             return await _write(answer, request, writer)
         finally:
             end = time.monotonic()

@@ -5,6 +5,7 @@ A site is a function from ``internet.Request`` to ``internet.Answer``; ``by_path
 
 from __future__ import annotations
 
+import asyncio
 import html
 from collections import Counter
 from collections.abc import Mapping
@@ -27,7 +28,13 @@ def by_path(paths: Mapping[str, Site], default: Site | None = None) -> Site:
     return answer
 
 
-def page(latency: float = 0.0, lang: str = "en", head: str = "", body: str = "<p>Some words.</p>") -> Site:
+def page(
+    latency: float = 0.0,
+    lang: str = "en",
+    head: str = "",
+    body: str = "<p>Some words.</p>",
+    together: asyncio.Barrier | None = None,
+) -> Site:
     """An article at every path: title, description, canonical link, icon, Open Graph and JSON-LD. No robots rules."""
 
     def answer(request: Request) -> Answer:
@@ -40,7 +47,7 @@ def page(latency: float = 0.0, lang: str = "en", head: str = "", body: str = "<p
 <meta property="og:type" content="article"><meta property="og:image" content="/image.png">
 <script type="application/ld+json">{{"@type": "Article", "headline": "Page {name}"}}</script>{head}</head>
 <body><h1>{name}</h1>{body}</body></html>"""
-        return Answer(words, latency=latency)
+        return Answer(words, latency=latency, together=together)
 
     return answer
 

@@ -59,7 +59,8 @@ async def test_discovery_takes_the_ten_oldest_rows_that_are_free_and_untouched(j
     world.insert(jobs, retryCount=3)
     world.insert(jobs, currentStep="prompt-forming")
     (touched,) = world.insert(jobs, updatedAt=now - td(seconds=10), createdAt=now - td(days=9))
-    keys = world.insert(jobs, 11)
+    # The oldest have the last ids, and were touched last: neither order is that of their age.
+    keys = [world.insert(jobs, createdAt=now - td(hours=age))[0] for age in range(1, 12)][::-1]
     mill = world.mill_on(jobs, settings)
     assert {(lane.poll, lane.batch) for lane in mill.lanes.values()} == {(td(minutes=1), 10)}
     async with Kit(mill) as kit:

@@ -222,7 +222,7 @@ async def test_links_that_an_operator_cancels_are_counted(app: App) -> None:
 
 async def test_links_of_a_batch_do_not_wait_for_each_other_nor_fail_together(app: App, net: Internet) -> None:
     """C7: the rows of a batch are worked on at once; one that fails leaves the others alone."""
-    net.default = sites.page(latency=0.3)
+    net.default = sites.page(together=asyncio.Barrier(9))  # nobody gets a page before all nine have asked
     net.sites["bad.example"] = sites.dropping()
     urls = [f"https://a{n}.example/" for n in range(9)]
     await app.imported(*urls, "https://bad.example/")

@@ -29,6 +29,7 @@ def reached(port: str) -> bool:
         return there.connect_ex(("127.0.0.1", int(port))) == 0
 
 
+@pytest.mark.timeout(300)  # five processes start one after the other, beside others on a busy machine
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the README sends the file with curl")
 def test_the_commands_of_the_readme_work_as_they_stand(pg: Db, net: Internet, tmp_path: Path) -> None:
     """C1: user, web side, workers and upload, each in a process of its own, as the README starts them."""
@@ -55,15 +56,16 @@ def test_the_commands_of_the_readme_work_as_they_stand(pg: Db, net: Internet, tm
         ).stdout.strip()
         start(f"{serve} --port {port}")
         start(work)
-        eventually(lambda: reached(port), seconds=60, every=0.3)
+        eventually(lambda: reached(port), seconds=120, every=0.3)
         upload = f"{send.replace('8000', port)} --silent"
         sent = subprocess.run(upload, shell=True, env=environment, cwd=tmp_path, capture_output=True, text=True)
         assert '"status":"queued"' in sent.stdout, sent
-        eventually(lambda: pg.value("select status from import_jobs") == "succeeded", seconds=60, every=0.3)
+        eventually(lambda: pg.value("select status from import_jobs") == "succeeded", seconds=120, every=0.3)
     finally:
         workers.close()
 
 
+@pytest.mark.timeout(300)
 def test_the_tour_shows_an_import_and_ends_by_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

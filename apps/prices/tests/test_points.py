@@ -134,6 +134,33 @@ async def test_sources_that_finish_at_the_same_time_are_all_in_the_valuation(app
     assert app.db.value("select points from valuations") == app.db.value("select count(*) from price_points") > 15
 
 
+async def test_a_valuation_waits_for_one_that_is_not_committed_and_sees_its_points(
+    app: App, intake: dict[str, int]
+) -> None:
+    """D6, X1: without the wait, whoever comes second values the coin without the first one's points."""
+    other = {**intake, "source_id": app.source("auction")}
+
+    async def write(tx: Any, where: dict[str, int]) -> None:
+        await tx.execute(sa.text(UPSERT), where | {"points": json.dumps([item(500).point(1.0)])})
+        await tx.execute(sa.text("select refresh_valuation(:intake_id)"), {"intake_id": where["intake_id"]})
+
+    async def second() -> None:
+        async with database.begin() as tx:
+            await write(tx, other)
+
+    waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    async with opened() as database:
+        async with database.begin() as first:
+            await write(first, intake)
+            racing = asyncio.create_task(second())
+            async with asyncio.timeout(60):
+                while not await asyncio.to_thread(app.db.value, waiting):
+                    assert not racing.done(), "it did not wait"
+                    await asyncio.sleep(0.05)
+        await racing
+    assert app.db.one("select points, value_cents from valuations") == {"points": 2, "value_cents": 500}
+
+
 # -- D10
 
 

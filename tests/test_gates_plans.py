@@ -56,7 +56,7 @@ class Heard:
 
 def _literal(value: Any) -> str:
     if isinstance(value, list):
-        return f"array[{', '.join(map(_literal, value))}]"
+        return "'{" + ", ".join(f'"{part}"' for part in value) + "}'"
     return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
 
 

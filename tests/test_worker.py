@@ -88,6 +88,22 @@ async def test_one_slot_starts_rows_strictly_by_environment_lane_and_age(fresh: 
     assert starts == expected
 
 
+async def test_with_batches_of_one_no_row_waits_behind_a_slow_run(db: Db) -> None:
+    """A3: one row at a time, also after runs so short that others would be fetched ahead of them."""
+    jobs(db, 14)
+    held: list[int] = []
+    mill = Mill(db.url)
+
+    @mill.lane("jobs", name="jobs", batch=1, concurrency=1, **STATES)
+    async def handler(job: Any) -> None:
+        if job.id == 10:
+            await asyncio.sleep(0.2)  # what would be claimed meanwhile, is by now
+            held.append(await asyncio.to_thread(db.value, "select count(*) from jobs where status = 'running'"))
+
+    await mill.worker(drain=True).run()
+    assert held == [1]
+
+
 async def test_a_row_of_a_higher_lane_that_arrives_in_mid_backlog_starts_next(
     fresh: Callable[[str], Db], db: Db
 ) -> None:

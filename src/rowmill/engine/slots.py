@@ -99,10 +99,11 @@ class Slots:
 
     def ahead(self) -> int:
         """How many rows it is worth to have ready in the buffer: what a fraction of a second works off, and no more
-        than two claims bring: one is worked on while the next is on its way.
+        than two claims bring: one is worked on while the next is on its way. With ``batch=1`` none: whoever asks for
+        rows one by one wants the others left for whoever is free.
         """
         most = self.lane.batch or AUTO_BATCH
-        if self._took <= 0:
+        if self._took <= 0 or most == 1:
             return 0
         return min(2 * most, int(_AHEAD * self.lane.concurrency / self._took))
 

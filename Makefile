@@ -2,6 +2,8 @@
 APPS := analysis enrichment prices registre
 .PHONY: demo test prove-model mutations pooler interleave chaos chaos-quick fleet check bench bench-quick bench-enrichment \
 	format browser node pgbouncer ocr $(APPS)
+# Tests and applications start hundreds of processes: without its bytecode each would compile all of rowmill anew.
+export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed

@@ -68,8 +68,8 @@ MUTATIONS = (
     one(
         "the look at what settling wrote", "store/base.py",
         "        report.written += [s for i, s in enumerate(group) if i in written]\n"
-        "        missing = [s for i, s in enumerate(group) if i not in written]\n        if missing:",
-        "        report.written += group\n        missing = []\n        if missing:",
+        "        await self._explain([s for i, s in enumerate(group) if i not in written], report)",
+        "        report.written += group",
         "tests/test_fence.py::test_a_lost_outcome_does_not_cost_its_batch_anything",
     ),
     one(

@@ -17,6 +17,7 @@ from databases import Db, Server
 from farm import JOBS
 from rowmill import DeclarationError, Event, Mill, RowmillError, Snooze, Unreachable, fixed
 from rowmill.engine.worker import Worker
+from rowmill.store import LaneStore
 
 STATES: dict[str, Any] = {
     "ready": {"status": "queued"},
@@ -86,6 +87,43 @@ async def test_one_slot_starts_rows_strictly_by_environment_lane_and_age(fresh: 
     mill = registre({"prod": prod.url, "staging": staging.url}, handler)
     await mill.worker(drain=True, concurrency=1).run()
     assert starts == expected
+
+
+async def test_a_lane_below_looks_up_before_it_takes_what_has_come_free(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2: a run below ends, and a row above arrives, while a claim of the lane below is on its way."""
+    jobs(db, 6)
+    db.execute("create table urgent (id integer primary key, status text not null default 'queued', worker text)")
+    starts: list[str] = []
+    first, claims = asyncio.Event(), 0
+    mill = Mill(db.url)
+
+    @mill.lane("urgent", name="urgent", priority=1, **STATES)
+    async def urgent(job: Any) -> None:
+        starts.append("urgent")
+
+    @mill.lane("jobs", name="jobs", priority=2, batch=1, **STATES)
+    async def handler(job: Any) -> None:
+        starts.append("job")
+        await (first.wait() if len(starts) == 1 else asyncio.sleep(0.05))
+
+    claim = LaneStore.claim
+    worker = mill.worker(drain=True, concurrency=2)
+
+    async def counted(store: LaneStore, count: int) -> Any:
+        nonlocal claims
+        if store.lane.name == "jobs":
+            claims += 1
+            if claims == 2:
+                first.set()
+                await until(lambda: worker.capacity.busy == 0)
+                await asyncio.to_thread(db.execute, "insert into urgent (id) values (1)")
+        return await claim(store, count)
+
+    monkeypatch.setattr(LaneStore, "claim", counted)
+    await worker.run()
+    assert starts.index("urgent") == 2, starts
 
 
 async def test_with_batches_of_one_no_row_waits_behind_a_slow_run(db: Db) -> None:

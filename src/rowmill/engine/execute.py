@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from .. import retry
-from ..claim import NOTHING, Claim, Settlement
+from ..claim import Claim, Settlement
 from ..errors import LostClaim, RowmillError
 from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
@@ -75,8 +75,6 @@ class Execution:
 
     def settlement(self, claim: Claim, ended: Any) -> Settlement:
         """What a run's end means for its row."""
-        if ended is None:
-            return Settlement(claim, "done", NOTHING)
         settlement = decide(self.store, claim, ended)
         settlement.cause = ended if isinstance(ended, BaseException) else None
         return settlement
@@ -174,7 +172,7 @@ class TimedOut(TimeoutError):
 def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
     """What a run's end means for its row, by the lane's policy; whatever a handler did, there is an answer."""
     if ended is None:
-        return Settlement(claim, "done", NOTHING)
+        return Settlement(claim, "done")
     if isinstance(ended, dict):
         ended = Done(ended)
     if isinstance(ended, type) and issubclass(ended, (Dead, Cancel, Retry, Done)):

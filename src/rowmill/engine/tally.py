@@ -84,19 +84,13 @@ class Tally:
         """Outcomes were written."""
         self._count(held, settlements)
         detailed = logger.isEnabledFor(logging.DEBUG) or self.events.observed
-        for settlement in settlements:
-            kind = settlement.kind
-            if kind == "done":
-                if detailed:
-                    self._emit("job_settled", logging.DEBUG, held, settlement)
-            elif kind in ("retry", "dead"):
+        for settlement in settlements if detailed else [s for s in settlements if s.kind != "done"]:
+            if settlement.kind in ("retry", "dead", "canceled"):
                 self._write_down(held, settlement)
+            if settlement.kind in ("retry", "dead"):
                 self._emit("job_failed", logging.WARNING, held, settlement)
-            elif kind != "release":
-                if kind == "canceled":
-                    self._write_down(held, settlement)
-                if detailed:
-                    self._emit("job_settled", logging.DEBUG, held, settlement)
+            elif detailed and settlement.kind != "release":
+                self._emit("job_settled", logging.DEBUG, held, settlement)
         self.told(self)
 
     def _count(self, held: Held, settlements: Sequence[Settlement]) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..arguments import Unfit, encode
-from ..claim import NOTHING, Claim, Settlement
+from ..claim import Claim, Settlement
 from ..outcome import Dead, Done
 from ..store import bounded
 from ..store.jobs import moment
@@ -49,7 +49,7 @@ class TaskExecution(Execution):
     def settlement(self, claim: Claim, ended: Any) -> Settlement:
         """What the handler returned is the job's result; how it failed goes into the job's history."""
         if ended is None:
-            return Settlement(claim, "done", NOTHING)
+            return Settlement(claim, "done")
         task = self._task(claim)
         if claim.row[self._limit_at] is None:
             claim.limit = task.max_attempts

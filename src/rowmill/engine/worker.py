@@ -281,8 +281,10 @@ class Worker:
                 held.gates.held_back = not held.more
             self._take_in(held, claims)
             slots.put(held, claims)
-            go_on = held.more and turns < _CLAIMS and not self.stopping
-            wanted = (wanted - ask or self._ask(held)) if go_on else 0
+            go_on = held.more and not self.stopping
+            wanted = wanted - ask if go_on else 0
+            if go_on and not wanted and turns < _CLAIMS and self._may_fetch_ahead(held):
+                wanted = self._ask(held)  # others look up before they take what has come free meanwhile
             # The next claim is on its way before the runs of this one begin: they may not let go of the loop.
             coming = asyncio.create_task(held.store.claim(min(wanted, most))) if wanted > 0 else None
             slots.start()

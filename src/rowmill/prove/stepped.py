@@ -6,15 +6,19 @@ and its commit: so it is sent as one here, with a point before the commit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from ..store.database import Database, Run
+from ..store.translate import translated
 from .points import CUT, DIE, UNHEARD, Actor, Died, Schedule
 
 T = TypeVar("T")
 Seen = Callable[[Actor], Awaitable[None]]
+Send = Callable[[str, Any], Awaitable[Sequence[Any]]]
 #: Statements that a connection keeps: every lane's, for every time that schedules move to.
 CACHED = 2000
 
@@ -59,6 +63,42 @@ class Stepped:
 
     async def _run(self, sql: str, parameters: Any) -> Sequence[Any]:
         raise NotImplementedError
+
+    def _transaction(self) -> AbstractAsyncContextManager[None]:
+        raise NotImplementedError
+
+    async def aside(self, sql: str) -> Sequence[Any]:
+        """Ask something that is no part of the schedule."""
+        return await self._run(sql, ())
+
+    async def read(self, verb: Callable[[Run], T]) -> T:
+        return await self._spawn(verb, "reads")
+
+    async def transact(self, verb: Callable[[Run], T]) -> T:
+        with translated(self._database):
+            async with self._transaction():
+                return await self._spawn(verb, "sends")
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        with translated(self._database):
+            async with self._transaction():
+                yield Connection(self)
+
+    async def _spawn(self, verb: Callable[[Run], T], how: str, send: Send | None = None) -> T:
+        """A verb, each of its statements at a point of its own."""
+
+        async def step(sql: str, parameters: Any) -> Sequence[Any]:
+            await self._point("send", f"{how} {named(sql)}")
+            return await (send or self._run)(sql, parameters)
+
+        with translated(self._database):
+            return await greenlet_spawn(verb, lambda sql, parameters=(): await_only(step(sql, parameters)))
+
+    @property
+    def _database(self) -> Database:
+        assert isinstance(self, Database)
+        return self
 
 
 class Connection:

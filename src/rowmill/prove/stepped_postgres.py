@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy.util import await_only, greenlet_spawn
 
 from ..store.database import Postgres, Run
-from ..store.translate import translated
 from .inside import FIRST, Doorman, stoppable
 from .points import Actor
-from .stepped import CACHED, Connection, Stepped, named
+from .stepped import CACHED, Stepped, named
 
 T = TypeVar("T")
 #: How often a statement is stopped once more inside.
@@ -47,20 +45,8 @@ class SteppedPostgres(Stepped, Postgres):
         rows: Sequence[Any] = await self._own.fetch(sql, *parameters)
         return rows
 
-    async def aside(self, sql: str) -> Sequence[Any]:
-        """Ask something that is no part of the schedule."""
-        return await self._run(sql, ())
-
-    async def read(self, verb: Callable[[Run], T]) -> T:
-        async def run(sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
-            await self._point("send", f"reads {named(sql)}")
-            return await self._run(sql, parameters)
-
-        return await self._spawn(verb, run)
-
     async def write(self, verb: Callable[[Run], T]) -> T:
-        async def run(sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
-            await self._point("send", f"sends {named(sql)}")
+        async def send(sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
             async with self._transaction():
                 chance = self.schedule.random.random() if self.schedule is not None else 1.0
                 if self.doorman is None or chance > _INSIDE or not stoppable(sql):
@@ -71,20 +57,7 @@ class SteppedPostgres(Stepped, Postgres):
                 )
                 return rows
 
-        return await self._spawn(verb, run)
-
-    async def transact(self, verb: Callable[[Run], T]) -> T:
-        async def run(sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
-            await self._point("send", f"sends {named(sql)}")
-            return await self._run(sql, parameters)
-
-        with translated(self):
-            async with self._transaction():
-                return await self._spawn(verb, run)
-
-    async def _spawn(self, verb: Callable[[Run], T], step: Callable[..., Coroutine[Any, Any, Sequence[Any]]]) -> T:
-        with translated(self):
-            return await greenlet_spawn(verb, lambda sql, parameters=(): await_only(step(sql, parameters)))
+        return await self._spawn(verb, "sends", send)
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[None]:
@@ -98,12 +71,6 @@ class SteppedPostgres(Stepped, Postgres):
                 await self._rollback()
             raise
         await self._committed(happens)
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
-        with translated(self):
-            async with self._transaction():
-                yield Connection(self)
 
     async def drop(self) -> None:
         """Close the connection as a process does that is killed: without a word."""

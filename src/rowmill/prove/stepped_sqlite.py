@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy.util import await_only, greenlet_spawn
-
 from ..store.database import Run, Sqlite
-from ..store.translate import translated
 from .points import Actor
-from .stepped import CACHED, Connection, Stepped, named
+from .stepped import CACHED, Stepped
 
 T = TypeVar("T")
 
@@ -40,28 +37,11 @@ class SteppedSqlite(Stepped, Sqlite):
             self._open.execute("rollback")
         self._freed()
 
-    async def aside(self, sql: str) -> Sequence[Any]:
-        """Ask something that is no part of the schedule."""
-        return self._open.execute(sql).fetchall()
-
-    async def read(self, verb: Callable[[Run], T]) -> T:
-        async def run(sql: str, parameters: Any) -> Sequence[Any]:
-            await self._point("send", f"reads {named(sql)}")
-            return self._open.execute(sql, parameters).fetchall()
-
-        return await self._spawn(verb, run)
-
     async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
         return await self.read(verb)
 
     async def write(self, verb: Callable[[Run], T]) -> T:
-        async def run(sql: str, parameters: Any) -> Sequence[Any]:
-            await self._point("send", f"sends {named(sql)}")
-            return self._open.execute(sql, parameters).fetchall()
-
-        with translated(self):
-            async with self._transaction():
-                return await self._spawn(verb, run)
+        return await self.transact(verb)
 
     async def _run(self, sql: str, parameters: Any) -> Sequence[Any]:
         return self._open.execute(sql, parameters).fetchall()
@@ -78,12 +58,6 @@ class SteppedSqlite(Stepped, Sqlite):
             raise
         await self._committed(happens)
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
-        with translated(self):
-            async with self._transaction():
-                yield Connection(self)
-
     async def _begin(self) -> None:
         await self._point("send", "begins to write")
         while True:
@@ -99,10 +73,6 @@ class SteppedSqlite(Stepped, Sqlite):
                 self.schedule.writer = self.actor
             self.actor.fresh = True  # what comes next is sent in the same breath
             return
-
-    async def _spawn(self, verb: Callable[[Run], T], step: Callable[..., Coroutine[Any, Any, Sequence[Any]]]) -> T:
-        with translated(self):
-            return await greenlet_spawn(verb, lambda sql, parameters=(): await_only(step(sql, parameters)))
 
     async def drop(self) -> None:
         """Close the connection; what was not committed is gone."""

@@ -12,10 +12,11 @@ from ..lane import Lane
 from . import schema
 from .base import LaneStore
 from .binding import Binding, bind, fence_time
-from .database import Database, uncut
+from .database import Database
 from .fast import QueueLane
 from .gate_rows import GateRows
 from .gating import Dimension, bind_gates
+from .handlers import uncut
 from .notes import Notes
 from .postgres import PostgresLane
 from .settled import Settled, bounded

@@ -21,7 +21,8 @@ from ..clock import Clock
 from ..errors import Busy, Refused, Unreachable
 from ..states import options
 from .binding import Binding, fence_time
-from .database import Database, Run, runner, uncut
+from .database import Database, Run, runner
+from .handlers import uncut
 from .settled import ERROR_LENGTH, HookFailed, Settled, bounded, groups
 from .statements import INCARNATION, Statements
 from .translate import translate, translated
@@ -250,9 +251,7 @@ class LaneStore:
             report.written += group
             return
         report.written += [s for i, s in enumerate(group) if i in written]
-        missing = [s for i, s in enumerate(group) if i not in written]
-        if missing:
-            await self._explain(missing, report)
+        await self._explain([s for i, s in enumerate(group) if i not in written], report)
 
     async def _divide(self, group: list[Settlement], error: Refused, report: Report) -> None:
         """Halve a refused batch until the row that was refused stands alone; it fails, with the reason."""

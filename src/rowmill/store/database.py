@@ -7,10 +7,9 @@ inside ``BEGIN IMMEDIATE``.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -19,11 +18,12 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as PostgresDialect
 from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from ..errors import DeclarationError
-from .direct import Direct
+from .direct import ISOLATION, Direct
+from .handlers import POOL, Handlers
 from .line import LOCK_WAIT, Line
 from .translate import translated
 from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
@@ -32,7 +32,6 @@ T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
 
 _STEPS = 10_000
-_HANDLER_POOL, _HANDLER_WAIT = 4, 300.0  # connections for finish blocks, however many slots; the others wait
 
 
 class Database:
@@ -107,7 +106,7 @@ class Postgres(Database):
         self.patience = patience
         self._pool = pool
         self._direct: Direct | None = None
-        self._handlers: AsyncEngine | None = None
+        self._handlers: Handlers | None = None
 
     def _make(self, command_timeout: float | None, **options: Any) -> AsyncEngine:
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
@@ -128,10 +127,15 @@ class Postgres(Database):
 
     async def raw_connection(self, command_timeout: float | None = None) -> asyncpg.Connection:
         """A connection as the driver makes it."""
-        # Behind a transaction pooler a statement must not outlive its transaction: unnamed, and never cached.
-        cached = {"statement_cache_size": 0} if self.pooled else {"max_cacheable_statement_size": 0}
+        # Behind a transaction pooler a statement must not outlive its transaction: unnamed, and never cached. Nor can
+        # a session be told its isolation there: transactions say it themselves.
+        options: dict[str, Any] = (
+            {"statement_cache_size": 0}
+            if self.pooled
+            else {"max_cacheable_statement_size": 0, "server_settings": {"default_transaction_isolation": ISOLATION}}
+        )
         try:
-            return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **cached)
+            return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **options)
         except ValueError:  # the URL itself cannot be read; the driver's words repeat parts of it
             raise unreadable(self.url) from None
 
@@ -165,8 +169,8 @@ class Postgres(Database):
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            self._handlers = self._make(None, pool_size=_HANDLER_POOL, max_overflow=0, pool_timeout=_HANDLER_WAIT)
-        async with _transaction(self, self._handlers) as connection:
+            self._handlers = Handlers(self, self._make(None, isolation_level=ISOLATION.upper(), **POOL))
+        async with self._handlers.begin() as connection:
             yield connection
 
     @asynccontextmanager
@@ -190,7 +194,7 @@ class Postgres(Database):
         if self._direct is not None:
             await self._direct.close()
         if self._handlers is not None:
-            await self._handlers.dispose()
+            await self._handlers.close()
 
 
 class Sqlite(Database):
@@ -205,7 +209,7 @@ class Sqlite(Database):
         self.dialect = SqliteDialect()
         self.path = sqlite_path(url)
         self._writer, self._reader = Line(self.path, "write"), Line(self.path, "read")
-        self._handlers: AsyncEngine | None = None
+        self._handlers: Handlers | None = None
 
     async def read(self, verb: Callable[[Run], T]) -> T:
         with translated(self):
@@ -246,17 +250,13 @@ class Sqlite(Database):
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            self._handlers = create_async_engine(
-                sa.URL.create("sqlite+aiosqlite", database=self.path),
-                connect_args={"timeout": LOCK_WAIT},
-                pool_size=_HANDLER_POOL,
-                max_overflow=0,
-                pool_timeout=_HANDLER_WAIT,
-            )
-            event.listen(self._handlers.sync_engine, "connect", _no_implicit_begin)
+            url = sa.URL.create("sqlite+aiosqlite", database=self.path)
+            engine = create_async_engine(url, connect_args={"timeout": LOCK_WAIT}, **POOL)
+            event.listen(engine.sync_engine, "connect", _no_implicit_begin)
             # A transaction that reads first and then writes fails at once when another wrote in between.
-            event.listen(self._handlers.sync_engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE") and None)
-        async with _transaction(self, self._handlers) as connection:
+            event.listen(engine.sync_engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE") and None)
+            self._handlers = Handlers(self, engine)
+        async with self._handlers.begin() as connection:
             yield connection
 
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
@@ -276,67 +276,9 @@ class Sqlite(Database):
 
     async def close(self) -> None:
         if self._handlers is not None:
-            await self._handlers.dispose()
+            await self._handlers.close()
         for line in (self._writer, self._reader):
             await line.close()
-
-
-async def uncut(work: Coroutine[Any, Any, T]) -> T:
-    """Await something to its end, also where the waiting task is cancelled meanwhile; the cancellation comes after.
-
-    A SQLite connection that is dropped between a statement and its last row keeps the file's write lock for good.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # seen
-        raise
-
-
-@asynccontextmanager
-async def _transaction(database: Database, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """Begin, and commit or roll back. What the block itself raises is its own affair and passes as it is."""
-    with translated(database):
-        connection = await _connected(engine)
-    try:
-        with translated(database):
-            transaction = await uncut(_begun(connection))
-        try:
-            yield connection
-        except BaseException:
-            await uncut(transaction.rollback())
-            raise
-        with translated(database):
-            await uncut(transaction.commit())
-    finally:
-        await uncut(connection.close())
-
-
-async def _connected(engine: AsyncEngine) -> AsyncConnection:
-    """A connection from the pool. Who stops waiting for it leaves at once; it goes back by itself when it comes."""
-
-    async def connect() -> AsyncConnection:
-        return await engine.connect()
-
-    task = asyncio.ensure_future(connect())
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.add_done_callback(_give_back)
-        raise
-
-
-def _give_back(task: asyncio.Task[AsyncConnection]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        late = asyncio.ensure_future(task.result().close())
-        late.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-async def _begun(connection: AsyncConnection) -> AsyncTransaction:
-    return await connection.begin()
 
 
 def runner(connection: sa.Connection) -> Run:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .database import Postgres, Run
 
 T = TypeVar("T")
+#: Whatever the database's default. A gate counts what was committed before it had its lock, not before it began, and
+#: a row that somebody else has just written to is looked at once more, not refused.
+ISOLATION = "read committed"
 
 
 class Direct:
@@ -45,7 +48,7 @@ class Direct:
                 connection = await self._open()
                 try:
                     if self._database.pooled:
-                        async with connection.transaction():
+                        async with connection.transaction(isolation=ISOLATION.replace(" ", "_")):
                             yield connection
                     else:
                         yield connection

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Settlement
-from .database import Run, runner, uncut
+from .database import Run, runner
+from .handlers import uncut
 from .keys import Key, Marks, among
 from .translate import translated
 

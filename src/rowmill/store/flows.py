@@ -20,9 +20,10 @@ from ..options import UNFINISHED
 from ..task import Call
 from .base import LaneStore
 from .callers import drive, on
-from .database import Database, runner, uncut
+from .database import Database, runner
 from .documents import clean
 from .enqueue import CHANNEL, Place, Say, add
+from .handlers import uncut
 from .jobs import listed, read
 from .postgres import PostgresLane
 from .translate import translated

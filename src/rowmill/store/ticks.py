@@ -15,8 +15,9 @@ from ..options import Options
 from ..schedule import Cron
 from ..task import Call, Task
 from .callers import drive, on
-from .database import Database, runner, uncut
+from .database import Database, runner
 from .enqueue import Say, add
+from .handlers import uncut
 from .jobs import moment
 from .translate import translated
 

@@ -60,10 +60,11 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
         return Unreachable(f"cannot use {where}: {text}", hint="check that the URL names the right file")
     if isinstance(cause, (sqlite3.Error, OverflowError)) and database.dialect.name == "sqlite":
         return Refused(text)
-    if isinstance(cause, asyncpg.InterfaceError) and (isinstance(cause, ValueError) or "the server expects" in text):
-        return Refused(text)  # the driver's own words for what the statement is wrong with, not for a connection
+    if isinstance(cause, asyncpg.InterfaceError) and "the server expects" in text:
+        return Refused(text)  # how many values, that is: the statement is wrong, not the connection
     lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
-    if lost or isinstance(cause, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, sa.exc.TimeoutError)):
+    away = (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, sa.exc.TimeoutError)
+    if lost or (isinstance(cause, away) and not isinstance(cause, ValueError)):
         return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
     if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
         return Refused(text)

@@ -1,0 +1,92 @@
+"""Connections for handlers' own transactions: SQLAlchemy's, which is what people write their statements for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction
+
+from .translate import translated
+
+if TYPE_CHECKING:
+    from .database import Database
+
+T = TypeVar("T")
+#: How the pool is made: a few connections for finish blocks, however many slots; the others wait.
+POOL: dict[str, Any] = {"pool_size": 4, "max_overflow": 0, "pool_timeout": 300.0}
+
+
+async def uncut(work: Coroutine[Any, Any, T]) -> T:
+    """Await something to its end, also where the waiting task is cancelled meanwhile; the cancellation comes after.
+
+    A SQLite connection that is dropped between a statement and its last row keeps the file's write lock for good.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # seen
+        raise
+
+
+class Handlers:
+    """A pool of them, for one database."""
+
+    def __init__(self, database: Database, engine: AsyncEngine) -> None:
+        self._database, self._engine = database, engine
+        #: Connections that come for somebody who has stopped waiting, and go back by themselves.
+        self._late: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """Begin, and commit or roll back. What the block itself raises is its own affair and passes as it is."""
+        with translated(self._database):
+            connection = await self._connected()
+        try:
+            with translated(self._database):
+                transaction = await uncut(_begun(connection))
+            try:
+                yield connection
+            except BaseException:
+                await uncut(transaction.rollback())
+                raise
+            with translated(self._database):
+                await uncut(transaction.commit())
+        finally:
+            await uncut(connection.close())
+
+    async def _connected(self) -> AsyncConnection:
+        """A connection from the pool. Who stops waiting for it leaves at once."""
+
+        async def connect() -> AsyncConnection:
+            return await self._engine.connect()
+
+        task = asyncio.ensure_future(connect())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            late = asyncio.ensure_future(_given_back(task))
+            self._late.add(late)
+            late.add_done_callback(self._late.discard)
+            raise
+
+    async def close(self) -> None:
+        """Close them all, also those that are still on their way: a driver's thread would find its loop closed."""
+        if self._late:
+            await asyncio.wait(self._late)
+        await self._engine.dispose()
+
+
+async def _begun(connection: AsyncConnection) -> AsyncTransaction:
+    return await connection.begin()
+
+
+async def _given_back(task: asyncio.Task[AsyncConnection]) -> None:
+    await asyncio.wait([task])
+    if not task.cancelled() and task.exception() is None:
+        await task.result().close()

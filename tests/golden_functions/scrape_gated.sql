@@ -55,7 +55,7 @@ begin
     if _rm_last is not null then
       return query
       with recursive running as materialized (
-  select jsonb_object_agg(_c.key, _c.n) as n from (
+  select array_agg(_c.key collate "C") as keys, array_agg(_c.n) as n from (
     select source_id::text as key, count(*) as n from public.scrape_jobs
     where status = 'running' and source_id is not null group by 1
   ) _c
@@ -75,7 +75,7 @@ begin
   cross join lateral (select case when _s.speed is null then 'infinity'::float8 else least(_s.size, coalesce(
     _g.tokens + greatest(extract(epoch from now() - _g.refilled_at), 0)::float8 * _s.speed,
     _s.size)) end as tokens) _t
-  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce(((select n from running) ->> _g.key)::bigint, 0) end, floor(_t.tokens + 1e-06)) as free) _x
+  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce((select n from running)[array_position((select keys from running), _g.key collate "C")], 0) end, floor(_t.tokens + 1e-06)) as free) _x
   where octet_length(_g.key) <= 2000 and coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
     and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
     and _x.free > 0
@@ -125,7 +125,7 @@ order by taken.created_at, taken.id;
     end if;
     return query
     with recursive running as materialized (
-  select jsonb_object_agg(_c.key, _c.n) as n from (
+  select array_agg(_c.key collate "C") as keys, array_agg(_c.n) as n from (
     select source_id::text as key, count(*) as n from public.scrape_jobs
     where status = 'running' and source_id is not null group by 1
   ) _c
@@ -145,7 +145,7 @@ order by taken.created_at, taken.id;
   cross join lateral (select case when _s.speed is null then 'infinity'::float8 else least(_s.size, coalesce(
     _g.tokens + greatest(extract(epoch from now() - _g.refilled_at), 0)::float8 * _s.speed,
     _s.size)) end as tokens) _t
-  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce(((select n from running) ->> _g.key)::bigint, 0) end, floor(_t.tokens + 1e-06)) as free) _x
+  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce((select n from running)[array_position((select keys from running), _g.key collate "C")], 0) end, floor(_t.tokens + 1e-06)) as free) _x
   where octet_length(_g.key) <= 2000 and coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
     and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
     and _x.free > 0

@@ -41,18 +41,18 @@ class TurnStatements:
     # -- how many of a key may go
 
     def _counted(self, me: str) -> str:
-        """All running rows, counted by key in one step: a document, in which each key is then looked up.
+        """All running rows, counted by key in one step: two arrays, in which each key is then looked up.
 
-        ``me`` is SQL for the worker.
+        ``me`` is SQL for the worker. (A document takes five times as long to make, and is not read any faster.)
 
         Not key by key: where few rows run when a table is analysed, the planner takes any index on running rows for
         as good as the one by key, and reads all of them for each.
         """
         say, phrase = self.say, self.dim.phrase
-        counted = ["jsonb_object_agg(_c.key, _c.n) as n"]
+        counted = ['array_agg(_c.key collate "C") as keys', "array_agg(_c.n) as n"]
         inner = [f"{phrase}::text as key", "count(*) as n"]
         if self.group.process is not None:
-            counted.append("jsonb_object_agg(_c.key, _c.mine) as mine")
+            counted.append("array_agg(_c.mine) as mine")
             inner.append(f"count(*) filter (where {say.name(say.roles['worker'])} = {me}) as mine")
         return f"""running as materialized (
   select {", ".join(counted)} from (
@@ -62,7 +62,8 @@ class TurnStatements:
 )"""
 
     def _running(self, of: str = "n") -> str:
-        return f"coalesce(((select {of} from running) ->> _g.key)::bigint, 0)"
+        place = 'array_position((select keys from running), _g.key collate "C")'
+        return f"coalesce((select {of} from running)[{place}], 0)"
 
     def _breaker(self) -> tuple[str, str]:
         """SQL for the streak, and for whether it is open."""

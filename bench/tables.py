@@ -165,6 +165,18 @@ class Jobs:
     )
     wrong = "select count(*) from rowmill_jobs where attempts <> 1"
 
+    @staticmethod
+    def made(first: int, count: int, status: str) -> str:
+        """SQL by which the server itself makes jobs of the runner's task: such as ended long ago, or such as wait."""
+        past = "now() - interval '1 day'"
+        ended = status == "succeeded"
+        return f"""insert into rowmill_jobs (task, args, state, attempts, worker, claimed_at, heartbeat_at, finished_at,
+                run_after, created_at)
+            select 'noop', jsonb_build_object('number', i), '{"done" if ended else "ready"}', {int(ended)},
+                {f"'earlier', {past}, {past}, {past}" if ended else "null, null, null, null"},
+                {past} + i * interval '1 microsecond', {past}
+            from generate_series({first}, {first + count - 1}) i"""
+
 
 TABLES = {"enrichment": Enrichment}
 

@@ -12,6 +12,8 @@ from ..peers import Peer
 from ..session import IDLE, Session, session
 from .part import PEERS_ON_POSTGRES, Column, Context, Figures, Part
 
+#: Statements within two pauses that a worker at rest may send, and how many pauses it has to come there.
+_AT_REST, _PATIENCE = 5, 60
 _STATEMENT = re.compile(r"LOG:  (statement|execute)")
 
 
@@ -23,7 +25,7 @@ def measure(context: Context, peer: Peer, **options: int) -> Figures:
         run.value(f"alter database {name} set log_statement = 'all'")
         with run.workers(**options) as workers:
             workers.go()
-            time.sleep(2 * IDLE)
+            _settled(context, name)
             lines, backends, cpu = context.server.log_size(), _backends(run), workers.cpu()
             time.sleep(seconds)
             spent = sum(now - backends.get(pid, 0.0) for pid, now in _backends(run).items())
@@ -31,6 +33,15 @@ def measure(context: Context, peer: Peer, **options: int) -> Figures:
             cpu = workers.cpu() - cpu
     minutes = seconds / 60
     return {"statements": said / minutes, "server": spent * 1000 / minutes, "worker": cpu * 1000 / minutes}
+
+
+def _settled(context: Context, name: str) -> None:
+    """Until the worker has started: it binds one lane after the other, with a few statements for each."""
+    for _ in range(_PATIENCE):
+        lines = context.server.log_size()
+        time.sleep(2 * IDLE)
+        if sum(1 for line in context.server.log_since(lines, name) if _STATEMENT.search(line)) <= _AT_REST:
+            return
 
 
 def _backends(run: Session) -> dict[int, float]:

@@ -16,7 +16,7 @@ from .. import states
 from ..errors import DeclarationError
 from ..store import LaneStore
 from ..store.gating import Dimension
-from ..store.reflect import reflect_table
+from ..store.reflect import add_constraints, reflect_table
 
 Ask = Callable[[str], Awaitable[Sequence[Any]]]
 _ROWS = 6
@@ -73,10 +73,12 @@ class Made:
     async def prepare(self, store: LaneStore, ask: Ask) -> None:
         """Rows in the tables that the lane's condition speaks of, for the lane's own rows to stand for."""
         preparer = store.database.dialect.identifier_preparer
+        await store.database.reflect(lambda c: add_constraints(c, store.binding.table))
         for parent in self.parents:
             table, _, _, kinds = await store.database.reflect(
                 lambda c, of=parent: reflect_table(c, of.table, of.schema, of.table, f"lane {store.lane.name!r}")  # type: ignore[misc]
             )
+            await store.database.reflect(lambda c, of=table: add_constraints(c, of))  # type: ignore[misc]
             await ask(f"delete from {preparer.format_table(table)}")
             for number in range(1, _ROWS + 1):
                 written = {

@@ -12,7 +12,7 @@ from ..errors import DeclarationError, RowmillError
 from ..lane import Lane
 from ..mill import Mill
 from ..store import Binding, Database, bind, store_for
-from ..store.reflect import table_name
+from ..store.reflect import add_constraints, table_name
 from .chaos import Chaos, Survived
 from .copy import copied
 from .interleave import Interleaver, Tried
@@ -74,6 +74,7 @@ async def _prove(mill: Mill, proved: Proved, database: Database, terms: Terms, t
     if not lane.own:
         tables = [table_name(lane.table, database.dialect.name)]
         binding = await bind(lane, proved.environment, database)
+        await database.reflect(lambda c: add_constraints(c, binding.table))
         texts.append(store_for(binding, database, Clock(), "", "").statements.ready())
         parents = _parents(binding, texts)
     tell("copying its table")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from ..errors import DeclarationError, did_you_mean
 from ..task import TABLE as TASKS
+
+#: A table's columns: name, type in SQL, whether this role may read it, and whether the table has partitions.
+_COLUMNS = """select a.attname, format_type(a.atttypid, a.atttypmod),
+  has_column_privilege(a.attrelid, a.attnum, 'select'), c.relkind = 'p' or c.relhassubclass
+from pg_attribute a join pg_class c on c.oid = a.attrelid
+where a.attrelid = to_regclass($1::text) and a.attnum > 0 and not a.attisdropped"""
 
 
 def table_name(table: Any, dialect: str) -> tuple[str | None, str]:
@@ -39,13 +46,8 @@ def reflect_table(
         # A column of a type SQLAlchemy does not know is carried as it is; the server knows it.
         warnings.simplefilter("ignore", sa.exc.SAWarning)
         try:
-            table = sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False)
-            if seen := _seen(connection, table):
-                # A role that may not read some columns works on the others.
-                table = sa.Table(
-                    name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False,
-                    include_columns=seen,
-                )  # fmt: skip
+            described = _described(connection, schema, name)
+            table = _read(connection, schema, name, described)
         except (sa.exc.NoSuchTableError, sa.exc.OperationalError) as error:
             if isinstance(error, sa.exc.OperationalError) and "unknown database" not in str(error):
                 raise
@@ -66,34 +68,56 @@ def reflect_table(
         for column in known_to_user.c:
             if column.name in table.c:
                 table.c[column.name].type = column.type
-    if connection.dialect.name != "postgresql":
+    if described is None:
         types = {column.name: column.type.compile(connection.dialect) for column in table.c if _compiles(column)}
         return table, types, False, kinds
-    relation = connection.dialect.identifier_preparer.format_table(table)
-    rows = connection.exec_driver_sql(
-        "select attname, format_type(atttypid, atttypmod) from pg_attribute"
-        " where attrelid = to_regclass($1::text) and attnum > 0 and not attisdropped",
-        (relation,),
-    )
-    types = {row[0]: row[1] for row in rows}
-    spread = connection.exec_driver_sql(
-        "select relkind = 'p' or relhassubclass from pg_class where oid = to_regclass($1::text)", (relation,)
-    ).scalar()
-    return table, types, bool(spread), kinds
+    return table, {row[0]: row[1] for row in described}, any(row[3] for row in described), kinds
 
 
-def _seen(connection: sa.Connection, table: sa.Table) -> list[str] | None:
-    """The columns that this role may read, where it may read some and not others."""
+def _described(connection: sa.Connection, schema: str | None, name: str) -> Sequence[Any] | None:
+    """What PostgreSQL says of a table's columns."""
     if connection.dialect.name != "postgresql":
         return None
-    relation = connection.dialect.identifier_preparer.format_table(table)
-    rows = connection.exec_driver_sql(
-        "select attname, has_column_privilege(attrelid, attnum, 'select') from pg_attribute"
-        " where attrelid = to_regclass($1::text) and attnum > 0 and not attisdropped",
-        (relation,),
-    ).fetchall()
-    seen = [row[0] for row in rows if row[1]]
-    return seen if 0 < len(seen) < len(rows) else None
+    quote = connection.dialect.identifier_preparer.quote
+    return connection.exec_driver_sql(_COLUMNS, (".".join(quote(part) for part in (schema, name) if part),)).fetchall()
+
+
+def _read(connection: sa.Connection, schema: str | None, name: str, described: Sequence[Any] | None) -> sa.Table:
+    """A table's columns and its key: a third of the time that SQLAlchemy's own reflection takes, which asks for all."""
+    inspector = sa.inspect(connection)
+    columns = [_column(found) for found in inspector.get_columns(name, schema)]
+    seen = {row[0] for row in described or () if row[2]}
+    if described and 0 < len(seen) < len(described):
+        # A role that may not read some columns works on the others.
+        columns = [column for column in columns if column.name in seen]
+    names = {column.name for column in columns}
+    key = [column for column in inspector.get_pk_constraint(name, schema)["constrained_columns"] if column in names]
+    unique = [] if key else inspector.get_unique_constraints(name, schema)
+    found = [sa.UniqueConstraint(*one["column_names"]) for one in unique if names.issuperset(one["column_names"])]
+    return sa.Table(name, sa.MetaData(), *columns, sa.PrimaryKeyConstraint(*key), *found, schema=schema)
+
+
+def _column(found: Any) -> sa.Column[Any]:
+    """A column as the inspector tells of it."""
+    made: list[Any] = []
+    if found.get("computed"):
+        made.append(sa.Computed(**found["computed"]))
+    elif found.get("identity"):
+        made.append(sa.Identity(**found["identity"]))
+    default = sa.FetchedValue() if not made and found.get("default") is not None else None
+    return sa.Column(found["name"], found["type"], *made, nullable=found["nullable"], server_default=default)
+
+
+def add_constraints(connection: sa.Connection, table: sa.Table) -> None:
+    """To a table that was read: its foreign keys and check constraints, which no lane needs."""
+    inspector = sa.inspect(connection)
+    for check in inspector.get_check_constraints(table.name, table.schema):
+        table.append_constraint(sa.CheckConstraint(check["sqltext"]))
+    for key in inspector.get_foreign_keys(table.name, table.schema):
+        place = ".".join(part for part in (key["referred_schema"], key["referred_table"]) if part)
+        referred = [f"{place}.{column}" for column in key["referred_columns"]]
+        if all(column in table.c for column in key["constrained_columns"]):
+            table.append_constraint(sa.ForeignKeyConstraint(key["constrained_columns"], referred))
 
 
 def _compiles(column: sa.Column[Any]) -> bool:

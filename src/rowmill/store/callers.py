@@ -11,6 +11,7 @@ import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -75,9 +76,15 @@ def numbered(sql: str, values: Values) -> tuple[str, tuple[Any, ...]]:
     """``:names`` as ``$1, $2``, for asyncpg."""
     if not values:  # a colon in a literal is no name
         return sql, ()
+    text, order = _numbered(sql)
+    return text, tuple([values[name] for name in order])
+
+
+@lru_cache(maxsize=256)
+def _numbered(sql: str) -> tuple[str, tuple[str, ...]]:
     order: dict[str, int] = {}
     text = _NAMES.sub(lambda found: f"${order.setdefault(found.group(1), len(order) + 1)}", sql)
-    return text, tuple(values[name] for name in order)
+    return text, tuple(order)
 
 
 def formatted(sql: str, values: Values) -> tuple[str, dict[str, Any]]:

@@ -60,6 +60,9 @@ class Direct:
                 self._free.release()
 
     async def _wait(self) -> None:
+        if not self._free.locked():
+            await self._free.acquire()  # at once
+            return
         try:
             async with asyncio.timeout(self._patience):
                 await self._free.acquire()

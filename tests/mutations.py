@@ -189,13 +189,12 @@ MUTATIONS = (
     one(
         "strict priority", "engine/worker.py",
         "return any(held.more and self._ask(held) > 0 for held in self._above)", "return False",
-        "tests/test_worker.py::test_a_row_of_a_higher_lane_that_arrives_in_mid_backlog_starts_next",
-        "tests/test_worker.py::test_one_slot_starts_rows_strictly_by_environment_lane_and_age",
+        "tests/test_worker.py::test_a_lane_above_that_has_come_free_meanwhile_goes_first",
     ),
     one(
         "unnamed statements behind a pooler", "store/database.py",
-        '{"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: ""} if self.pooled else {}', "{}",
-        "tests/test_pooler.py",
+        '{"statement_cache_size": 0}', "{}",
+        "tests/test_pooler.py::test_no_statement_outlives_its_round_trip_behind_a_pooler",
     ),
 )  # fmt: skip
 

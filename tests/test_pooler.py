@@ -15,7 +15,7 @@ import pooler
 from databases import Db
 from farm import Farm
 from rowmill.store import Database
-from rowmill.store.database import Postgres, Run
+from rowmill.store.database import Postgres, Run, runner
 
 NAMED = "select count(*) from pg_prepared_statements"
 
@@ -28,10 +28,14 @@ async def test_no_statement_outlives_its_round_trip_behind_a_pooler(pg: Db, suff
     def verb(run: Run) -> int:
         for n in range(3):
             run("select $1::int + 1", (n,))
-        return int(run(NAMED, ())[0][0])
+        left = int(run(NAMED, ())[0][0])
+        assert run("select $1::int + 1", (3,))[0][0] == 4, "and not what was said last"
+        return left
 
     try:
         assert (await database.write(verb) > 0) is left
+        async with database.begin() as connection:  # a handler's own, by SQLAlchemy
+            assert (await connection.run_sync(lambda c: verb(runner(c))) > 0) is left
     finally:
         await database.close()
 

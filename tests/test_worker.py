@@ -17,7 +17,7 @@ from databases import Db, Server
 from farm import JOBS
 from rowmill import DeclarationError, Event, Mill, RowmillError, Snooze, Unreachable, fixed
 from rowmill.engine.worker import Worker
-from rowmill.store import LaneStore
+from rowmill.store import LaneStore, probe
 
 STATES: dict[str, Any] = {
     "ready": {"status": "queued"},
@@ -124,6 +124,49 @@ async def test_a_lane_below_looks_up_before_it_takes_what_has_come_free(
     monkeypatch.setattr(LaneStore, "claim", counted)
     await worker.run()
     assert starts.index("urgent") == 2, starts
+
+
+async def test_a_lane_above_that_has_come_free_meanwhile_goes_first(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A2: its only run ends while lanes below it are asked whether they have something."""
+    tables = ("top", "middle", "bottom")
+    for table in tables:
+        db.execute(f"create table {table} (id integer primary key, status text not null default 'queued', worker text)")
+    db.execute("insert into top (id) values (1), (2)")
+    starts: list[str] = []
+    may_end, asked = asyncio.Event(), 0
+    mill = Mill(db.url)
+
+    @mill.lane("top", name="top", priority=1, concurrency=1, batch=1, poll=td(seconds=0.1), **STATES)
+    async def top(job: Any) -> None:
+        starts.append("top")
+        if len(starts) == 1:
+            for table in tables[1:]:  # without letting go of the loop: both are there when anybody asks
+                db.execute(f"insert into {table} (id) values (1), (2)")
+            await may_end.wait()
+
+    for name in tables[1:]:
+
+        @mill.lane(name, name=name, priority=2, poll=td(seconds=0.1), **STATES)
+        async def below(job: Any) -> None:
+            starts.append(job.lane)
+            await asyncio.sleep(0.05)
+
+    worker = mill.worker(drain=True, concurrency=2)
+
+    async def probed(database: Any, stores: Any) -> Any:
+        nonlocal asked
+        found = await probe(database, stores)
+        if starts == ["top"] and len(found) == 2:
+            asked += 1
+            may_end.set()
+            await until(lambda: worker.capacity.busy == 0)
+        return found
+
+    monkeypatch.setattr("rowmill.engine.worker.probe", probed)
+    await worker.run()
+    assert asked == 1
+    assert starts[:2] == ["top", "top"], starts
+    assert len(starts) == 6
 
 
 async def test_with_batches_of_one_no_row_waits_behind_a_slow_run(db: Db) -> None:

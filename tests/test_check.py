@@ -37,6 +37,7 @@ def create(db: Db, table: str = "jobs", more: str = "worker text, claimed_at tim
     db.execute(f"create table {table} (id integer primary key, status text not null default 'new', {more})")
 
 
+@pytest.mark.no_pooler("it counts the connections that a worker needs, one of them to listen")
 def test_a_lane_that_lacks_nothing_is_well(pg: Db, command: Command) -> None:
     create(
         pg, more="worker text, claimed_at timestamptz, heartbeat_at timestamptz, attempts int default 0,"
@@ -135,6 +136,7 @@ def test_a_pipeline_is_not_an_overlap(db: Db, command: Command) -> None:
     assert not {"overlap", "done_is_ready", "sweeps"} & codes(document)
 
 
+@pytest.mark.no_pooler("migrate, or what goes with it, needs the database's direct address")
 def test_upkeep_of_a_hot_table_is_looked_after(pg: Db, command: Command) -> None:
     create(pg, more="worker text, heartbeat_at timestamptz, updated_at timestamptz")
     pg.execute(
@@ -165,6 +167,7 @@ def test_a_role_that_may_not_write_and_row_security_are_told(pg: Db, command: Co
         pg.execute("drop owned by lowly_check; drop role lowly_check")
 
 
+@pytest.mark.no_pooler("it counts the connections that a worker needs, one of them to listen")
 def test_check_says_how_many_connections_processes_need(pg: Db, command: Command) -> None:
     create(pg)
     command.app(pg.url, lane("jobs"))

@@ -16,6 +16,7 @@ from farm import Farm, eventually
 
 #: Another language's worker: it has never heard of rowmill. Claims, works, and settles with a record of its own in one
 #: transaction; ends when there was nothing to claim for a while.
+pytestmark = pytest.mark.no_pooler("another driver connects by the same address, with settings of its own")
 WORKER = """
 import asyncio, os, sys
 import asyncpg

@@ -22,6 +22,7 @@ import pytest
 
 from databases import Db, Row
 
+pytestmark = pytest.mark.no_pooler("the library to move from connects by the same address, with settings of its own")
 PAGES = Path(__file__).parent.parent / "docs" / "migrate-from"
 NAMES = ["celery", "hand-written-loop", "huey", "procrastinate"]
 PARTS = ["Before", "After", "What is called what", "What differs in what you can rely on"]

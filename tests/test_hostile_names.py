@@ -79,6 +79,7 @@ def test_any_name_works(name: str, request: pytest.FixtureRequest, command: Comm
     go_through(request.getfixturevalue(dialect), command, name, name, "new")
 
 
+@pytest.mark.no_pooler("migrate, or what goes with it, needs the database's direct address")
 def test_a_hostile_value_works(db: Db, command: Command) -> None:
     go_through(db, command, "t", "status", 'it\'s "new"; drop table victims; -- %s :now $1')
 

@@ -22,6 +22,7 @@ from rowmill.store.statements import Statements
 from rowmill.store.turn_statements import TurnStatements
 
 #: Seconds for one shape on one database; the long form is ``make interleave``.
+pytestmark = pytest.mark.no_pooler("schedules stop each statement on a session of their own")
 SECONDS = 1.0
 
 

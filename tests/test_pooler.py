@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -14,12 +15,13 @@ import pytest
 import pooler
 from databases import Db
 from farm import Farm
-from rowmill.store import Database
+from rowmill.store import Database, schema
 from rowmill.store.database import Postgres, Run, runner
 
 NAMED = "select count(*) from pg_prepared_statements"
 
 
+@pytest.mark.no_pooler("it compares an address without one with an address that has one")
 @pytest.mark.parametrize(("suffix", "left"), [("", True), ("&pgbouncer=true", False)])
 async def test_no_statement_outlives_its_round_trip_behind_a_pooler(pg: Db, suffix: str, left: bool) -> None:
     """DESIGN, poolers: statement caches off, unnamed statements; without a pooler they are prepared once."""
@@ -75,6 +77,7 @@ CORE = [
     "test_tasks.py::test_many_are_enqueued_at_once_in_order_with_their_ids",
     "test_tasks.py::test_a_key_keeps_a_second_job_out_while_the_first_is_unfinished",
     "test_pooler.py::test_two_processes_drain_a_lane_row_by_row_once",
+    "test_pooler.py::test_several_make_rowmills_tables_at_once",
     "test_pooler.py::test_behind_pgbouncer_it_is_pgbouncer_that_answers",
 ]
 
@@ -91,6 +94,15 @@ def test_two_processes_drain_a_lane_row_by_row_once(pg: Db, tmp_path: Path) -> N
         assert pg.value("select count(distinct job_id) from runs") == pg.value("select count(*) from runs") == 2000
     finally:
         farm.close()
+
+
+async def test_several_make_rowmills_tables_at_once(pg: Db) -> None:
+    """DESIGN, poolers: on a session that others have used, and that has looked for the tables in vain before."""
+    databases = [Database.open(pg.url) for _ in range(6)]
+    made = await asyncio.gather(*(schema.ensure(database) for database in databases))
+    for database in databases:
+        await database.close()
+    assert [own.refused for own in made if own.refused] == []
 
 
 @pytest.mark.timeout(400)

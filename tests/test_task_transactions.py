@@ -199,6 +199,7 @@ async def test_in_an_aiosqlite_transaction(lite: Db) -> None:
     await mill.close()
 
 
+@pytest.mark.no_pooler("another driver connects by the same address, with settings of its own")
 async def test_in_djangos_transaction(db: Db, mill: Mill) -> None:
     if not settings.configured:
         settings.configure(DATABASES={})

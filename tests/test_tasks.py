@@ -462,6 +462,7 @@ async def test_an_outcome_is_written_only_where_the_claim_still_holds(mill: Mill
 # -- results, progress, cancel
 
 
+@pytest.mark.no_pooler("a transaction pooler loses LISTEN with the transaction: the next poll is the wake-up there")
 async def test_a_result_is_awaited_while_the_job_runs(mill: Mill) -> None:
     """Woken by a word that it is done, not found by a poll: 20 in a row take less than one poll each."""
 

@@ -33,6 +33,7 @@ def head(text: str) -> str:
     return text[: text.index("async def")]
 
 
+@pytest.mark.no_pooler("migrate, or what goes with it, needs the database's direct address")
 def test_the_tutorial_works_from_the_first_step_to_the_last(
     pg: Db, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

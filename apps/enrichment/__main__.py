@@ -33,6 +33,7 @@ from apps.standins.postgres import postgres
 from rowmill import domain
 
 from . import users, web
+from .connect import connect
 from .mill import create_tables
 
 AT_MOST, TICK = 240.0, 0.5
@@ -161,7 +162,7 @@ async def tour(url: str, folder: Path) -> int:
     """The whole of it; 0 where the import came to its end."""
     console = Console()
     await create_tables(url)
-    db = await asyncpg.connect(url)
+    db = await connect(url)
     _, token = await users.add(db, "ada")
     everywhere = {host: site for host, (_, site) in MANNERS.items()}
     try:

@@ -12,6 +12,7 @@ import asyncpg
 from rowmill import Mill
 
 from . import fetch
+from .connect import connect, pool
 from .settings import Settings
 
 #: The database is where ``ROWMILL_DATABASE_URL`` says.
@@ -35,13 +36,13 @@ async def fetcher() -> AsyncIterator[fetch.Fetcher]:
 async def db() -> AsyncIterator[asyncpg.Pool]:
     """For what a handler asks or notes besides its own row."""
     (url,) = mill.environments.values()
-    async with asyncpg.create_pool(url, min_size=0, max_size=2) as pool:
-        yield pool
+    async with pool(url, 2) as opened:
+        yield opened
 
 
 async def create_tables(url: str) -> None:
     """Make the tables where they are missing."""
-    connection = await asyncpg.connect(url)
+    connection = await connect(url)
     try:
         await connection.execute(Path(__file__).with_name("schema.sql").read_text())
     finally:

@@ -10,8 +10,7 @@ import sys
 from typing import Any
 from uuid import UUID
 
-import asyncpg
-
+from .connect import connect
 from .mill import create_tables
 
 
@@ -35,7 +34,7 @@ async def by_token(db: Any, token: str) -> UUID | None:
 
 async def _main(url: str, name: str) -> None:
     await create_tables(url)
-    connection = await asyncpg.connect(url)
+    connection = await connect(url)
     try:
         _, token = await add(connection, name)
     finally:

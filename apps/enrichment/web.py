@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from . import users
+from .connect import pool
 from .settings import Settings
 
 IMPORT = """id, source_type, status, total_items, processed_items, failed_items, created_at, started_at, finished_at,
@@ -36,8 +37,8 @@ def app(url: str | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with asyncpg.create_pool(address, min_size=0, max_size=5) as pool:
-            app.state.db = pool
+        async with pool(address, 5) as opened:
+            app.state.db = opened
             yield
 
     routes = [

@@ -27,7 +27,7 @@ async def test_a_link_that_an_import_is_joining_is_not_withdrawn_under_it(app: A
     app.db.execute("update import_jobs set status = 'canceled', finished_at = now() where id = ?", canceled)
     joining = app.upload(netscape(first, last))
     (read,), (withdraw,) = await app.kit.claim("read"), await app.kit.claim("withdraw")
-    holder = await asyncpg.connect(app.db.url)
+    holder = await asyncpg.connect(app.db.direct)
     async with holder.transaction():
         # The import has joined the first link, and waits here for the last.
         await holder.execute("select from enrichment_jobs where url = $1 for update", last)
@@ -44,7 +44,7 @@ async def test_a_link_that_an_import_is_joining_is_not_withdrawn_under_it(app: A
 async def test_imports_are_counted_in_one_order(app: App) -> None:
     """C2: who ends a link of many imports locks them from the first to the last: two never wait in a circle."""
     ids = sorted([await app.imported("https://a.example/") for _ in range(12)])
-    holder = await asyncpg.connect(app.db.url)
+    holder = await asyncpg.connect(app.db.direct)
     store = await app.kit.store("enrich")
 
     async def end() -> None:

@@ -26,6 +26,7 @@ def by_hand(app: App, worker: str, price: int) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.no_pooler("another driver connects by the same address, with settings of its own")
 def test_a_worker_in_plain_sql_works_by_the_lanes_own_rules(app: App) -> None:
     """D2, D6, D7, D11: claims, writes points, values the coin and completes; keeps to the source's rate."""
     source = app.source("api", rate=1)

@@ -116,6 +116,7 @@ async def test_a_claim_brings_one_row_however_many_slots_are_free(
     assert [event.fields["batch_claimed_count"] for event in said if event.name == "batch_claimed"] == [1] * 6
 
 
+@pytest.mark.no_pooler("a transaction pooler loses LISTEN with the transaction: the next poll is the wake-up there")
 async def test_an_idle_worker_is_woken_at_once_and_looks_every_five_seconds(
     make: Make, noted: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -389,5 +389,8 @@ def _schema_exists(database: Database, run: Run) -> bool:
 def exists(database: Database, run: Run, table: str) -> bool:
     """Whether one of rowmill's own tables is there."""
     if database.dialect.name == "postgresql":
-        return bool(run("select to_regclass($1::text) is not null", (database.own(table),))[0][0])
+        # A session that has once looked for the table in vain, and then waited for whoever made it, goes on thinking
+        # that there is none, until it opens some relation. Behind a pooler sessions are used again.
+        found = "select to_regclass($1::text) is not null from (select from pg_class limit 1) _any"
+        return bool(run(found, (database.own(table),))[0][0])
     return bool(run("select 1 from sqlite_master where type = 'table' and name = :name", {"name": table}))

@@ -15,7 +15,7 @@ import pytest
 from command import Command
 from databases import Db
 from farm import JOBS
-from rowmill import Breaker, Cancel, Concurrency, Dead, Job, Mill, Rate, Retry, Snooze, fixed
+from rowmill import Breaker, Cancel, Concurrency, Dead, DeclarationError, Job, Mill, Rate, Retry, Snooze, fixed
 from rowmill.outcome import Release
 from rowmill.testing import Kit
 
@@ -223,3 +223,25 @@ def test_sqlite_has_no_roles(lite: Db, command: Command) -> None:
     ended = command("sql", "--role", "x")
     assert ended.code == 1
     assert "SQLite" in ended.err
+
+
+async def test_a_role_that_reads_but_a_part_of_the_key_is_refused(pg: Db) -> None:
+    """X1: by the part that it may read, an outcome would be written to rows that are not its own."""
+    pg.execute(
+        f"create role \"{ROLE}\" login; create table pages (site int, page int, status text default 'queued',"
+        f' worker text, primary key (site, page)); grant select (site, status, worker), update on pages to "{ROLE}"'
+    )
+    mill = Mill(pg.url.replace("postgres:", ROLE.replace(" ", "%20") + ":", 1))
+    mill.lane(
+        "pages", name="pages", ready={"status": "queued"}, running={"status": "running"}, done={"status": "done"},
+        dead={"status": "dead"},
+    )(_nothing)  # fmt: skip
+    try:
+        with pytest.raises(DeclarationError, match="has no primary key"):
+            await mill.worker(drain=True).run()
+    finally:
+        pg.execute(f'drop owned by "{ROLE}"; drop role "{ROLE}"')
+
+
+async def _nothing(job: Job) -> None:
+    pass

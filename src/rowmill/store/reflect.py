@@ -91,7 +91,9 @@ def _read(connection: sa.Connection, schema: str | None, name: str, described: S
         # A role that may not read some columns works on the others.
         columns = [column for column in columns if column.name in seen]
     names = {column.name for column in columns}
-    key = [column for column in inspector.get_pk_constraint(name, schema)["constrained_columns"] if column in names]
+    key = inspector.get_pk_constraint(name, schema)["constrained_columns"]
+    if not names.issuperset(key):
+        key = []  # the part of it that may be read does not tell rows apart
     unique = [] if key else inspector.get_unique_constraints(name, schema)
     found = [sa.UniqueConstraint(*one["column_names"]) for one in unique if names.issuperset(one["column_names"])]
     return sa.Table(name, sa.MetaData(), *columns, sa.PrimaryKeyConstraint(*key), *found, schema=schema)

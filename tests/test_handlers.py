@@ -1,4 +1,4 @@
-"""Connections of handlers' own transactions, at the edges: nobody waits for them any more, and all is closed."""
+"""Connections at the edges: nobody waits for them any more, and all is closed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 
 from databases import Db
 from rowmill.store import Database
+from rowmill.store.handlers import Lite
 from test_attacks import until
 
 
 def driver_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if "_connection_worker_thread" in thread.name]
+    return [thread for thread in threading.enumerate() if thread.name == "rowmill-sqlite-handlers"]
 
 
 async def test_a_connection_that_comes_too_late_is_closed_with_the_others(
@@ -50,3 +51,38 @@ async def test_a_connection_that_comes_too_late_is_closed_with_the_others(
     for thread in driver_threads():
         thread.join(5)
     assert driver_threads() == before
+
+
+def test_a_loop_that_is_closed_under_a_statement_ends_no_thread_with_a_traceback(
+    lite: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that fails in one environment does not wait for what it asked of another."""
+    said: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    may_answer = threading.Event()
+
+    async def leave() -> Lite:
+        connection = Lite(lite.url.removeprefix("sqlite:///"))
+        await connection
+        await connection.create_function("waits", 0, lambda: int(may_answer.wait(10)))
+        asking = asyncio.ensure_future(connection.execute_fetchall("select waits()"))
+        await asyncio.wait([asking], timeout=0.05)
+        return connection
+
+    connection = asyncio.run(leave())
+    may_answer.set()
+    connection.stop()
+    connection._thread.join(5)
+    assert not connection._thread.is_alive()
+    assert said == []
+
+
+async def test_a_connection_in_use_while_all_are_closed_is_closed_when_it_comes_back(pg: Db) -> None:
+    """A claim that is on its way while its worker ends."""
+    database = Database.open(pg.url)
+    asking = asyncio.create_task(database.write(lambda run: run("select pg_sleep(0.3)", ())))
+    others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    await until(lambda: pg.value(f"{others} and query like '%pg_sleep%'") == 1)
+    await database.close()
+    await asking
+    await until(lambda: pg.value(others) == 0)

@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool
 
 from ..errors import DeclarationError
 from .direct import ISOLATION, Direct
-from .handlers import POOL, Handlers
+from .handlers import POOL, Handlers, Lite
 from .line import LOCK_WAIT, Line
 from .translate import translated
 from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
@@ -251,7 +251,7 @@ class Sqlite(Database):
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
             url = sa.URL.create("sqlite+aiosqlite", database=self.path)
-            engine = create_async_engine(url, connect_args={"timeout": LOCK_WAIT}, **POOL)
+            engine = create_async_engine(url, connect_args={"timeout": LOCK_WAIT, "async_creator_fn": Lite}, **POOL)
             event.listen(engine.sync_engine, "connect", _no_implicit_begin)
             # A transaction that reads first and then writes fails at once when another wrote in between.
             event.listen(engine.sync_engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE") and None)

@@ -36,6 +36,7 @@ class Direct:
         self._database, self._patience, self._parsed = database, patience, parsed
         self._idle: list[Any] = []
         self._free = asyncio.Semaphore(most)
+        self._closed = False
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
@@ -55,7 +56,7 @@ class Direct:
                 except BaseException as error:
                     self._put_away(connection, translate(error, self._database))
                     raise
-                self._idle.append(connection)
+                self._put_back(connection)
             finally:
                 self._free.release()
 
@@ -72,12 +73,18 @@ class Direct:
     def _put_away(self, connection: Any, error: Any) -> None:
         """Whatever was not a plain refusal leaves the connection in a state nobody knows."""
         if isinstance(error, Refused):
-            self._idle.append(connection)
+            self._put_back(connection)
             return
         connection.terminate()
         if isinstance(error, Unreachable):  # the others went with it
             while self._idle:
                 self._idle.pop().terminate()
+
+    def _put_back(self, connection: Any) -> None:
+        if self._closed:
+            connection.terminate()  # nobody comes for it any more
+        else:
+            self._idle.append(connection)
 
     async def run(self, verb: Callable[[Run], T], *, together: bool = False) -> T:
         """A verb over ``run(sql, parameters)``, on one connection; ``together``: in one transaction."""
@@ -102,7 +109,8 @@ class Direct:
         return connection
 
     async def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close those that nobody uses; the others when they come back."""
+        self._closed = True
         while self._idle:
             await self._idle.pop().close(timeout=5)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import aiosqlite
+from aiosqlite.core import _STOP_RUNNING_SENTINEL, set_exception, set_result
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction
 
 from .translate import translated
@@ -90,3 +94,28 @@ async def _given_back(task: asyncio.Task[AsyncConnection]) -> None:
     await asyncio.wait([task])
     if not task.cancelled() and task.exception() is None:
         await task.result().close()
+
+
+class Lite(aiosqlite.Connection):
+    """A SQLite connection whose thread survives the loop that asked it: at the end of a command, or of a test, the loop
+    may be closed while a statement is under way, and the driver's own thread would end with a traceback.
+    """
+
+    def __init__(self, path: str, **options: Any) -> None:
+        super().__init__(lambda: sqlite3.connect(path, **options), 64)
+        self._thread = threading.Thread(target=_serve, args=(self._tx,), daemon=True, name="rowmill-sqlite-handlers")
+
+
+def _serve(asked: Any) -> None:
+    """Do what is asked, until it is to stop; whether or not anybody still waits for the answer."""
+    result: Any = None
+    while result is not _STOP_RUNNING_SENTINEL:
+        future, function = asked.get()
+        answer: Any = set_result
+        try:
+            result = function()
+        except BaseException as error:
+            result, answer = error, set_exception
+        if future is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                future.get_loop().call_soon_threadsafe(answer, future, result)

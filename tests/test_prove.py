@@ -11,6 +11,7 @@ import pytest
 from command import Command
 from databases import Db
 from rowmill.prove.copy import without_foreign_keys
+from rowmill.prove.interleave import Interleaver
 from rowmill.store.statements import Statements
 
 LANE = """@mill.lane("jobs", ready={"status": ["queued", "failed"]}, running={"status": "running"},
@@ -83,6 +84,26 @@ def test_a_lane_is_proved_on_a_copy_and_its_own_tables_are_only_read(command: Co
     assert not Path("handler-was-run").exists()
     if db.dialect == "postgresql":
         assert not db.query("select 1 from pg_database where datname like 'rowmill_prove%'")
+
+
+def test_a_pause_that_the_last_schedule_left_does_not_hold_the_killed_workers_up(
+    command: Command, lite: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of one part of a trial is there in the next."""
+    jobs(lite)
+    command.app(lite.url, "from rowmill import Concurrency", LANE % ', gates=[Concurrency(1, by="domain")]')
+    whole = Interleaver.try_seeds
+
+    async def left_paused(self: Interleaver, seeds: Any) -> Any:
+        tried = await whole(self, seeds)
+        values = "('crawl', '', '', '9999-12-31 00:00:00')"
+        await self._run(f"insert or replace into rowmill_gates (lane, dim, key, paused_until) values {values}")
+        return tried
+
+    monkeypatch.setattr(Interleaver, "try_seeds", left_paused)
+    (lane,) = command.json("prove", "--schedules", "1", "--seconds", "0.1")["lanes"]
+    assert lane["held"]
+    assert lane["chaos"]["left"] == 0
 
 
 def test_a_broken_schedule_is_told_with_its_steps_and_replayed(

@@ -104,6 +104,8 @@ class Chaos:
         say, postgres = self._store.statements, database.dialect.name == "postgresql"
         texts = [f"delete from {say.table}", "create table if not exists rowmill_proved (key text)",
                  "delete from rowmill_proved"]  # fmt: skip
+        if say.gates:
+            texts.append(f"delete from {say.gates}")  # the last schedule may have left the lane paused
         ends = [values for values in (self.lane.done, self.lane.dead, self.lane.canceled) if values]
         when = " or ".join(f"({say.condition(values, 'new.')})" for values in ends)
         key = " || ',' || ".join(f"cast(new.{say.name(column)} as text)" for column in self._store.binding.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from rowmill.claim import Swept
 from rowmill.prove import shapes
 from rowmill.prove.interleave import Interleaver
 from rowmill.prove.made import Made
+from rowmill.prove.stepped_sqlite import SteppedSqlite
 from rowmill.store import walk
 from rowmill.store.postgres_statements import PostgresStatements
 from rowmill.store.sqlite import SqliteLane
@@ -41,12 +43,21 @@ async def test_no_order_of_statements_loses_or_doubles_a_row(db: Db, shape: str)
 
 
 @pytest.mark.parametrize("shape", ["gated", "tasks"])
-async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str) -> None:
-    """X1: a failing schedule can be replayed: the same steps in the same order, with locks waited for or not."""
+async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X1: a failing schedule can be replayed: the same steps in the same order, with locks waited for or not; also on
+    a machine that is slower.
+    """
     async with Interleaver(shapes.SHAPES[shape](), prepared(db)) as interleaver:
-        first = [(await interleaver.run(seed)).steps for seed in range(40, 43)]
+        first = [(await interleaver.run(seed)).steps for seed in range(40, 44)]
+    begin = SteppedSqlite._begin
+
+    async def slowly(self: SteppedSqlite) -> None:
+        await begin(self)
+        time.sleep(0.003)  # noqa: ASYNC251
+
+    monkeypatch.setattr(SteppedSqlite, "_begin", slowly)
     async with Interleaver(shapes.SHAPES[shape](), db.url) as interleaver:
-        again = [(await interleaver.run(seed)).steps for seed in range(40, 43)]
+        again = [(await interleaver.run(seed)).steps for seed in range(40, 44)]
     assert first == again
 
 

@@ -175,6 +175,7 @@ class Interleaver:
     async def run(self, seed: int) -> Ran:
         """One schedule, and its end: every row has to come to one."""
         first = random.Random(f"{seed} first")
+        random.seed(f"{seed} engine")  # for what the engine itself leaves to chance, such as how long a retry waits
         workers = self.workers[: first.choice([2, 2, 3, 3, 4])]
         self.clock.shift = timedelta(0)
         await self._reset(first.randint(2, len(self._rows)))

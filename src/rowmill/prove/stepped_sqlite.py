@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -71,6 +72,7 @@ class SteppedSqlite(Stepped, Sqlite):
                 continue
             if self.schedule is not None:
                 self.schedule.writer = self.actor
+            _tick()
             self.actor.fresh = True  # what comes next is sent in the same breath
             return
 
@@ -83,6 +85,19 @@ class SteppedSqlite(Stepped, Sqlite):
     async def close(self) -> None:
         await self.drop()
         await Sqlite.close(self)
+
+
+_ticked = 0
+
+
+def _tick() -> None:
+    """Let a millisecond pass since the last one began to write: SQLite's times are no finer, and which rows share one
+    would depend on how fast the machine is: with that the order of rows, and whether a seed gives its schedule again.
+    """
+    global _ticked
+    while (now := time.time_ns() // 1_000_000) == _ticked:
+        time.sleep(0.0001)
+    _ticked = now
 
 
 def connect_sqlite(path: str) -> sqlite3.Connection:

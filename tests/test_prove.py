@@ -14,6 +14,8 @@ from rowmill.prove.copy import without_foreign_keys
 from rowmill.prove.interleave import Interleaver
 from rowmill.store.statements import Statements
 
+pytestmark = pytest.mark.no_pooler("a trial needs sessions of its own, and says so")
+
 LANE = """@mill.lane("jobs", ready={"status": ["queued", "failed"]}, running={"status": "running"},
     done={"status": "done"}, retry={"status": "failed"}, dead={"status": "dead"}%s)
 async def crawl(job):
@@ -175,3 +177,13 @@ def test_what_cannot_be_made_up_is_asked_for(command: Command, db: Db) -> None:
 def test_a_table_is_copied_without_its_foreign_keys(given: str, copied: str) -> None:
     """X1: rows are made up for one table alone."""
     assert without_foreign_keys(given) == copied
+
+
+def test_a_trial_through_a_pooler_is_refused_with_what_to_do(command: Command, pg: Db) -> None:
+    """Nothing is copied, and nothing tried."""
+    jobs(pg)
+    command.app(f"{reader(pg)}&pgbouncer=true", LANE % "")
+    ended = command("prove")
+    assert ended.code == 1
+    assert "sessions of its own" in ended.out + ended.err
+    assert "direct address" in ended.out + ended.err

@@ -71,7 +71,7 @@ def _tasks(name: str, *, jobs: tuple[int, int] = (200_000, 40_000), sqlite: bool
     return Peer(
         name,
         "rowmill_tasks",
-        {"batch": 500, "concurrency": 100},
+        {"batch": 500, "concurrency": 100, "table": "jobs"},
         left=Jobs.left,
         open=Jobs.open,
         wrong=Jobs.wrong,

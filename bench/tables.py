@@ -178,10 +178,10 @@ class Jobs:
             from generate_series({first}, {first + count - 1}) i"""
 
 
-TABLES = {"enrichment": Enrichment}
+TABLES = {"enrichment": Enrichment, "jobs": Jobs}
 
 
-def table(options: dict[str, Any]) -> Enrichment:
+def table(options: dict[str, Any]) -> Any:
     """The table that a runner's options name."""
     kind = TABLES[options.get("table", "enrichment")]
     sizes = {name: options[name] for name in ("lanes", "partitions", "keys") if name in options}

@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from datetime import timedelta as td
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,22 +16,44 @@ import gated
 from databases import Db, as_time
 from gate_farm import excess, within
 from rowmill import Mill, Rate
+from rowmill.store import Database
 
 SECOND = td(seconds=1)
-#: The gate, how many keys, starts per second and burst of each; and how much of it must be used. A bucket of a single
-#: token cannot make up for any moment by which a worker comes late, on a machine that does other things besides.
+#: The gate, how many keys, starts per second and burst of each; and how much must be used of what this machine could.
+#: A bucket of a single token cannot make up for any moment by which a worker comes late.
 CASES: dict[str, tuple[Rate, int, float, int, float]] = {
     "one key": (Rate(50, per=SECOND, by="domain", burst=5), 1, 50, 5, 0.95),
     "twenty keys without a burst": (Rate(5, per=SECOND, by="domain", burst=1), 20, 5, 1, 0.85),
     "the whole lane": (Rate(50, per=SECOND, burst=5), 20, 50, 5, 0.95),
 }
-#: A handler starts this much after its row was taken, at most, in these tests.
+#: A handler starts this much after its row was taken, at most, on a machine that does nothing else.
 LATE = 0.25
 
 
-async def work(db: Db, seconds: float, **options: Any) -> tuple[list[tuple[str, float]], float, float]:
-    """Four workers for some seconds. The handlers' own starts with their keys, and when all had begun and ended."""
+async def witness(database: Database, n: float, wakes: list[float]) -> None:
+    """Who would take every token as soon as it is there: the times at which it is back from asking the database."""
+    while True:
+        await asyncio.sleep(1 / n)
+        await database.read(lambda run: run("select 1", ()))
+        wakes.append(time.time())
+
+
+def possible(wakes: list[float], n: float, burst: int) -> float:
+    """How many tokens the witness could have taken: what comes while the bucket is full is gone."""
+    level = taken = 0.0
+    for before, now in pairwise(wakes):
+        level = min(burst, level + n * (now - before))
+        taken += int(level + 1e-6)
+        level -= int(level + 1e-6)
+    return taken
+
+
+async def work(
+    db: Db, seconds: float, n: float = 10, **options: Any
+) -> tuple[list[tuple[str, float]], list[float], float, float]:
+    """Four workers for some seconds: the handlers' own starts with their keys, what a witness saw, begin and end."""
     starts: list[tuple[str, float]] = []
+    wakes: list[float] = []
 
     async def crawl(job: Any) -> None:
         starts.append((job["domain"], time.time()))
@@ -44,13 +67,17 @@ async def work(db: Db, seconds: float, **options: Any) -> tuple[list[tuple[str, 
     while not starts:  # noqa: ASYNC110 - the handlers say so
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)
+    database = Database.open(db.url)
+    beside = asyncio.create_task(witness(database, n, wakes))
     begin = time.time()
     await asyncio.sleep(seconds)
     end = time.time()
+    beside.cancel()
     for worker in workers:
         worker.stop()
     await asyncio.wait_for(asyncio.gather(*tasks), 20)
-    return starts, begin, end
+    await database.close()
+    return starts, wakes, begin, end
 
 
 def claimed(db: Db) -> list[tuple[str, float]]:
@@ -60,11 +87,14 @@ def claimed(db: Db) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("case", CASES)
 async def test_a_rate_is_never_exceeded_and_nearly_all_of_it_is_used(db: Db, case: str) -> None:
-    """D7; issue: over any window never more than burst + n * window, and 95 % of the rate where there is work."""
+    """D7; issue: over any window never more than burst + n * window, and 95 % of the rate where there is work.
+
+    Of the rate as a witness could use it: on a machine that is busy elsewhere nobody comes in time for every token.
+    """
     rate, keys, n, burst, share = CASES[case]
     gated.make(db)
     gated.fill(db, [f"d{i % keys}" for i in range(800)])
-    starts, begin, end = await work(db, 2.5, gates=[rate])
+    starts, wakes, begin, end = await work(db, 2.5, n, gates=[rate])
 
     def by_key(several: list[tuple[str, float]]) -> dict[str, list[float]]:
         found = defaultdict(list)
@@ -76,9 +106,10 @@ async def test_a_rate_is_never_exceeded_and_nearly_all_of_it_is_used(db: Db, cas
     assert len(taken) == (keys if rate.by else 1)
     # A hundredth of a token: SQLite tells time in thousandths of a second.
     assert max(excess(times, n, burst) for times in taken.values()) <= 0.05
-    assert max(excess(times, n, burst) for times in by_key(starts).values()) <= n * LATE
+    stalled = max(later - earlier for earlier, later in pairwise(wakes))
+    assert max(excess(times, n, burst) for times in by_key(starts).values()) <= n * (LATE + stalled)
     used = sum(within(times, begin, end) for times in taken.values())
-    assert used >= share * n * (end - begin) * len(taken) - burst * len(taken)
+    assert used >= (share * possible(wakes, n, burst) - burst) * len(taken)
 
 
 async def test_a_pace_is_kept_by_all_workers_together(db: Db) -> None:
@@ -98,7 +129,7 @@ async def test_waiting_for_tokens_does_not_hammer_the_database(pg: Db) -> None:
     gated.fill(pg, ["a", "b"] * 100)
     asked = "select xact_commit from pg_stat_database where datname = current_database()"
     before = pg.value(asked)
-    starts, begin, end = await work(pg, 2.5, gates=[Rate(1, per=SECOND, by="domain", burst=1)])
+    starts, _, begin, end = await work(pg, 2.5, gates=[Rate(1, per=SECOND, by="domain", burst=1)])
     await asyncio.sleep(0.5)  # the server counts with a delay
     assert len(starts) >= 4
     assert pg.value(asked) - before < 400, f"{end - begin:.1f} s, {len(starts)} starts"

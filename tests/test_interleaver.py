@@ -16,6 +16,7 @@ from rowmill.claim import Swept
 from rowmill.prove import shapes
 from rowmill.prove.interleave import Interleaver
 from rowmill.prove.made import Made
+from rowmill.prove.points import Actor
 from rowmill.prove.stepped_sqlite import SteppedSqlite
 from rowmill.store import walk
 from rowmill.store.postgres_statements import PostgresStatements
@@ -23,8 +24,8 @@ from rowmill.store.sqlite import SqliteLane
 from rowmill.store.statements import Statements
 from rowmill.store.turn_statements import TurnStatements
 
-#: Seconds for one shape on one database; the long form is ``make interleave``.
 pytestmark = pytest.mark.no_pooler("schedules stop each statement on a session of their own")
+#: Seconds for one shape on one database; the long form is ``make interleave``.
 SECONDS = 1.0
 
 
@@ -48,7 +49,9 @@ async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str, monkeypa
     a machine that is slower.
     """
     async with Interleaver(shapes.SHAPES[shape](), prepared(db)) as interleaver:
+        chances = random.getstate()
         first = [(await interleaver.run(seed)).steps for seed in range(40, 44)]
+        assert random.getstate() == chances, "what others leave to chance is left to it"
     begin = SteppedSqlite._begin
 
     async def slowly(self: SteppedSqlite) -> None:
@@ -59,6 +62,17 @@ async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str, monkeypa
     async with Interleaver(shapes.SHAPES[shape](), db.url) as interleaver:
         again = [(await interleaver.run(seed)).steps for seed in range(40, 44)]
     assert first == again
+
+
+async def test_no_two_statements_read_the_same_time_on_sqlite(lite: Db) -> None:
+    """Not even where the machine was slow between the wait for a new millisecond and the look at the clock."""
+    database = SteppedSqlite(lite.url, Actor("w1"))
+    await database.connect()
+    database._open.create_function("late", 0, lambda: time.sleep(0.0011))
+    texts = ["select late(), strftime('%s %f', 'now')", "select 0, strftime('%s %f', 'now')"] * 20
+    read = [(await database._run(text, ()))[0][1] for text in texts]
+    await database.close()
+    assert len(set(read)) == len(read)
 
 
 async def caught(db: Db, shape: str, said: str, most: int = 400, **options: Any) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 from ..peers import Peer
 from ..session import Session, session
-from ..tables import Jobs, table
+from ..tables import table
 from . import idle, pickup
 from .part import Context, Figures, Part
 
 _MILLION = 1_000_000
 _BACKLOG_SECONDS = 10.0
 _PICKUPS = 200
-OWN, TASKS = "rowmill", "rowmill-tasks"
+_OWN, _TASKS = "rowmill", "rowmill-tasks"
 
 
 def variant(peer: Peer, **options: Any) -> Peer:
@@ -26,9 +26,9 @@ def variant(peer: Peer, **options: Any) -> Peer:
 
 def _add(run: Session, count: int, status: str) -> None:
     """Rows made by the server itself, a million at a time."""
-    made = Jobs.made if run.peer.name == TASKS else table(dict(run.peer.options)).made
+    there = table(dict(run.peer.options))
     for first in range(0, count, _MILLION):
-        run.value(made(first, min(_MILLION, count - first), status))
+        run.value(there.made(first, min(_MILLION, count - first), status))
 
 
 def finished(context: Context, peer: Peer) -> Figures:
@@ -82,7 +82,7 @@ def partitioned(context: Context, peer: Peer) -> Figures:
 
 
 def _part(name: str, title: str, method: str, measure: Any, *ours: str, line: bool = False) -> Part:
-    return Part(f"growth-{name}", title, method, measure, ours or (OWN,), line=line, quick=False, on_request=True)
+    return Part(f"growth-{name}", title, method, measure, ours or (_OWN,), line=line, quick=False, on_request=True)
 
 
 PARTS = (
@@ -91,16 +91,16 @@ PARTS = (
         "Growth: finished rows in the table",
         "A drain with one process, and pickup on an idle worker, beside that many rows that ended long ago.",
         finished,
-        OWN,
-        TASKS,
+        _OWN,
+        _TASKS,
     ),
     _part(
         "backlog",
         "Growth: a long backlog",
         f"The first {_BACKLOG_SECONDS:.0f} seconds of a drain with one process, by the number of rows that wait.",
         backlog,
-        OWN,
-        TASKS,
+        _OWN,
+        _TASKS,
         line=True,
     ),
     _part("processes", "Growth: processes", "The same drain, by the number of worker processes.", processes, line=True),

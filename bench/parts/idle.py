@@ -12,8 +12,9 @@ from ..peers import Peer
 from ..session import IDLE, Session, session
 from .part import PEERS_ON_POSTGRES, Column, Context, Figures, Part
 
-#: Statements within two pauses that a worker at rest may send, and how many pauses it has to come there.
-_AT_REST, _PATIENCE = 5, 60
+#: Statements within two pauses that a worker at rest may send (the most that any peer does is 20), and how often it
+#: is looked at before it is given up.
+_AT_REST, _LOOKS = 30, 12
 _STATEMENT = re.compile(r"LOG:  (statement|execute)")
 
 
@@ -37,11 +38,12 @@ def measure(context: Context, peer: Peer, **options: int) -> Figures:
 
 def _settled(context: Context, name: str) -> None:
     """Until the worker has started: it binds one lane after the other, with a few statements for each."""
-    for _ in range(_PATIENCE):
+    for _ in range(_LOOKS):
         lines = context.server.log_size()
         time.sleep(2 * IDLE)
         if sum(1 for line in context.server.log_since(lines, name) if _STATEMENT.search(line)) <= _AT_REST:
             return
+    raise TimeoutError("the worker did not come to rest")
 
 
 def _backends(run: Session) -> dict[int, float]:

@@ -284,7 +284,7 @@ class Worker:
             go_on = held.more and not self.stopping
             wanted = wanted - ask if go_on else 0
             if go_on and not wanted and turns < _CLAIMS and self._may_fetch_ahead(held):
-                wanted = self._ask(held)  # others look up before they take what has come free meanwhile
+                wanted = self._ask(held)  # the topmost lane alone: those below look up first
             # The next claim is on its way before the runs of this one begin: they may not let go of the loop.
             coming = asyncio.create_task(held.store.claim(min(wanted, most))) if wanted > 0 else None
             slots.start()

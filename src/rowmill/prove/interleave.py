@@ -174,8 +174,16 @@ class Interleaver:
 
     async def run(self, seed: int) -> Ran:
         """One schedule, and its end: every row has to come to one."""
+        # What the engine itself leaves to chance, such as how long a retry waits, is the seed's too; others' is not.
+        others = random.getstate()
+        random.seed(f"{seed} engine")
+        try:
+            return await self._run_schedule(seed)
+        finally:
+            random.setstate(others)
+
+    async def _run_schedule(self, seed: int) -> Ran:
         first = random.Random(f"{seed} first")
-        random.seed(f"{seed} engine")  # for what the engine itself leaves to chance, such as how long a retry waits
         workers = self.workers[: first.choice([2, 2, 3, 3, 4])]
         self.clock.shift = timedelta(0)
         await self._reset(first.randint(2, len(self._rows)))

@@ -72,13 +72,16 @@ class Made:
 
     async def prepare(self, store: LaneStore, ask: Ask) -> None:
         """Rows in the tables that the lane's condition speaks of, for the lane's own rows to stand for."""
+
+        def read(connection: sa.Connection, of: Parent) -> tuple[sa.Table, dict[str, Any]]:
+            table, _, _, kinds = reflect_table(connection, of.table, of.schema, of.table, f"lane {store.lane.name!r}")
+            add_constraints(connection, table)
+            return table, kinds
+
         preparer = store.database.dialect.identifier_preparer
         await store.database.reflect(lambda c: add_constraints(c, store.binding.table))
         for parent in self.parents:
-            table, _, _, kinds = await store.database.reflect(
-                lambda c, of=parent: reflect_table(c, of.table, of.schema, of.table, f"lane {store.lane.name!r}")  # type: ignore[misc]
-            )
-            await store.database.reflect(lambda c, of=table: add_constraints(c, of))  # type: ignore[misc]
+            table, kinds = await store.database.reflect(lambda c, of=parent: read(c, of))  # type: ignore[misc]
             await ask(f"delete from {preparer.format_table(table)}")
             for number in range(1, _ROWS + 1):
                 written = {

@@ -45,7 +45,11 @@ class SteppedSqlite(Stepped, Sqlite):
         return await self.transact(verb)
 
     async def _run(self, sql: str, parameters: Any) -> Sequence[Any]:
-        return self._open.execute(sql, parameters).fetchall()
+        _tick()
+        try:
+            return self._open.execute(sql, parameters).fetchall()
+        finally:
+            _ticked[0] = _millisecond()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[None]:
@@ -72,7 +76,6 @@ class SteppedSqlite(Stepped, Sqlite):
                 continue
             if self.schedule is not None:
                 self.schedule.writer = self.actor
-            _tick()
             self.actor.fresh = True  # what comes next is sent in the same breath
             return
 
@@ -87,17 +90,20 @@ class SteppedSqlite(Stepped, Sqlite):
         await Sqlite.close(self)
 
 
-_ticked = 0
+#: The last millisecond that a statement may have read.
+_ticked = [0]
+
+
+def _millisecond() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _tick() -> None:
-    """Let a millisecond pass since the last one began to write: SQLite's times are no finer, and which rows share one
-    would depend on how fast the machine is: with that the order of rows, and whether a seed gives its schedule again.
+    """Let a millisecond pass since the last statement: SQLite's times are no finer, and which rows share one would
+    depend on how fast the machine is: with that the order of rows, and whether a seed gives its schedule again.
     """
-    global _ticked
-    while (now := time.time_ns() // 1_000_000) == _ticked:
+    while _millisecond() == _ticked[0]:
         time.sleep(0.0001)
-    _ticked = now
 
 
 def connect_sqlite(path: str) -> sqlite3.Connection:

@@ -69,11 +69,7 @@ async def prove(mill: Mill, lane: Lane, environment: str, database: Database, te
 
 async def _prove(mill: Mill, proved: Proved, database: Database, terms: Terms, tell: Tell) -> None:
     lane = proved.lane
-    if database.pooled:
-        raise DeclarationError(
-            "a transaction pooler stands in between, and a trial needs sessions of its own",
-            hint="use the database's direct address: --env, or ROWMILL_DATABASE_URL",
-        )
+    database.needs_sessions("a trial needs sessions of its own")
     tables: Sequence[tuple[str | None, str]] = []
     texts, parents = [repr(lane.gates)], list[Parent]()
     if not lane.own:

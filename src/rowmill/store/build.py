@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..errors import Busy, DatabaseError, DeclarationError, Refused
+from ..errors import Busy, DatabaseError, Refused
 from ..options import UNFINISHED
 from . import schema
 from .database import Database, Postgres, Run, runner
@@ -59,11 +59,7 @@ class Builder:
         if not isinstance(self.database, Postgres):
             await work()
             return
-        if self.database.pooled:
-            raise DeclarationError(
-                "a transaction pooler stands in between, and an index cannot be built through one",
-                hint="use the database's direct address for migrate: --env, or ROWMILL_DATABASE_URL",
-            )
+        self.database.needs_sessions("an index cannot be built through one")
         async with self.database.session() as session:
             self._session = session
             await self._run("set statement_timeout = 0")

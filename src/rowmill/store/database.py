@@ -46,6 +46,14 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = url
 
+    def needs_sessions(self, why: str) -> None:
+        """Refuse what cannot be done through a transaction pooler."""
+        if self.pooled:
+            raise DeclarationError(
+                f"a transaction pooler stands in between, and {why}",
+                hint="use the database's direct address for this: --env, or ROWMILL_DATABASE_URL",
+            )
+
     def own(self, table: str) -> str:
         """The name of one of rowmill's own tables, as it stands in SQL."""
         if self.schema is None or self.dialect.name == "sqlite":

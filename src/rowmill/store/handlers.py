@@ -98,7 +98,8 @@ async def _given_back(task: asyncio.Task[AsyncConnection]) -> None:
 
 class Lite(aiosqlite.Connection):
     """A SQLite connection whose thread survives the loop that asked it: at the end of a command, or of a test, the loop
-    may be closed while a statement is under way, and the driver's own thread would end with a traceback.
+    may be closed while a statement is under way, and the driver's own thread would end with a traceback. (Of the driver
+    it takes more than it shows: hence its narrow range in pyproject.toml.)
     """
 
     def __init__(self, path: str, **options: Any) -> None:

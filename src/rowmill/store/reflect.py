@@ -47,7 +47,7 @@ def reflect_table(
         warnings.simplefilter("ignore", sa.exc.SAWarning)
         try:
             described = _described(connection, schema, name)
-            table = _read(connection, schema, name, described)
+            table = _read(connection, schema, name, described, where)
         except (sa.exc.NoSuchTableError, sa.exc.OperationalError) as error:
             if isinstance(error, sa.exc.OperationalError) and "unknown database" not in str(error):
                 raise
@@ -82,7 +82,9 @@ def _described(connection: sa.Connection, schema: str | None, name: str) -> Sequ
     return connection.exec_driver_sql(_COLUMNS, (".".join(quote(part) for part in (schema, name) if part),)).fetchall()
 
 
-def _read(connection: sa.Connection, schema: str | None, name: str, described: Sequence[Any] | None) -> sa.Table:
+def _read(
+    connection: sa.Connection, schema: str | None, name: str, described: Sequence[Any] | None, where: str
+) -> sa.Table:
     """A table's columns and its key: a third of the time that SQLAlchemy's own reflection takes, which asks for all."""
     inspector = sa.inspect(connection)
     columns = [_column(found) for found in inspector.get_columns(name, schema)]
@@ -92,10 +94,16 @@ def _read(connection: sa.Connection, schema: str | None, name: str, described: S
         columns = [column for column in columns if column.name in seen]
     names = {column.name for column in columns}
     key = inspector.get_pk_constraint(name, schema)["constrained_columns"]
-    if not names.issuperset(key):
+    hidden = [column for column in key if column not in names]
+    if hidden:
         key = []  # the part of it that may be read does not tell rows apart
     unique = [] if key else inspector.get_unique_constraints(name, schema)
     found = [sa.UniqueConstraint(*one["column_names"]) for one in unique if names.issuperset(one["column_names"])]
+    if hidden and not found:
+        raise DeclarationError(
+            f"{where}: this role may not read {', '.join(hidden)}, and the primary key of {name} is made of it",
+            hint=f"grant select ({', '.join(hidden)}) on {name}; rowmill sql APP --role NAME prints all that is needed",
+        )
     return sa.Table(name, sa.MetaData(), *columns, sa.PrimaryKeyConstraint(*key), *found, schema=schema)
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.live import Live
 
 from apps.standins import sites
-from apps.standins.ending import stoppable
+from apps.standins.ending import run, stoppable
 from apps.standins.internet import Internet
 from apps.standins.model import Model, throttling
 from apps.standins.postgres import postgres
@@ -138,7 +138,7 @@ def demo(count: int) -> int:
             pace_starts=6, pace_seconds=1, poll_seconds=0.5, untouched_seconds=0.5, stuck_seconds=6, sweep_seconds=1,
             backoff_seconds=0.5, health_seconds=3, tokens_per_minute=6000, minute_seconds=5, answer_tokens=200,
         )  # fmt: skip
-        return asyncio.run(show(settings, url, model, count, folder / "workers.log"))
+        return run(show(settings, url, model, count, folder / "workers.log"))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from rich.live import Live
 from rich.table import Table
 
 from apps.standins import sites
-from apps.standins.ending import stoppable
+from apps.standins.ending import run, stoppable
 from apps.standins.internet import Internet, Site
 from apps.standins.postgres import postgres
 from rowmill import domain
@@ -183,7 +183,7 @@ async def tour(url: str, folder: Path) -> int:
 def demo() -> int:
     """Run the tour in a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder, postgres() as url:
-        return asyncio.run(tour(url, Path(folder)))
+        return run(tour(url, Path(folder)))
 
 
 def main() -> int:

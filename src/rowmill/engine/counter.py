@@ -11,9 +11,10 @@ from ..clock import Clock
 from ..errors import Busy, RowmillError, Unreachable
 from ..store import Database, schema
 from ..store.callers import Verb, drive, on
+from ..store.copied import copies, copy
 from ..store.database import Postgres, runner
 from ..store.direct import Direct
-from ..store.enqueue import CHANNEL, Say, add, add_one, copies, copy, one_statement, simple
+from ..store.enqueue import CHANNEL, Say, add, add_one, one_statement, simple
 from ..store.handlers import uncut
 from ..store.jobs import Jobs
 from ..store.translate import translated

@@ -98,9 +98,10 @@ class Desk:
             return await self._enqueue(traced)
 
     async def _enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
+        groups = self._groups(calls)
         handles: list[Handle[Any] | None] = [None] * len(calls)
-        for (tx, environment), places in self._groups(calls).items():
-            group = [calls[place] for place in places]
+        for (tx, environment), places in groups.items():
+            group = calls if len(groups) == 1 else [calls[place] for place in places]
             if tx is not None:
                 ids = await self._in_tx(group[0].options.tx, group)
             else:

@@ -6,7 +6,6 @@ one of equal ones per transaction, however many rows that adds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,14 +16,12 @@ from ..errors import KeyTaken, RowmillError
 from ..options import UNFINISHED, Key
 from ..task import Call
 from .callers import Verb, numbered
-from .database import Database, Postgres
+from .database import Database
 from .direct import Direct
-from .documents import clean
+from .documents import as_json
 
 CHANNEL = "rowmill"
-_encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _CHUNK = 5000
-_COPY_FROM = 100  # jobs from which on COPY is worth its second round trip
 _TRIES = 10
 _COLUMNS = (
     ("task", "text"), ("queue", "text"), ("args", "jsonb"), ("priority", "smallint"), ("max_attempts", "int"),
@@ -246,11 +243,11 @@ def _moment(say: Say, moment: datetime) -> str:
 
 def _plain_values(call: Call) -> dict[str, Any]:
     """What every job has."""
-    return {**_common_values(call), "args": _json(call.args)}
+    return {**common_values(call), "args": as_json(call.args)}
 
 
-def _common_values(call: Call) -> dict[str, Any]:
-    """What calls of one task with the same options have in common, in the order in which COPY sends it."""
+def common_values(call: Call) -> dict[str, Any]:
+    """What calls of one task with the same options have in common."""
     task = call.task
     return {
         "task": task.name,
@@ -258,12 +255,6 @@ def _common_values(call: Call) -> dict[str, Any]:
         "priority": task.priority if call.options.priority is None else call.options.priority,
         "max_attempts": task.max_attempts,
     }
-
-
-def _json(value: Any) -> str:
-    """JSON that both databases keep: text from outside may have NUL and lone surrogates in it."""
-    text = _encode(value)
-    return _encode(clean(value)) if "\\u0000" in text or "\\ud" in text else text
 
 
 def _document(say: Say, calls: Sequence[Call], place: Place | None) -> str:
@@ -282,7 +273,7 @@ def _document(say: Say, calls: Sequence[Call], place: Place | None) -> str:
         if place is not None:
             row |= {"parent_id": place.parent_id, "branch": place.branch, "needs": place.needs}
         rows.append(row)
-    return _json(rows)
+    return as_json(rows)
 
 
 def one_statement(calls: Sequence[Call]) -> bool:
@@ -293,37 +284,8 @@ def one_statement(calls: Sequence[Call]) -> bool:
     return not keys and len(calls) <= _CHUNK
 
 
-def copies(calls: Sequence[Call]) -> bool:
-    """Whether these go by COPY: many, and none with a key to look up."""
-    return len(calls) >= _COPY_FROM and not any(call.options.key is not None for call in calls)
-
-
 async def add_one(direct: Direct, say: Say, call: Call, wake: bool) -> int:
     """The plainest and most frequent call."""
     text, given = numbered(say.one(wake), _plain_values(call))
     async with direct.connection() as connection:
         return int(await connection.fetchval(text, *given))
-
-
-async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence[Call], wake: bool) -> list[int]:
-    """Add jobs by COPY: the fastest way in. Their ids are taken from the sequence first."""
-    reserve = "select nextval(pg_get_serial_sequence($1, 'id')), now() from generate_series(1, $2)"
-    async with direct.connection() as connection:
-        reserved = await connection.fetch(reserve, database.own("rowmill_jobs"), len(calls))
-        now = reserved[0][1] + clock.shift
-        ids = [row[0] for row in reserved]
-        columns = ["id", "args", "task", "queue", "priority", "max_attempts", "run_after"]
-        records, known = [], dict[tuple[int, int], tuple[Any, ...]]()
-        for number, call in zip(ids, calls, strict=True):
-            alike = (id(call.task), id(call.options))  # many calls have these in common
-            if alike not in known:
-                after = call.options.run_after
-                due = now if after is None else now + after if isinstance(after, timedelta) else after
-                known[alike] = (*_common_values(call).values(), due)
-            records.append((number, _json(call.args), *known[alike]))
-        await connection.copy_records_to_table(
-            "rowmill_jobs", records=records, columns=columns, schema_name=database.schema
-        )
-        if wake:
-            await connection.execute(f"select pg_notify('{CHANNEL}', '')")
-    return ids

@@ -1,0 +1,118 @@
+"""Many jobs at once by COPY: the fastest way into ``rowmill_jobs``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..clock import Clock
+from ..task import Call
+from .database import Postgres
+from .direct import Direct
+from .documents import as_json
+from .enqueue import CHANNEL, common_values
+
+Row = tuple[Any, ...]
+_FROM = 100  # jobs from which on COPY is worth its second round trip
+_PART = 1000
+#: What a column has where nothing is sent for it: as the table declares it.
+_DEFAULTS = {"queue": "default", "priority": 0, "max_attempts": None, "run_after": None}
+#: The sequence is looked up once: for every id anew it would take longer than adding the job.
+_RESERVE = """with own as materialized (select pg_get_serial_sequence($1, 'id')::regclass as ids)
+select array_agg(nextval(own.ids)), now() from own, generate_series(1, $2)"""
+
+
+def copies(calls: Sequence[Call]) -> bool:
+    """Whether these go by COPY: many, and none with a key to look up."""
+    return len(calls) >= _FROM and not any(call.options.key is not None for call in calls)
+
+
+async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence[Call], wake: bool) -> list[int]:
+    """Add jobs; their ids, which are taken from the sequence first.
+
+    In parts, all in one transaction: the server takes one in while the next is made ready here.
+    """
+    async with direct.connection() as connection:
+        ids, now = await connection.fetchrow(_RESERVE, database.own("rowmill_jobs"), len(calls))
+        ids.sort()
+        columns, common = _in_common(calls, now, clock.shift)
+        async with connection.transaction() if len(calls) > _PART else nullcontext(), _Sender() as sender:
+            for start in range(0, len(calls), _PART):
+                part = zip(ids[start : start + _PART], calls[start : start + _PART], strict=True)
+                rows = [(i, as_json(call.args), *common[id(call.task), id(call.options)]) for i, call in part]
+                await sender.send(
+                    lambda records: connection.copy_records_to_table(
+                        "rowmill_jobs", records=records, columns=columns, schema_name=database.schema
+                    ),
+                    rows,
+                )
+            await sender.taken()
+            if wake:
+                await connection.execute(f"select pg_notify('{CHANNEL}', '')")
+    return list(ids)
+
+
+class _Sender:
+    """One part after the other: each is sent when the last has been taken in, and nobody waits for it to be."""
+
+    def __init__(self) -> None:
+        self._under_way: asyncio.Future[Any] | None = None
+
+    async def __aenter__(self) -> _Sender:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._under_way is not None and not self._under_way.done():
+            await asyncio.wait([self._under_way])  # the connection is its own until then
+
+    async def taken(self) -> None:
+        """Wait until the last part has been taken in."""
+        if self._under_way is not None:
+            await self._under_way
+
+    async def send(self, copy: Callable[[Iterable[Row]], Coroutine[Any, Any, Any]], rows: Sequence[Row]) -> None:
+        """Returns when it has left."""
+        await self.taken()
+        left = asyncio.get_running_loop().create_future()
+
+        def leave(*_: object) -> None:
+            if not left.done():
+                left.set_result(None)
+
+        def leaving() -> Iterator[Row]:
+            yield from rows
+            leave()  # all of it is in the driver's buffer, which goes out in the same breath
+
+        self._under_way = asyncio.ensure_future(copy(leaving()))
+        self._under_way.add_done_callback(leave)
+        await left
+
+
+def _in_common(
+    calls: Sequence[Call], now: datetime, shift: timedelta
+) -> tuple[list[str], dict[tuple[int, int], tuple[Any, ...]]]:
+    """The columns that have to be sent, and their values by task and options, which many calls have in common."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for call in calls:
+        if (alike := (id(call.task), id(call.options))) not in found:
+            found[alike] = {**common_values(call), "run_after": _due(call, now, shift)}
+    names = [
+        name
+        for name in ("task", *_DEFAULTS)
+        if name == "task" or any(values[name] != _DEFAULTS[name] for values in found.values())
+    ]
+    if "run_after" in names:
+        for values in found.values():
+            values["run_after"] = values["run_after"] or now
+    return ["id", "args", *names], {alike: tuple(values[n] for n in names) for alike, values in found.items()}
+
+
+def _due(call: Call, now: datetime, shift: timedelta) -> datetime | None:
+    """When it is due; None: now, by the clock of the database."""
+    after = call.options.run_after
+    if isinstance(after, datetime):
+        return after
+    return now + shift + (after or timedelta(0)) if after is not None or shift else None

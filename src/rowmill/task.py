@@ -41,7 +41,7 @@ class _Injected:
 injected: Any = _Injected()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen takes three times as long to make, and there may be many
 class Call:
     """A task with its arguments, not enqueued yet: for ``enqueue_many``, ``job.spawn``, chains and batches."""
 

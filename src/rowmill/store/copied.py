@@ -65,8 +65,10 @@ class _Sender:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._under_way is not None and not self._under_way.done():
+        if self._under_way is not None:
             await asyncio.wait([self._under_way])  # the connection is its own until then
+            if not self._under_way.cancelled():
+                self._under_way.exception()  # seen: who comes here with an error says that one
 
     async def taken(self) -> None:
         """Wait until the last part has been taken in."""

@@ -20,6 +20,11 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.timeout(240)
 
 
+def interruptible() -> None:
+    """For a child process: Ctrl-C is heard, which one in a shell's background does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def environment(mark: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "DEMO_MARK": mark}
 
@@ -52,7 +57,7 @@ def test_a_demonstration_that_is_stopped_leaves_nothing_and_says_nothing(app: st
     process = subprocess.Popen(
         [sys.executable, "-m", f"apps.{app}"],
         env=environment(mark), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores Ctrl-C
+        preexec_fn=interruptible,
     )  # fmt: skip
     try:
         eventually(lambda: sum("apps." in line for line in marked(mark).values()) > 2, 120, every=0.2)
@@ -102,7 +107,7 @@ def test_one_that_is_stopped_while_its_database_is_made_leaves_nothing_either(nu
     with tempfile.TemporaryDirectory(prefix="rm-", dir="/tmp") as folder:
         ran = subprocess.run(
             [sys.executable, "-c", EARLY, folder, str(int(number))],
-            env=environment(mark), cwd=ROOT, capture_output=True, text=True, timeout=60,
+            env=environment(mark), cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=interruptible,
         )  # fmt: skip
         assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", "")
         assert os.listdir(folder) == []

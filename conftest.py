@@ -1,9 +1,9 @@
-"""Fixtures: ``db`` runs a test on both databases, ``pg`` and ``lite`` on one of them."""
+"""Fixtures: ``db`` runs a test on both databases, ``pg`` and ``lite`` on one of them; ``mill`` is one over ``db``."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import settings
 
 import pooler
 from databases import Db, Server
+from rowmill import Mill
 
 _numbers = itertools.count(1)
 # How long an example takes says more about the machine's other work than about the code.
@@ -92,3 +93,10 @@ def pg(fresh: Callable[[str], Db]) -> Db:
 def lite(fresh: Callable[[str], Db]) -> Db:
     """A fresh SQLite database."""
     return fresh("sqlite")
+
+
+@pytest.fixture
+async def mill(db: Db) -> AsyncIterator[Mill]:
+    mill = Mill(db.url)
+    yield mill
+    await mill.close()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ from rowmill import Job, Joined, Mill, RowmillError, SyncJob, TaskCanceled, Task
 from rowmill.testing import Kit
 
 td = timedelta
-
-
-@pytest.fixture
-async def mill(db: Db) -> AsyncIterator[Mill]:
-    mill = Mill(db.url)
-    yield mill
-    await mill.close()
 
 
 # -- steps

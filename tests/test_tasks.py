@@ -50,13 +50,6 @@ async def working(mill: Mill, **options: Any) -> AsyncIterator[Any]:
         await asyncio.wait_for(running, 20)
 
 
-@pytest.fixture
-async def mill(db: Db) -> AsyncIterator[Mill]:
-    mill = Mill(db.url)
-    yield mill
-    await mill.close()
-
-
 # -- enqueue and run
 
 

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ..store.database import Run, Sqlite
 from .points import Actor
@@ -17,6 +17,9 @@ T = TypeVar("T")
 
 class SteppedSqlite(Stepped, Sqlite):
     """One SQLite file, a connection of the actor's own. Who wants to write while another does waits for his turn."""
+
+    #: The last millisecond that a statement of any actor may have read.
+    _read_at: ClassVar[int] = 0
 
     def __init__(self, url: str, actor: Actor, schema: str | None = None) -> None:
         Sqlite.__init__(self, url)
@@ -45,11 +48,18 @@ class SteppedSqlite(Stepped, Sqlite):
         return await self.transact(verb)
 
     async def _run(self, sql: str, parameters: Any) -> Sequence[Any]:
-        _tick()
+        self._tick()
         try:
             return self._open.execute(sql, parameters).fetchall()
         finally:
-            _ticked[0] = _millisecond()
+            SteppedSqlite._read_at = _millisecond()
+
+    def _tick(self) -> None:
+        """Let a millisecond pass since the last statement: SQLite's times are no finer, and which rows share one would
+        depend on how fast the machine is: with that the order of rows, and whether a seed gives its schedule again.
+        """
+        while _millisecond() == self._read_at:
+            time.sleep(0.0001)
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[None]:
@@ -90,20 +100,8 @@ class SteppedSqlite(Stepped, Sqlite):
         await Sqlite.close(self)
 
 
-#: The last millisecond that a statement may have read.
-_ticked = [0]
-
-
 def _millisecond() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _tick() -> None:
-    """Let a millisecond pass since the last statement: SQLite's times are no finer, and which rows share one would
-    depend on how fast the machine is: with that the order of rows, and whether a seed gives its schedule again.
-    """
-    while _millisecond() == _ticked[0]:
-        time.sleep(0.0001)
 
 
 def connect_sqlite(path: str) -> sqlite3.Connection:

@@ -36,8 +36,8 @@ async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence
     In parts, all in one transaction: the server takes one in while the next is made ready here.
     """
     async with direct.connection() as connection:
+        ids: list[int]
         ids, now = await connection.fetchrow(_RESERVE, database.own("rowmill_jobs"), len(calls))
-        ids.sort()
         columns, common = _in_common(calls, now, clock.shift)
         async with connection.transaction() if len(calls) > _PART else nullcontext(), _Sender() as sender:
             for start in range(0, len(calls), _PART):
@@ -52,7 +52,7 @@ async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence
             await sender.taken()
             if wake:
                 await connection.execute(f"select pg_notify('{CHANNEL}', '')")
-    return list(ids)
+    return ids
 
 
 class _Sender:

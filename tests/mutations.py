@@ -108,6 +108,11 @@ MUTATIONS = (
         "tests/test_gates_hammer.py::test_the_limit_holds_under_a_hammer[turns]",
     ),
     one(
+        "the lock on a gate (a stretch of keys)", "store/stretch_statements.py",
+        " and _g.version = _i.version[_s.stretch]", "",
+        "tests/test_gates_stretches.py::test_who_was_held_up_takes_nothing_beyond_the_limit",
+    ),
+    one(
         "the lock on a gate (several keys)", "store/walk.py",
         "states = self.gate_rows.lock(self.run, spots, wait=wait)",
         "self.gate_rows.make(self.run, spots)\n        states = self.gate_rows.read(self.run, spots)",

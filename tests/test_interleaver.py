@@ -43,7 +43,7 @@ async def test_no_order_of_statements_loses_or_doubles_a_row(db: Db, shape: str)
     assert tried.outcomes
 
 
-@pytest.mark.parametrize("shape", ["gated", "tasks"])
+@pytest.mark.parametrize("shape", ["gated", "turned", "tasks"])
 async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """X1: a failing schedule can be replayed: the same steps in the same order, with locks waited for or not; also on
     a machine that is slower.
@@ -144,7 +144,7 @@ async def test_a_gate_without_its_version_or_its_lock_is_caught_on_postgresql(
         return text.replace(removed, "")
 
     monkeypatch.setattr(TurnStatements, "claim", careless)
-    await caught(pg, "gated", "its limit is 1", made=Made(keys=1), faults=False)
+    await caught(pg, "turned", "its limit is 1", made=Made(keys=1), faults=False)
 
 
 async def test_a_gate_that_does_not_count_is_caught_on_sqlite(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:

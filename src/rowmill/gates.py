@@ -224,6 +224,11 @@ class Group:
         """Whether it must know how many rows of a key are running."""
         return self.concurrency is not None or self.breaker is not None
 
+    @property
+    def only_limits(self) -> bool:
+        """Whether it counts running rows and nothing else: such a group has no state of its own by key."""
+        return self.rate is None and self.breaker is None and self.pace is None
+
 
 def grouped(gates: Iterable[Gate], pace: Any, where: str) -> tuple[Group, ...]:
     """A lane's gates by what they look at; a second gate of one kind on one key makes a group of its own."""

@@ -1,4 +1,4 @@
-"""The three shapes that rowmill proves itself with: a table of one's own, one with gates, and tasks."""
+"""The shapes that rowmill proves itself with: a table of one's own, three with gates, and tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..gates import Concurrency
+from ..gates import Breaker, Concurrency
 from ..lane import Lane, declare
 from ..task import Queue
 from ..task import queue as declare_queue
@@ -38,9 +38,10 @@ _STATES: dict[str, Any] = {
 
 
 def tables(dialect: str) -> list[str]:
-    """The tables of the first two shapes."""
+    """The tables of all shapes but tasks."""
     time = "timestamptz" if dialect == "postgresql" else "text"
-    return [_COLUMNS.format(name=name, time=time) for name in ("prove_plain", "prove_gated", "prove_walked")]
+    names = ("prove_plain", "prove_gated", "prove_turned", "prove_walked")
+    return [_COLUMNS.format(name=name, time=time) for name in names]
 
 
 def plain() -> Lane:
@@ -49,8 +50,14 @@ def plain() -> Lane:
 
 
 def gated(limit: int = 1) -> Lane:
-    """A lane whose rows run one or two at a time by their domain."""
+    """A lane whose rows run one or two at a time by their domain: on PostgreSQL a lock for a stretch of keys."""
     return declare("prove_gated", nothing, {**_STATES, "name": "gated", "gates": [Concurrency(limit, by="domain")]})
+
+
+def turned(limit: int = 1) -> Lane:
+    """A limit and a breaker by one key: on PostgreSQL a lock for each key."""
+    gates = [Concurrency(limit, by="domain"), Breaker(1000, timedelta(minutes=1), by="domain")]
+    return declare("prove_turned", nothing, {**_STATES, "name": "turned", "gates": gates})
 
 
 def walked() -> Lane:
@@ -66,4 +73,6 @@ def tasks() -> Queue:
     return made
 
 
-SHAPES: dict[str, Callable[[], Lane]] = {"plain": plain, "gated": gated, "walked": walked, "tasks": tasks}
+SHAPES: dict[str, Callable[[], Lane]] = {
+    "plain": plain, "gated": gated, "turned": turned, "walked": walked, "tasks": tasks,
+}  # fmt: skip

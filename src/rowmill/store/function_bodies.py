@@ -14,12 +14,13 @@ from .. import states
 from ..clock import Clock
 from ..retry import LONGEST, Exponential, Fixed
 from .binding import Binding, fence_time
-from .gated_functions import FunctionGates, FunctionTurns
+from .gated_functions import FunctionGates, FunctionTurns, function_turns
 from .postgres_statements import PostgresStatements
 from .resolve import Resolved
 from .settled import ERROR_LENGTH
 from .statements import POISONED
 from .swept import NOT_BACK
+from .turn_statements import as_text
 
 _SWEPT_BY_A_CLAIM = 100
 #: How often a claim through gates looks before it answers with nothing.
@@ -129,7 +130,7 @@ class FunctionStatements(PostgresStatements):
         turn = f"pg_catalog.mod({second}, {every}::bigint) = 0::bigint"
         named = _refusal("$1 is null or $1 = ''::text", "a claim needs the name of its worker") if worker else ""
         if self._gates is not None:
-            return self._gated_claim_body(FunctionTurns(self, self._gates, count), turn, named)
+            return self._gated_claim_body(function_turns(self, self._gates, count), turn, named)
         return f"""declare
   _rm_row record;
 begin
@@ -191,7 +192,7 @@ end"""
         given = f" from pg_catalog.jsonb_populate_record(null::{self.table}, ${place}) _rm_given)"
         marks = ", ".join(f"${i}" for i in range(1, place + 1))
         told = ""
-        if self._gates is not None and (learnt := FunctionTurns(self, self._gates).succeeded()):
+        if self._gates is not None and (learnt := function_turns(self, self._gates).succeeded()):
             told = f"""  select {self._gates.dim.phrase}::text into _rm_key from {self.table}
   where {self.holds()}
   for no key update;
@@ -241,7 +242,7 @@ end"""
         if self._gates is not None:
             key, into = f", {self._gates.dim.phrase}::text", ", _rm_key"
             asked = f"\n    extract(epoch from {retry_after})::double precision,"
-            learnt = FunctionTurns(self, self._gates).failed(f"coalesce({permanent}, false)", retry_after)
+            learnt = function_turns(self, self._gates).failed(f"coalesce({permanent}, false)", retry_after)
         return f"""declare
   _rm_attempt bigint;
   _rm_limit bigint;
@@ -355,12 +356,6 @@ def _refusal(when: str, message: str) -> str:
     raise exception using errcode = '22023', message = {as_text(message)};
   end if;
 """
-
-
-def as_text(value: str) -> str:
-    """Text as SQL, whatever is in it and whatever the server's settings are."""
-    quoted = value.replace("'", "''")
-    return "E'" + quoted.replace("\\", "\\\\") + "'" if "\\" in value else f"'{quoted}'"
 
 
 def dollar_quoted(text: str) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 from ..errors import DeclarationError, did_you_mean
 from ..retry import Exponential, Fixed
 from .binding import Binding, fence_time
-from .function_bodies import FunctionStatements, Parameter, as_text, dollar_quoted
+from .function_bodies import FunctionStatements, Parameter, dollar_quoted
 from .gated_functions import FunctionGates, check_gates
 from .resolve import Resolved
+from .turn_statements import as_text
 
 #: verb -> what its function is called behind the prefix
 VERBS = {

@@ -16,6 +16,7 @@ from .binding import Binding
 from .database import Database, Run, runner
 from .gating import Dimension, Foreign
 from .resolve import Resolved
+from .stretch_statements import StretchStatements
 from .translate import translated
 from .turn_statements import TurnStatements
 
@@ -132,6 +133,7 @@ class FunctionTurns(TurnStatements):
         return "returning *\n)\nselect taken.* from taken"
 
     def find_last(self) -> str:
+        """Where to begin."""
         return f"""select _g.key into _rm_last from {self.table} _g
     where {self.where} order by _g.touched_at desc nulls last limit 1"""
 
@@ -218,3 +220,23 @@ class FunctionTurns(TurnStatements):
   end if;
 """)
         return "\n".join(parts)
+
+
+class FunctionStretches(FunctionTurns, StretchStatements):
+    """The same where the only gate is a limit by key. The key that was served last stands in its stretch's row."""
+
+    def _bumped(self) -> str:
+        return f"{super()._bumped()}, cells = (select key::text from turns order by key desc limit 1)"
+
+    def find_last(self) -> str:
+        return f"""if not exists (select 1 from {self.table} where {self.spans}) then
+      {self.mark_out()};
+    end if;
+    select _g.cells into _rm_last from {self.table} _g
+    where {self.spans} order by _g.touched_at desc nulls last limit 1"""
+
+
+def function_turns(say: object, gates: FunctionGates, count: str = "1") -> FunctionTurns:
+    """What a lane's functions say about its gates."""
+    kind = FunctionStretches if gates.dim.group.only_limits else FunctionTurns
+    return kind(say, gates, count)

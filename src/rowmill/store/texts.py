@@ -6,6 +6,7 @@ from ..claim import KINDS
 from .gate_view import lane_gates
 from .inspect import LaneView
 from .postgres_statements import PostgresStatements
+from .stretch_statements import StretchStatements
 from .turn_statements import TurnStatements
 
 
@@ -49,12 +50,16 @@ async def _gated(view: LaneView) -> dict[str, str]:
     keyed = [dim for dim in dims if dim.phrase is not None]
     if isinstance(say, PostgresStatements):
         if len(dims) == 1 and keyed:
-            turns = TurnStatements(say, dims[0], table)
-            return {
+            turns = (StretchStatements if dims[0].group.only_limits else TurnStatements)(say, dims[0], table)
+            found = {
                 "claim, each key in turn": turns.claim(begun=True),
                 "claim, when held back rows may go": turns.when(),
                 "claim, gate rows of keys that are over": turns.forget(),
             }
+            if isinstance(turns, StretchStatements):
+                found["claim, each key in turn, where keys have few rows"] = turns.claim(begun=True, quick=True)
+                found["claim, stretches of keys"] = turns.mark_out()
+            return found
         phrases, kinds = [str(dim.phrase) for dim in keyed], [dim.kind for dim in keyed]
         return {"claim, after the gate rows are locked and running rows counted": say.claim_units(phrases, kinds, ())}
     also = tuple(dim.matches(f":k{i}") for i, dim in enumerate(keyed)) or ("1 = 1",)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .postgres_statements import PostgresStatements
 
 #: Gate rows of keys that are idle for so many seconds are forgotten.
-_IDLE = 60.0
+IDLE = 60.0
 _NO_LIMIT = "'infinity'::float8"
 #: What is asked of a gate's row.
 _STATE = ("version", "tokens", "refilled_at", "delay", "streak", "open_until", "closed_until", "paused_until", "most")
@@ -36,7 +36,7 @@ class TurnStatements:
 
     def __init__(self, say: PostgresStatements, dim: Dimension, table: str) -> None:
         self.say, self.dim, self.group, self.table = say, dim, dim.group, table
-        self.where = f"lane = {_text(say.lane.name)} and dim = {_text(dim.label)}"
+        self.where = f"lane = {as_text(say.lane.name)} and dim = {as_text(dim.label)}"
 
     # -- how many of a key may go
 
@@ -198,7 +198,7 @@ class TurnStatements:
 ), made as (
   -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
   insert into {self.table} (lane, dim, key, version, touched_at)
-  select {_text(say.lane.name)}, {_text(dim.label)}, _n._key, 1, {say.plain_now()}
+  select {as_text(say.lane.name)}, {as_text(dim.label)}, _n._key, 1, {say.plain_now()}
   from (select distinct _key from picked where _spot is null) _n order by _n._key
   on conflict do nothing
   returning key
@@ -276,16 +276,21 @@ from (select count(*) as n from made) _m left join taken on true"""
 
     def forget(self) -> str:
         """Gate rows that say nothing: no row ready or running, and no state that a fresh one would not have."""
-        say, now = self.say, self.say.plain_now()
-        refilled = ""
+        now, refilled = self.say.plain_now(), ""
         if self.group.rate is not None:
             refilled = f"\n  and (select _t.tokens >= _s.size from (select 1) _o{self._tokens()})"
         return f"""delete from {self.table} _g
-where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refilled}
+where {self.where} and _g.touched_at < {now} - interval '{IDLE} seconds'{refilled}
   and _g.streak = 0 and _g.most is null and _g.delay is null and _g.last_failure_at is null
-  and coalesce(_g.paused_until < {now}, true) and coalesce(_g.closed_until < {now}, true)
-  and not exists (select 1 from {say.table} where {self.dim.matches("_g.key")} and {say.ready_state()})
-  and not exists (select 1 from {say.table} where {self.dim.matches("_g.key")} and {say.running()})"""
+  and coalesce(_g.paused_until < {now}, true) and coalesce(_g.closed_until < {now}, true){self._unused()}"""
+
+    def _unused(self) -> str:
+        """The condition for gate rows that no claim will ask for soon."""
+        say = self.say
+        return "".join(
+            f"\n  and not exists (select 1 from {say.table} where {self.dim.matches('_g.key')} and {state})"
+            for state in (say.ready_state(), say.running())
+        )
 
     def when(self) -> str:
         """$1 worker where it is asked for. Seconds until a key that has ready rows may go on: 0 for one that others had
@@ -304,10 +309,7 @@ where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refill
             put_off = f"greatest(extract(epoch from _g.refilled_at - {now})::float8, 0)"
             waits.append(f"(1 - _t.tokens) / nullif(_s.speed, 0) + {put_off} + {SLACK}")
         wait = f"greatest({', '.join(waits)})"
-        free = f"""select 0 from {self.table} _g{self._states()}
-  cross join lateral ({self._first("_g.key")}) _y where {self.where} and {self._open()} limit 1"""
-        counted = f"with {self._counted('$1::text')}\n" if self._counts else ""
-        return f"""{counted}select coalesce(({free}), (
+        return f"""{self._seen()}select coalesce(({self._any_free()}), (
   select _w.wait from (
     select _g.key, {wait} as wait from {self.table} _g{tokens}
     where {self.where} and {wait} > 0 order by 2
@@ -316,6 +318,17 @@ where {self.where} and _g.touched_at < {now} - interval '{_IDLE} seconds'{refill
   limit 1
 ))::float8, {say.ready_probe()}"""
 
+    def _seen(self) -> str:
+        """What has to be known to say which keys are free."""
+        return f"with {self._counted('$1::text')}\n" if self._counts else ""
 
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+    def _any_free(self) -> str:
+        """0 if there is a key that has ready rows and may go on."""
+        return f"""select 0 from {self.table} _g{self._states()}
+  cross join lateral ({self._first("_g.key")}) _y where {self.where} and {self._open()} limit 1"""
+
+
+def as_text(value: str) -> str:
+    """Text as SQL, whatever is in it and whatever the server's settings are."""
+    quoted = value.replace("'", "''")
+    return "E'" + quoted.replace("\\", "\\\\") + "'" if "\\" in value else f"'{quoted}'"

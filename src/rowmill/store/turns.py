@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..claim import Claim
 from .gating import Dimension, LooseShare
@@ -23,9 +24,12 @@ HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
 class Turns:
     """The gated claim of one lane in this worker."""
 
+    speak: type[TurnStatements] = TurnStatements
+    _quick = False
+
     def __init__(self, store: PostgresLane, dim: Dimension, table: str) -> None:
         self.store, self.dim = store, dim
-        self.say = TurnStatements(store.statements, dim, table)
+        self.say = self.speak(store.statements, dim, table)
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
         self._key_at = store.binding.columns.index(store.binding.key[0])
         #: The key served last.
@@ -41,41 +45,62 @@ class Turns:
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many keys as it takes: from the one served last on, and then from the first."""
         began = time.monotonic()
-        begun = self._last is not None
-        claims = await self._take(count, began)
-        if begun and len(claims) < count:
-            self._last = None
-            claims += await self._take(count - len(claims), began)
+        claims = await self._round(count, began)
         self._guise.claimed(time.monotonic() - began, count)
         await self._mind_plans()
         self.store.look_again = None
         if len(claims) < count:
-            self._last = None
-            self.store.look_again, free = await self._when()
-            if free and (self._new or not self._in_vain):  # a key that has only now got its gate row, or was locked
-                claims += await self._take(count - len(claims), began)
-                self.store.look_again = (await self._when())[0] if len(claims) < count else None
+            await self._look_around(claims, count, began)
         self._in_vain = 0 if claims else self._in_vain + 1
         if began > self._forget_at:
             self._forget_at = began + _FORGET_EVERY * random.uniform(0.7, 1.3)
             await self.store.database.write(lambda run: run(self.store._text("forget", self.say.forget), ()))
         return claims
 
+    async def _round(self, count: int, began: float) -> list[Claim]:
+        begun = self._last is not None
+        claims = await self._take(count, began)
+        if begun and len(claims) < count:
+            self._last = None
+            claims += await self._take(count - len(claims), began)
+        return claims
+
+    async def _look_around(self, claims: list[Claim], count: int, began: float) -> None:
+        """Fewer rows than were asked for: when to look again."""
+        self._last = None
+        self.store.look_again, free = await self._when()
+        if free and (self._new or not self._in_vain):  # a key that has only now got its gate row, or was locked
+            claims += await self._take(count - len(claims), began)
+            self.store.look_again = (await self._when())[0] if len(claims) < count else None
+
     async def _take(self, count: int, began: float) -> list[Claim]:
-        begun, loose = self._last is not None, self._share.of(count) if self.dim.nullable else 0
-        text = self.store._text(
-            ("turns", begun, loose, self._guise.number),
-            lambda: self._guise.of(self.say.claim(begun=begun, loose=loose)),
-        )
-        values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
-        rows = await self.store.database.write(lambda run: run(text, tuple(values)))
+        rows = await self._ask(count)
         self._last, self._new = rows[0][-2] or self._last, rows[0][-1]
         self._made += self._new
+        return self._claims(rows, began, -3)
+
+    async def _ask(self, count: int) -> Sequence[Any]:
+        """The claim itself: the rows that were taken, each with its key and what is told of the claim as a whole."""
+        begun, loose = self._last is not None, self._loose_share(count)
+        text = self.store._text(
+            ("turns", begun, loose, self._quick, self._guise.number),
+            lambda: self._guise.of(self._text(begun, loose)),
+        )
+        values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
+        return await self.store.database.write(lambda run: run(text, tuple(values)))
+
+    def _loose_share(self, count: int) -> int:
+        return self._share.of(count) if self.dim.nullable else 0
+
+    def _text(self, begun: bool, loose: int) -> str:
+        return self.say.claim(begun=begun, loose=loose)
+
+    def _claims(self, rows: Sequence[Any], began: float, key_at: int) -> list[Claim]:
         rows = [row for row in rows if row[self._key_at] is not None]
         claims = self.store.make_claims(rows, began)
         label = self.dim.label
         for claim, row in zip(claims, rows, strict=True):
-            claim.gates = {label: row[-3]} if row[-3] is not None else {}
+            claim.gates = {label: row[key_at]} if row[key_at] is not None else {}
         return claims
 
     async def _mind_plans(self) -> None:
@@ -91,11 +116,14 @@ class Turns:
         wait, ready = (await self.store.database.read(lambda run: run(text, me)))[0]
         now = time.monotonic()
         if wait == 0:  # others were faster, or held its lock
-            return now + random.uniform(0, min(_LOCKED_AGAIN * 2.0 ** min(self._in_vain, 10), HELD_AGAIN)), True
+            return now + self._soon(), True
         times = [now + max(wait, _least_wait(self.dim))] if wait is not None else []
         if ready:  # rows held back by what others run
             times.append(now + HELD_AGAIN)
         return min(times) if times else None, False
+
+    def _soon(self) -> float:
+        return random.uniform(0, min(_LOCKED_AGAIN * 2.0 ** min(self._in_vain, 10), HELD_AGAIN))
 
 
 def _least_wait(dim: Dimension) -> float:

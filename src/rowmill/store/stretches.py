@@ -1,0 +1,88 @@
+"""The gated claim on PostgreSQL as a worker makes it where a lane's only gate is a limit by key."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from ..claim import Claim
+from .database import Run
+from .stretch_statements import MOST_STRETCHES, STRETCHES, StretchStatements
+from .turns import Turns
+
+#: Of so many claims of late that met somebody else on, stretches are made anew; and when that is tried again.
+_CROWDED, _MARK_AGAIN = 1.5, 1.0
+#: Claims that begin with a thorough look once a quick one did not do.
+_QUICK_AGAIN = 20
+
+
+class _Marking(StretchStatements):
+    stretches = "$1::int"
+
+
+class Stretches(Turns):
+    """The gated claim of one lane in this worker."""
+
+    speak = StretchStatements
+    say: StretchStatements
+    #: How often others were met of late, and when stretches may be made anew.
+    _met, _mark_at = 0.0, 0.0
+    #: Whether keys were left out because others had them; how many claims go without a quick look first.
+    _moved, _thorough = False, 0
+    #: How many rows without a key have to be among those that this claim takes.
+    _due = 0
+
+    async def _round(self, count: int, began: float) -> list[Claim]:
+        """A quick look, then a thorough one; who meets somebody else goes on somewhere else."""
+        claims: list[Claim] = []
+        self._quick, self._due = self._thorough <= 0, super()._loose_share(count)
+        for _ in range(4):
+            begun, self._moved = self._last is not None, False
+            claims += await self._take(count - len(claims), began)
+            if len(claims) == count:
+                self._thorough -= 1
+                break
+            if self._quick:
+                self._quick, self._thorough = False, _QUICK_AGAIN
+            elif begun and not self._moved:
+                self._last = None
+            elif not self._moved:
+                break
+        return claims
+
+    def _loose_share(self, count: int) -> int:
+        due, self._due = min(self._due, count), 0
+        return due
+
+    async def _take(self, count: int, began: float) -> list[Claim]:
+        rows = await self._ask(count)
+        last, stretches, elsewhere = rows[0][-3:]
+        self._last = last or self._last
+        self._met *= 0.8
+        if elsewhere is not None:
+            self._met, self._moved, self._last = self._met + 1, True, elsewhere or None
+            if not stretches or (self._met > _CROWDED and began > self._mark_at):
+                self._met, self._mark_at = 0.0, began + _MARK_AGAIN * random.uniform(0.7, 1.3)
+                await self.store.database.transact(self._mark_out)
+        return self._claims(rows, began, -4)
+
+    def _text(self, begun: bool, loose: int) -> str:
+        return self.say.claim(begun=begun, loose=loose, quick=self._quick)
+
+    async def _look_around(self, claims: list[Claim], count: int, began: float) -> None:
+        if not self._moved:
+            await super()._look_around(claims, count, began)
+        else:  # there is more where others are just now
+            self.store.look_again = time.monotonic() + self._soon()
+
+    def _mark_out(self, run: Run) -> None:
+        """Divide the keys anew, into more stretches than before. Nobody claims meanwhile: not even who has seen the old
+        ones, which are gone.
+        """
+        say = self.say
+        mine = len(run(say.lock_all(), ()))
+        there, fresh = run(say.all_of(), ())[0]
+        if mine == there and not fresh:
+            run(say.drop_all(), ())
+            wanted = max(STRETCHES, min(2 * there, MOST_STRETCHES))
+            run(_Marking(say.say, say.dim, say.table).mark_out(), (wanted,))

@@ -1,0 +1,205 @@
+"""Limits by key on PostgreSQL are kept by a lock for each stretch of keys: exact whoever comes between, also while the
+stretches themselves are made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import gated
+from databases import Db
+from rowmill import Concurrency, Mill
+from rowmill.claim import Settlement
+from rowmill.store.stretch_statements import StretchStatements
+from rowmill.store.stretches import Stretches
+from rowmill.testing import Kit
+from test_gates_hammer import hammer
+
+LOCKED, CHECK = "_g.key = _i.first[_s.stretch]", "and _g.version = _i.version[_s.stretch]"
+LIMIT = 2
+GATES = [Concurrency(LIMIT, by="domain")]
+
+
+def hold_up(monkeypatch: pytest.MonkeyPatch, who: str, without: str | None = None) -> None:
+    """Let the claims of one worker stand still between their snapshot and their lock; ``without``: unsafely."""
+    whole = StretchStatements.claim
+
+    def held_up(self: StretchStatements, **options: Any) -> str:
+        text, mine = whole(self, **options), "$3" if options.get("begun") else "$2"
+        for part in (LOCKED, without or ""):
+            assert part in text
+        asleep = f"(select {mine}::text <> '{who}' or pg_sleep(0.5) is not null)"
+        text = text.replace(without, "") if without else text
+        return text.replace(LOCKED, f"{LOCKED} and {asleep}")
+
+    monkeypatch.setattr(StretchStatements, "claim", held_up)
+
+
+async def two_meet(db: Db) -> int:
+    """One claims while another stands still, and a row that comes first has just been added; how many then run."""
+    gated.make(db)
+    gated.fill(db, ["a"] * LIMIT)
+    mill = Mill(db.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill, worker_id="slow") as slow, Kit(mill, worker_id="quick") as quick:
+        held = await (await quick.store()).claim(1)
+        await quick.settle(held[0], Settlement(held[0], "release"))
+        await slow.store()
+        late = asyncio.create_task(slow.claim(count=LIMIT))
+        await asyncio.sleep(0.2)
+        db.execute("insert into pages (domain, run_after) values ('a', now() - interval '1 hour')")
+        assert len(await quick.claim(count=LIMIT)) == LIMIT
+        await late
+    return int(db.value("select count(*) from pages where status = 'running'"))
+
+
+async def test_who_was_held_up_takes_nothing_beyond_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: what was counted before somebody else claimed is not gone by."""
+    hold_up(monkeypatch, "slow")
+    assert await two_meet(pg) == LIMIT
+
+
+async def test_without_the_version_the_limit_is_broken(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue: a test removes the version re-check and must see the limit broken."""
+    hold_up(monkeypatch, "slow", without=CHECK)
+    assert await two_meet(pg) > LIMIT
+
+
+async def mark_anew(kit: Kit) -> list[str]:
+    """Make the stretches anew, however fresh they are; where each begins."""
+    store = await kit.store()
+    await store.database.transact(store.gated._mark_out)  # type: ignore[union-attr]
+    text = "select key from rowmill_gates where dim = 'stretch:domain' order by key"
+    return [row[0] for row in await store.database.read(lambda run: run(text, ()))]
+
+
+@pytest.fixture
+def ever_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches that were made a moment ago may be made anew."""
+    monkeypatch.setattr("rowmill.store.stretch_statements.IDLE", 0.0)
+
+
+async def marked_between(db: Db) -> int:
+    """As ``two_meet``, with stretches made anew between: the key is in another one then."""
+    gated.make(db)
+    gated.fill(db, ["x"] * LIMIT)
+    mill = Mill(db.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill, worker_id="slow") as slow, Kit(mill, worker_id="quick") as quick:
+        assert await mark_anew(quick) == [""]
+        late = asyncio.create_task(slow.claim(count=LIMIT))
+        await asyncio.sleep(0.2)
+        db.execute("insert into pages (domain, run_after) values ('x', now() - interval '1 hour')")
+        others = gated.fill(db, ["a", "b", "c"])
+        assert await mark_anew(quick) == ["", "b", "c", "x"]
+        db.execute(f"delete from pages where id in ({', '.join(map(str, others))})")
+        assert len(await quick.claim(count=LIMIT)) == LIMIT
+        await late
+    return int(db.value("select count(*) from pages where status = 'running'"))
+
+
+@pytest.mark.usefixtures("ever_old")
+async def test_old_stretches_are_not_gone_by(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: a key that has come into another stretch since the snapshot is left alone."""
+    hold_up(monkeypatch, "slow")
+    assert await marked_between(pg) == LIMIT
+
+
+@pytest.mark.usefixtures("ever_old")
+async def test_stretches_that_are_kept_when_others_are_made_break_the_limit(
+    pg: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are all dropped for a reason."""
+    hold_up(monkeypatch, "slow")
+    monkeypatch.setattr(StretchStatements, "drop_all", lambda self: "select 1")
+    made = "where exists (select 1 from made) and"
+    whole = StretchStatements.mark_out
+    monkeypatch.setattr(StretchStatements, "mark_out", lambda self: whole(self).replace(made, "where"))
+    assert await marked_between(pg) > LIMIT
+
+
+@pytest.mark.usefixtures("ever_old")
+async def test_the_limit_holds_while_stretches_are_made_anew_all_the_time(
+    pg: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C8; each claim that meets another makes new ones."""
+    monkeypatch.setattr("rowmill.store.stretches._CROWDED", 0.0)
+    monkeypatch.setattr("rowmill.store.stretches._MARK_AGAIN", 0.0)
+    made = 0
+    whole = Stretches._mark_out
+
+    def counted(self: Stretches, run: Any) -> None:
+        nonlocal made
+        made += 1
+        whole(self, run)
+
+    monkeypatch.setattr(Stretches, "_mark_out", counted)
+    taken, most = await hammer(pg, GATES, rounds=3000, seconds=10)
+    assert taken > 500
+    assert most == LIMIT
+    assert made > 20
+
+
+async def test_stretches_are_of_like_size_however_many_keys_there_are(pg: Db) -> None:
+    """Issue, 20,000 keys: a sample of the table does where keys are too many to look at each."""
+    gated.make(pg)
+    pg.execute("insert into pages (domain) select 'site' || n || '.example' from generate_series(1, 20000) n")
+    pg.execute("insert into pages (domain, status) select 'over.example', 'done' from generate_series(1, 20000) n")
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill) as kit:
+        assert len(await kit.claim(count=10)) == 10
+        first = await mark_anew(kit)
+    assert len(first) == 32
+    keys = sorted(row["domain"] for row in pg.query("select domain from pages where status <> 'done'"))
+    sizes = [bisect_left(keys, high) - bisect_left(keys, low) for low, high in pairwise([*first, "~"])]
+    assert sum(sizes) == 20_000
+    assert max(sizes) < 3 * 20_000 / 32
+
+
+async def test_who_meets_others_goes_on_elsewhere(pg: Db) -> None:
+    """Two claim at a time: both get what they ask for, of different stretches."""
+    gated.make(pg)
+    pg.execute("insert into pages (domain) select 'd' || n from generate_series(1, 2000) n, generate_series(1, 3)")
+    most = "select max(n) from (select count(*) as n from pages where status = 'running' group by domain) _"
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill, worker_id="a") as a, Kit(mill, worker_id="b") as b:
+        stores = [await a.store(), await b.store()]
+        for _ in range(40):
+            got = await asyncio.gather(*(store.claim(20) for store in stores))
+            assert pg.value(most) <= LIMIT
+            for store, claims in zip(stores, got, strict=True):
+                assert claims
+                await store.settle([Settlement(claim, "done") for claim in claims])
+    assert pg.value("select count(*) from pages where status = 'done' and attempts <> 1") == 0
+
+
+async def test_keys_with_many_rows_do_not_end_a_claim(pg: Db) -> None:
+    """Fairness: a quick look that sees nothing but one key's rows is followed by a thorough one."""
+    gated.make(pg)
+    pg.execute("insert into pages (domain) select 'a' from generate_series(1, 5000)")
+    gated.fill(pg, [f"b{n}" for n in range(20)])
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill) as kit:
+        keys = [claim.gates["domain"] for claim in await kit.claim(count=30)]
+    assert sorted(set(keys)) == sorted(["a", *(f"b{n}" for n in range(20))])
+    assert len(keys) == LIMIT + 20
+
+
+async def test_many_running_rows_are_all_counted(pg: Db) -> None:
+    """C8: what a quick look leaves uncounted it leaves alone."""
+    gated.make(pg)
+    pg.execute("insert into pages (domain, status) select 'a', 'running' from generate_series(1, 200)")
+    gated.fill(pg, ["a", "b", "b", "b"])
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill) as kit:
+        keys = [claim.gates["domain"] for claim in await kit.claim(count=4)]
+    assert keys == ["b", "b"]

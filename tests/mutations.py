@@ -104,12 +104,12 @@ MUTATIONS = (
     ),
     one(
         "the lock on a gate (one key)", "store/turn_statements.py",
-        " and _g.version = turns.version", "",
+        " and _g.version = _t.version", "",
         "tests/test_gates_hammer.py::test_the_limit_holds_under_a_hammer[turns]",
     ),
     one(
         "the lock on a gate (a stretch of keys)", "store/stretch_statements.py",
-        " and _g.version = _i.version[_s.stretch]", "",
+        " and _g.version = _i.version[_s._rm_stretch]", "",
         "tests/test_gates_stretches.py::test_who_was_held_up_takes_nothing_beyond_the_limit",
     ),
     one(

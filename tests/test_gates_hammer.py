@@ -91,9 +91,9 @@ async def test_the_hammer_sees_the_limit_broken_without_what_makes_it_exact(
 
         def unchecked(self: TurnStatements, **options: Any) -> str:
             text = whole(self, **options)
-            assert " and _g.version = turns.version" in text
+            assert " and _g.version = _t.version" in text
             # Between its snapshot and its lock a statement may be held up for any time: here it always is, a little.
-            return text.replace(" and _g.version = turns.version", " and (select true from pg_sleep(0.001))")
+            return text.replace(" and _g.version = _t.version", " and (select true from pg_sleep(0.001))")
 
         monkeypatch.setattr(TurnStatements, "claim", unchecked)
     else:

@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from datetime import timedelta as td
 from itertools import pairwise
 from typing import Any
 
+import asyncpg
 import pytest
 
 import gated
 from databases import Db
-from rowmill import Concurrency, Mill
+from rowmill import Breaker, Concurrency, Mill
 from rowmill.claim import Settlement
 from rowmill.store.stretch_statements import StretchStatements
 from rowmill.store.stretches import Stretches
 from rowmill.testing import Kit
 from test_gates_hammer import hammer
 
-LOCKED, CHECK = "_g.key = _i.first[_s.stretch]", "and _g.version = _i.version[_s.stretch]"
+LOCKED, CHECK = "_g.key = _i.first[_s._rm_stretch]", "and _g.version = _i.version[_s._rm_stretch]"
 LIMIT = 2
 GATES = [Concurrency(LIMIT, by="domain")]
 
@@ -117,9 +119,8 @@ async def test_stretches_that_are_kept_when_others_are_made_break_the_limit(
     """They are all dropped for a reason."""
     hold_up(monkeypatch, "slow")
     monkeypatch.setattr(StretchStatements, "drop_all", lambda self: "select 1")
-    made = "where exists (select 1 from made) and"
-    whole = StretchStatements.mark_out
-    monkeypatch.setattr(StretchStatements, "mark_out", lambda self: whole(self).replace(made, "where"))
+    made, whole = " where exists (select 1 from _rm_made)", StretchStatements.mark_out
+    monkeypatch.setattr(StretchStatements, "mark_out", lambda self, keys: whole(self, keys).replace(made, ""))
     assert await marked_between(pg) > LIMIT
 
 
@@ -203,3 +204,109 @@ async def test_many_running_rows_are_all_counted(pg: Db) -> None:
     async with Kit(mill) as kit:
         keys = [claim.gates["domain"] for claim in await kit.claim(count=4)]
     assert keys == ["b", "b"]
+
+
+async def test_rows_that_somebody_has_locked_do_not_hold_up_their_key(pg: Db) -> None:
+    """A user's open transaction has the first rows of a key: the next ones go."""
+    gated.make(pg)
+    ids = gated.fill(pg, ["a"] * 5)
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    other = await asyncpg.connect(pg.direct)
+    try:
+        async with Kit(mill) as kit, other.transaction():
+            await kit.store()
+            await other.execute("update pages set error = 'seen' where id = any($1)", ids[:3])
+            assert sorted(claim.key[0] for claim in await kit.claim(count=4)) == ids[3:]
+    finally:
+        await other.close()
+
+
+async def test_an_operators_limit_above_the_declared_one_is_used_at_once(pg: Db) -> None:
+    """Issue 8: editable; as many at a time as he says."""
+    gated.make(pg)
+    gated.fill(pg, ["a"] * 60 + ["b"] * 60)
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill) as kit:
+        store = await kit.store()
+        for key, most in (("a", 0), ("b", 30)):
+            pg.execute("insert into rowmill_gates (lane, dim, key, most) values ('crawl', 'domain', ?, ?)", key, most)
+        keys = [claim.gates["domain"] for claim in await store.claim(100)]
+    assert keys == ["b"] * 30
+
+
+async def test_an_empty_key_has_its_turn_like_any_other(pg: Db) -> None:
+    gated.make(pg)
+    gated.fill(pg, [""] * 20 + ["a", "b"])
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=[Concurrency(5, by="domain")])
+    seen = []
+    async with Kit(mill) as kit:
+        store = await kit.store()
+        for _ in range(6):
+            (claim,) = await store.claim(1)
+            seen.append(claim.gates["domain"])
+            await store.settle([Settlement(claim, "done")])
+    assert seen[:3] == ["", "a", "b"]
+
+
+#: Words that the claim's own text uses.
+WORDS = [
+    "keys",
+    "known",
+    "walk",
+    "turns",
+    "held",
+    "picked",
+    "running",
+    "taken",
+    "key",
+    "place",
+    "most",
+    "stretch",
+    "turn",
+]
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("gates", [GATES, [*GATES, Breaker(5, td(minutes=1), by="turn")]], ids=["stretches", "turns"])
+async def test_tables_and_columns_may_have_any_name(pg: Db, word: str, gates: list[Any]) -> None:
+    """The order within a key holds, too, whatever the columns are called."""
+    pg.execute(
+        f"""create table "{word}" (id bigint, "{word}" bigint, turn text, status text not null default 'queued',
+        worker text, claimed_at timestamptz, heartbeat_at timestamptz, attempts integer not null default 0,
+        primary key (id)) partition by range (id)""".replace('"turn" bigint,', "other bigint,")
+    )
+    pg.execute(f'create table part partition of "{word}" for values from (0) to (1000)')
+    column = "other" if word == "turn" else word
+    pg.execute(f'insert into "{word}" (id, "{column}", turn) select i, 100 - i, \'a\' from generate_series(1, 9) i')
+    mill = Mill(pg.url)
+    limits = [Concurrency(LIMIT, by="turn"), *gates[1:]]
+
+    async def crawl(job: Any) -> None: ...
+
+    mill.lane(
+        word, name="words", ready={"status": "queued"}, running={"status": "running"}, done={"status": "done"},
+        dead={"status": "dead"}, lease=td(minutes=1), order_by=column, gates=limits,
+    )(crawl)  # fmt: skip
+    async with Kit(mill) as kit:
+        claims = await kit.claim(count=9)
+        assert sorted(claim.key[0] for claim in claims) == [8, 9]
+        assert [claim.row[column] for claim in claims] == [91, 92]
+
+
+async def test_stretches_are_marked_out_in_one_pass_without_an_index_by_the_key(pg: Db) -> None:
+    """As tasks have none by an argument: the table is read a few times, however many keys there are."""
+    gated.make(pg)
+    pg.execute("drop index pages_domain_run_after_id_idx; drop index pages_domain_idx")
+    pg.execute("insert into pages (domain) select 'd' || n from generate_series(1, 5000) n")
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill) as kit:
+        store = await kit.store()
+        assert len(await store.claim(10)) == 10
+        read = "select coalesce(sum(seq_tup_read), 0) from pg_stat_user_tables where relname = 'pages'"
+        await store.database.write(lambda run: run("select pg_stat_force_next_flush()", ()))
+        await asyncio.sleep(0.1)
+        assert pg.value(read) < 20 * 5000

@@ -129,7 +129,7 @@ async def test_a_sweep_that_does_not_look_again_is_caught_on_sqlite(lite: Db, mo
 
 @pytest.mark.parametrize(
     "removed",
-    [" and _g.version = turns.version", " and _g.version = turns.version\n    for no key update skip locked"],
+    [" and _g.version = _t.version", " and _g.version = _t.version\n    for no key update skip locked"],
     ids=["version", "lock"],
 )
 async def test_a_gate_without_its_version_or_its_lock_is_caught_on_postgresql(

@@ -54,20 +54,20 @@ begin
     where lane = 'scrape' and dim = 'source_id' order by _g.touched_at desc nulls last limit 1;
     if _rm_last is not null then
       return query
-      with recursive running as materialized (
+      with recursive _rm_running as materialized (
   select array_agg(_c.key collate "C") as keys, array_agg(_c.n) as n from (
     select source_id::text as key, count(*) as n from public.scrape_jobs
     where status = 'running' and source_id is not null group by 1
   ) _c
-), walk as (
-  (select source_id as key, 1 as turn from public.scrape_jobs where status in ('pending', 'retryable') and source_id > (select _rm_last::bigint) order by source_id limit 1)
+), _rm_walk as (
+  (select source_id as key, 1 as _rm_turn from public.scrape_jobs where status in ('pending', 'retryable') and source_id > (select _rm_last::bigint) order by source_id limit 1)
   union all
-  select _n.key, walk.turn + 1 from walk cross join lateral (
-    select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id > walk.key order by source_id limit 1) _n
-), turns as materialized (
+  select _n.key, _w._rm_turn + 1 from _rm_walk _w cross join lateral (
+    select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id > _w.key order by source_id limit 1) _n
+), _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _g.key, _g.version, _x.free, _k.turn, _t.tokens, _s.speed, _s.size
-  from walk _k
+  select _g.key, _g.version, _x.free, _k._rm_turn as turn, _t.tokens, _s.speed, _s.size
+  from _rm_walk _k
   cross join lateral (select _k.key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
     left join public.rowmill_gates _o on lane = 'scrape' and dim = 'source_id' and _o.key = _k.key::text limit 1) _g
   cross join lateral (select (select rate_limit_per_minute from public.sources where id = _g.key::bigint)::float8 as listed) _f
@@ -75,69 +75,69 @@ begin
   cross join lateral (select case when _s.speed is null then 'infinity'::float8 else least(_s.size, coalesce(
     _g.tokens + greatest(extract(epoch from now() - _g.refilled_at), 0)::float8 * _s.speed,
     _s.size)) end as tokens) _t
-  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce((select n from running)[array_position((select keys from running), _g.key collate "C")], 0) end, floor(_t.tokens + 1e-06)) as free) _x
+  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce((select n from _rm_running)[array_position((select keys from _rm_running), _g.key collate "C")], 0) end, floor(_t.tokens + 1e-06)) as free) _x
   where octet_length(_g.key) <= 2000 and coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
     and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
     and _x.free > 0
-), held as materialized (
+), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select turns.*, _l.spot from turns left join lateral (
+  select _t.*, _l.spot from _rm_turns _t left join lateral (
     select _g.ctid as spot from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'source_id' and _g.key = turns.key and _g.version = turns.version
+    where lane = 'scrape' and dim = 'source_id' and _g.key = _t.key and _g.version = _t.version
     for no key update skip locked
   ) _l on true
-  where turns.version is null or _l.spot is not null
-), picked as materialized (
-  select _j.*, held.spot as _spot, held.key as _key, held.turn as _turn, held.tokens as _tokens, held.speed as _speed, held.size as _size from held cross join lateral (
+  where _t.version is null or _l.spot is not null
+), _rm_picked as materialized (
+  select _j.*, _h.spot as _spot, _h.key as _key, _h.turn as _turn, _h.tokens as _tokens, _h.speed as _speed, _h.size as _size from _rm_held _h cross join lateral (
     select ctid from public.scrape_jobs
-    where source_id >= held.key::bigint and source_id <= held.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+    where source_id >= _h.key::bigint and source_id <= _h.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
            FROM public.sources
           WHERE sources.enabled)))
     order by source_id, created_at, id
-    limit least(held.free, (select 1::bigint))::bigint
+    limit least(_h.free, (select 1::bigint))::bigint
     for no key update skip locked
   ) _j
   limit (select 1::bigint)
-), made as (
+), _rm_made as (
   -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
   insert into public.rowmill_gates (lane, dim, key, version, touched_at)
   select 'scrape', 'source_id', _n._key, 1, now()
-  from (select distinct _key from picked where _spot is null) _n order by _n._key
+  from (select distinct _key from _rm_picked where _spot is null) _n order by _n._key
   on conflict do nothing
   returning key
-), chosen as (
-  select ctid from picked where _spot is not null
-), bump as (
-  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from picked where _spot = _g.ctid)
-  where _g.ctid = any(array(select _spot from picked where _spot is not null))
-), taken as (
+), _rm_chosen as (
+  select ctid from _rm_picked where _spot is not null
+), _rm_bump as (
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from _rm_picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from _rm_picked where _spot = _g.ctid)
+  where _g.ctid = any(array(select _spot from _rm_picked where _spot is not null))
+), _rm_taken as (
   update public.scrape_jobs set
     status = 'running',
     heartbeat_at = (select clock_timestamp()),
     locked_at = (select clock_timestamp()),
     locked_by = $1
-  where ctid = any(array(select ctid from chosen))
+  where ctid = any(array(select ctid from _rm_chosen))
   returning *
 )
-select taken.* from taken
-order by taken.created_at, taken.id;
+select _rm_taken.* from _rm_taken
+order by _rm_taken.created_at, _rm_taken.id;
       exit when found;
     end if;
     return query
-    with recursive running as materialized (
+    with recursive _rm_running as materialized (
   select array_agg(_c.key collate "C") as keys, array_agg(_c.n) as n from (
     select source_id::text as key, count(*) as n from public.scrape_jobs
     where status = 'running' and source_id is not null group by 1
   ) _c
-), walk as (
-  (select source_id as key, 1 as turn from public.scrape_jobs where status in ('pending', 'retryable') and source_id is not null order by source_id limit 1)
+), _rm_walk as (
+  (select source_id as key, 1 as _rm_turn from public.scrape_jobs where status in ('pending', 'retryable') and source_id is not null order by source_id limit 1)
   union all
-  select _n.key, walk.turn + 1 from walk cross join lateral (
-    select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id > walk.key order by source_id limit 1) _n
-), turns as materialized (
+  select _n.key, _w._rm_turn + 1 from _rm_walk _w cross join lateral (
+    select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id > _w.key order by source_id limit 1) _n
+), _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _g.key, _g.version, _x.free, _k.turn, _t.tokens, _s.speed, _s.size
-  from walk _k
+  select _g.key, _g.version, _x.free, _k._rm_turn as turn, _t.tokens, _s.speed, _s.size
+  from _rm_walk _k
   cross join lateral (select _k.key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
     left join public.rowmill_gates _o on lane = 'scrape' and dim = 'source_id' and _o.key = _k.key::text limit 1) _g
   cross join lateral (select (select rate_limit_per_minute from public.sources where id = _g.key::bigint)::float8 as listed) _f
@@ -145,52 +145,52 @@ order by taken.created_at, taken.id;
   cross join lateral (select case when _s.speed is null then 'infinity'::float8 else least(_s.size, coalesce(
     _g.tokens + greatest(extract(epoch from now() - _g.refilled_at), 0)::float8 * _s.speed,
     _s.size)) end as tokens) _t
-  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce((select n from running)[array_position((select keys from running), _g.key collate "C")], 0) end, floor(_t.tokens + 1e-06)) as free) _x
+  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce((select n from _rm_running)[array_position((select keys from _rm_running), _g.key collate "C")], 0) end, floor(_t.tokens + 1e-06)) as free) _x
   where octet_length(_g.key) <= 2000 and coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
     and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
     and _x.free > 0
-), held as materialized (
+), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select turns.*, _l.spot from turns left join lateral (
+  select _t.*, _l.spot from _rm_turns _t left join lateral (
     select _g.ctid as spot from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'source_id' and _g.key = turns.key and _g.version = turns.version
+    where lane = 'scrape' and dim = 'source_id' and _g.key = _t.key and _g.version = _t.version
     for no key update skip locked
   ) _l on true
-  where turns.version is null or _l.spot is not null
-), picked as materialized (
-  select _j.*, held.spot as _spot, held.key as _key, held.turn as _turn, held.tokens as _tokens, held.speed as _speed, held.size as _size from held cross join lateral (
+  where _t.version is null or _l.spot is not null
+), _rm_picked as materialized (
+  select _j.*, _h.spot as _spot, _h.key as _key, _h.turn as _turn, _h.tokens as _tokens, _h.speed as _speed, _h.size as _size from _rm_held _h cross join lateral (
     select ctid from public.scrape_jobs
-    where source_id >= held.key::bigint and source_id <= held.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+    where source_id >= _h.key::bigint and source_id <= _h.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
            FROM public.sources
           WHERE sources.enabled)))
     order by source_id, created_at, id
-    limit least(held.free, (select 1::bigint))::bigint
+    limit least(_h.free, (select 1::bigint))::bigint
     for no key update skip locked
   ) _j
   limit (select 1::bigint)
-), made as (
+), _rm_made as (
   -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
   insert into public.rowmill_gates (lane, dim, key, version, touched_at)
   select 'scrape', 'source_id', _n._key, 1, now()
-  from (select distinct _key from picked where _spot is null) _n order by _n._key
+  from (select distinct _key from _rm_picked where _spot is null) _n order by _n._key
   on conflict do nothing
   returning key
-), chosen as (
-  select ctid from picked where _spot is not null
-), bump as (
-  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from picked where _spot = _g.ctid)
-  where _g.ctid = any(array(select _spot from picked where _spot is not null))
-), taken as (
+), _rm_chosen as (
+  select ctid from _rm_picked where _spot is not null
+), _rm_bump as (
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from _rm_picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from _rm_picked where _spot = _g.ctid)
+  where _g.ctid = any(array(select _spot from _rm_picked where _spot is not null))
+), _rm_taken as (
   update public.scrape_jobs set
     status = 'running',
     heartbeat_at = (select clock_timestamp()),
     locked_at = (select clock_timestamp()),
     locked_by = $1
-  where ctid = any(array(select ctid from chosen))
+  where ctid = any(array(select ctid from _rm_chosen))
   returning *
 )
-select taken.* from taken
-order by taken.created_at, taken.id;
+select _rm_taken.* from _rm_taken
+order by _rm_taken.created_at, _rm_taken.id;
     exit when found;
     -- Somebody else may have had the keys locked at that moment.
     perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);

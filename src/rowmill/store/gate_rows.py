@@ -1,7 +1,7 @@
 """The rows of ``rowmill_gates``: read, locked and written, on both databases.
 
 Whoever takes from a key, or changes its state, writes its row and bumps ``version``: that is how a claim knows that
-nothing has changed since it looked.
+nothing has changed since it looked. (Where a limit is all there is, claims write the rows of stretches instead.)
 """
 
 from __future__ import annotations

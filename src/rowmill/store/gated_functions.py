@@ -130,7 +130,7 @@ class FunctionTurns(TurnStatements):
         return "$1"
 
     def _taken(self) -> str:
-        return "returning *\n)\nselect taken.* from taken"
+        return "returning *\n)\nselect _rm_taken.* from _rm_taken"
 
     def find_last(self) -> str:
         """Where to begin."""
@@ -226,14 +226,19 @@ class FunctionStretches(FunctionTurns, StretchStatements):
     """The same where the only gate is a limit by key. The key that was served last stands in its stretch's row."""
 
     def _bumped(self) -> str:
-        return f"{super()._bumped()}, cells = (select key::text from turns order by key desc limit 1)"
+        return f"{super()._bumped()}, cells = ({self._served_last()})"
 
     def find_last(self) -> str:
+        """Behind the last key; after a try in vain, anywhere: others may have been met there."""
         return f"""if not exists (select 1 from {self.table} where {self.spans}) then
-      {self.mark_out()};
+      {self.mark_out(self.divide())};
     end if;
-    select _g.cells into _rm_last from {self.table} _g
-    where {self.spans} order by _g.touched_at desc nulls last limit 1"""
+    if _rm_try = 1 then
+      select _g.cells into _rm_last from {self.table} _g
+      where {self.spans} and _g.cells is not null order by _g.touched_at desc limit 1;
+    else
+      select nullif(_g.key, '') into _rm_last from {self.table} _g where {self.spans} order by random() limit 1;
+    end if"""
 
 
 def function_turns(say: object, gates: FunctionGates, count: str = "1") -> FunctionTurns:

@@ -60,11 +60,13 @@ class PostgresStatements(Statements):
     def plain_now(self) -> str:
         return self._now()
 
-    def order(self, prefix: str = "") -> str:
+    def order(self, prefix: str = "", names: Sequence[str] = ()) -> str:
+        """``names``: what the columns of the order are called instead."""
         parts = []
-        for column, descending in self.binding.order:
+        for i, (column, descending) in enumerate(self.binding.order):
             nulls = " nulls last" if descending and self.binding.nullable(column) else ""
-            parts.append(f"{prefix}{self.name(column)}{' desc' if descending else ''}{nulls}")
+            name = names[i] if names else f"{prefix}{self.name(column)}"
+            parts.append(f"{name}{' desc' if descending else ''}{nulls}")
         return ", ".join(parts)
 
     def _match(self, step: str) -> tuple[str, str]:

@@ -5,7 +5,8 @@ of its own. So one gate row stands for all keys from its own up to the next row'
 walks the keys in their order and meets one or two of these stretches; two claims seldom meet in one. Which stretch a
 key is in is read from the very rows whose versions are checked, so that nobody goes by bounds that have been moved.
 
-Rows of their own only those keys have that an operator or a refusal has said something about.
+Rows of their own only those keys have that an operator or a refusal has said something about. In a stretch's row
+``refilled_at`` is when stretches were made (in the first one's), ``cells`` the key that a function served last.
 """
 
 from __future__ import annotations
@@ -14,29 +15,26 @@ from .gate_rows import LONGEST
 from .postgres_statements import MOST
 from .turn_statements import IDLE, TurnStatements, as_text
 
-#: Rows read in one step of the walk where keys have few each.
-_STEP = 32
+#: Rows read in one step of the walk where keys have few each, and rows that a quick look may read for each it takes.
+_STEP, _READ = 32, 8
 #: How many stretches are made at first, and at most.
 STRETCHES, MOST_STRETCHES = 32, 256
-#: Keys looked at one by one before a sample of the table's pages has to do, and how many bytes are sampled.
+#: What is looked at for that: so many ready rows in the lane's order, and a sample of so many bytes of the table.
 _LOOKED_AT, _SAMPLED = 2048, 256 * 8192
 
 
 class StretchStatements(TurnStatements):
-    """What is said to PostgreSQL."""
-
-    #: SQL for how many stretches are to be made.
-    stretches = str(STRETCHES)
-
-    @property
-    def spans(self) -> str:
-        """The condition for the rows of stretches."""
-        return f"lane = {as_text(self.say.lane.name)} and dim = {as_text(self.span)}"
+    """What is said to PostgreSQL. In it ``_i`` is what is known before the walk, ``_k`` a row of the walk."""
 
     @property
     def span(self) -> str:
         """What stands in the ``dim`` column of a stretch's row."""
         return f"stretch:{self.dim.label}"
+
+    @property
+    def spans(self) -> str:
+        """The condition for the rows of stretches."""
+        return f"lane = {as_text(self.say.lane.name)} and dim = {as_text(self.span)}"
 
     def _behind(self, begun: bool) -> str:
         """The condition for keys that come behind the one served last."""
@@ -44,51 +42,64 @@ class StretchStatements(TurnStatements):
         phrase = self.dim.phrase
         return f"{phrase} > (select {self.last}::{self.dim.kind})" if begun else f"{phrase} is not null"
 
+    def _hash(self, key: str) -> str:
+        """Keys are looked up by number: in a sorted array of these that takes a few steps, however many there are."""
+        return f"""hashtextextended({key}::text collate "C", 0)"""
+
     def _known(self, begun: bool, quick: bool, me: str) -> str:
-        """One row: running rows by key, as the walk will meet them; the stretches; and whether anything was said of
-        single keys. ``quick``: only so many running rows, and nothing is known of the last of their keys nor of those
-        behind it. (Rows run mostly where a walk has been already.)
+        """One row: running rows by key, as the walk will meet them; the stretches; whether anything was said of single
+        keys, and the most rows of a key that may run. ``quick``: only so many running rows are read, and nothing is
+        known of the last of their keys nor of those behind it. (Rows run mostly where a walk has been already.)
         """
         say, phrase = self.say, self.dim.phrase
-        most = f"({self.count} + {_STEP})"
-        cut, until = (
-            (f" limit (select {most})", f"case when sum(_c.n) >= {most} then {{}} end") if quick else ("", "{}")
-        )
-        # The last one in order, of whatever type.
-        last = "percentile_disc(1) within group (order by _c.key)" if quick else f"null::{self.dim.kind}"
-        arrays, counted, mine = "", "", ""
+        cut, until = "", f"null::{self.dim.kind}"
+        if quick:
+            most = f"({self.count} + {_STEP})"
+            cut = f" limit (select {most})"
+            until = f"case when sum(_c.n) >= {most} then percentile_disc(1) within group (order by _c.key) end"
+        counts, mine = {"n": "count(*)"}, ""
         if self.group.process is not None:
             mine = f", {say.name(say.roles['worker'])} = {me} as mine"
-            counted, arrays = ", count(*) filter (where _a.mine) as mine", ", array_agg(_c.mine) as mine"
-        return f"""known as materialized (
-  select _r.*, _s.*, exists (select 1 from {self.table} _o where {self.where}) as told
-  from (
-    select array_agg(_c.key::text collate "C") as keys, array_agg(_c.n) as n{arrays}, {until.format(last)} as until
+            counts["mine"] = "count(*) filter (where _a.mine)"
+        # Of keys that have one number the most is kept, and found: rather too many than too few.
+        arrays = ", ".join(f"array_agg(_c.{each} order by _c.hash, _c.{each}) as {each}" for each in counts)
+        return f"""_rm_known as materialized (
+  select * from (
+    select array_agg(_c.hash order by _c.hash) as hash, {arrays}, {until} as until
     from (
-      select _a.key, count(*) as n{counted} from (
+      select _a.key, {self._hash("_a.key")} as hash, {", ".join(f"{sql} as {each}" for each, sql in counts.items())}
+      from (
         select {phrase} as key{mine} from {say.table}
-        where {say.running()} and {self._behind(begun)} order by {phrase}{cut}
+        where {say.running()} and {self._behind(begun)} order by 1{cut}
       ) _a group by 1
     ) _c
   ) _r, (
     select array_agg(_g.key order by _g.key) as first, array_agg(_g.version order by _g.key) as version
     from {self.table} _g where {self.spans}
-  ) _s
+  ) _s, (
+    select count(*) > 0 as told, greatest(max(_o.most), {self._limit()}) as most from {self.table} _o where {self.where}
+  ) _t
 )"""
 
-    def _rows(self, behind: str, steps: int, most: str, numbered: bool = True) -> str:
-        """Ready rows in the order of their keys, with the place of each among the rows of its key. ``steps`` tells the
-        planner that they are few; what counts is ``most``.
+    def _rows(self, behind: str, limit: str, most: int, numbered: bool = True) -> str:
+        """Ready rows in the order of their keys, with the place of each among the rows of its key; ``limit`` of them.
+
+        A limit that the planner cannot see makes it take an index that gives the order, also for a table that it knows
+        nothing of; ``most`` then tells it that they are few.
         """
         say, phrase = self.say, self.dim.phrase
         rows, _ = say._match("")
-        number = f", row_number() over () as n, {most} as most" if numbered else ""
+        columns = [column for column, _ in say.binding.order]
+        names = [f"_rm_o{i}" for i in range(len(columns))]
+        listed = ", ".join(f"{say.name(column)} as {name}" for column, name in zip(columns, names, strict=True))
+        order = say.order(names=names)
+        number = f", row_number() over () as _rm_n, {limit} as _rm_most" if numbered else ""
         return f"""(
-    select _c.*, row_number() over (partition by _c.key) as place{number} from (
+    select _c.*, row_number() over (partition by _c._rm_key order by {order}) as _rm_place{number} from (
       select * from (
-        select {rows}, {phrase} as key from {say.table} where {behind} and {say.ready()}
-        order by {phrase}, {say.order()} limit {steps}
-      ) _f limit {most}
+        select {rows}, {phrase} as _rm_key, {listed} from {say.table} where {behind} and {say.ready()}
+        order by {phrase}, {say.order()} limit {limit}
+      ) _f order by _rm_key, {order} limit {most}
     ) _c
   )"""
 
@@ -96,12 +107,16 @@ class StretchStatements(TurnStatements):
         """Ready rows, some at a time, each time of keys that come behind: as many as may run at most of a key that has
         many, and else a fixed number.
         """
-        step = f"case when walk.place = walk.n then {self._limit()} else {self._step()} end"
-        return f"""walk as (
-  select _r.* from {self._rows(self._behind(begun), self._step(), str(self._step()))} _r where {self.say.unpaused()}
+        few = f"least((select most from _rm_known), {self._step()})"
+        step = f"case when _w._rm_place = _w._rm_n then {few} else {self._step()} end"
+        first = self._rows(self._behind(begun), f"(select {self._step()})", self._step())
+        return f"""_rm_walk as (
+  select _r.* from {first} _r where {self.say.unpaused()}
   union all
-  select _r.* from (select walk.key, {step} as most from walk where walk.n = walk.most) _w
-  cross join lateral {self._rows(f"{self.dim.phrase} > _w.key", self._step(), "_w.most")} _r
+  select _r.* from (
+    select _w._rm_key, {step} as most from _rm_walk _w where _w._rm_n = _w._rm_most
+  ) _w
+  cross join lateral {self._rows(f"{self.dim.phrase} > _w._rm_key", "_w.most", self._step())} _r
 )"""
 
     def _limit(self) -> int:
@@ -109,146 +124,171 @@ class StretchStatements(TurnStatements):
         return min(each.limit for each in (group.concurrency, group.process) if each is not None)
 
     def _step(self) -> int:
-        return max(_STEP, min(self._limit(), 1000))
+        return max(_STEP, min(self._limit(), MOST))
 
     def _running(self, of: str = "n") -> str:
-        return f"""coalesce(_i.{of}[array_position(_i.keys, _k.key::text collate "C")], 0)"""
+        hash = self._hash("_k._rm_key")
+        spot = f"width_bucket({hash}, _i.hash)"
+        return f"case when _i.hash[{spot}] = {hash} then _i.{of}[{spot}] else 0 end"
 
     def _free(self) -> str:
         """How many rows of a key may run, less those that do."""
-        group, parts = self.group, []
+        group, parts, now = self.group, [], self.say.plain_now()
         if group.concurrency is not None:
             parts.append(f"{group.concurrency.limit} - {self._running()}")
         if group.process is not None:
             parts.append(f"{group.process.limit} - {self._running('mine')}")
         plain = parts[0] if len(parts) == 1 else f"least({', '.join(parts)})"
         if group.concurrency is not None:
-            parts[0] = f"coalesce(_o.most, {group.concurrency.limit}) - {self._running()}"
-        now = self.say.plain_now()
+            parts[0] = f"coalesce(_o.most, {parts[0].partition(' ')[0]}) - {self._running()}"
         return f"""case when _i.told then coalesce((
       select case when _o.paused_until > {now} or _o.closed_until > {now} then 0 else least({", ".join(parts)}) end
-      from {self.table} _o where {self.where} and _o.key = _k.key::text), {plain}) else {plain} end"""
+      from {self.table} _o where {self.where} and _o.key = _k._rm_key::text), {plain}) else {plain} end"""
 
     def _open_rows(self, walk: str) -> str:
         """The rows of a walk that may go."""
-        return f"""from known _i cross join {walk} _k
-  where _k.place <= {self._free()}
-    and octet_length(_k.key::text) <= {LONGEST}"""
+        return f"""from _rm_known _i cross join {walk} _k
+  where _k._rm_place <= _i.most and _k._rm_place <= {self._free()}
+    and octet_length(_k._rm_key::text) <= {LONGEST}"""
 
     def claim(self, *, begun: bool = False, loose: int = 0, quick: bool = False) -> str:
         """$1 how many, $2 the key that was served last where there is one, then worker where it is asked for.
         ``loose``: for how many rows without a key room is kept. ``quick``: of the keys that come next, as far as a
-        few steps lead; for where keys have few rows each.
+        few steps lead, and nothing in the place of rows that somebody else has locked.
         """
-        say, dim = self.say, self.dim
-        rows, found = say._match("chosen")
-        names = rows.split(", ")
-        same = " and ".join(f"{name} = turns.{name}" for name in names)
+        say = self.say
+        rows, found = say._match("_rm_chosen")
         me = self._me(begun)
-        walk, steps, until = "walk", f", {self._walk(begun)}", ""
+        walk, steps, until = "_rm_walk", f", {self._walk(begun)}", ""
         if quick:
-            walk = self._rows(self._behind(begun), 8 * MOST, f"(select 8 * {self.count})", numbered=False)
-            steps, until = "", f"\n    and coalesce(_k.key < _i.until, true) and {say.unpaused()}"
-        return f"""with recursive {self._known(begun, quick, me)}{steps}, turns as materialized (
+            walk = self._rows(self._behind(begun), f"(select {_READ} * {self.count})", _READ * MOST, numbered=False)
+            steps, until = "", f"\n    and coalesce(_k._rm_key < _i.until, true) and {say.unpaused()}"
+        names = ", ".join(f"_k.{name}" for name in rows.split(", "))
+        return f"""with recursive {self._known(begun, quick, me)}{steps}, _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select {", ".join(f"_k.{name}" for name in names)}, _k.key,
-    coalesce(width_bucket(_k.key::text collate "C", _i.first), 0) as stretch
+  select {names}, _k._rm_key,
+    coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_stretch
   {self._open_rows(walk)}{until}
   limit (select {self.count}){self._kept_free(loose)}
-), held as materialized (
+), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select _s.stretch, _l.spot from (select distinct stretch from turns) _s cross join known _i left join lateral (
+  select _s._rm_stretch, _l.spot from (select distinct _rm_stretch from _rm_turns) _s cross join _rm_known _i
+  left join lateral (
     select _g.ctid as spot from {self.table} _g
-    where {self.spans} and _g.key = _i.first[_s.stretch] and _g.version = _i.version[_s.stretch]
+    where {self.spans} and _g.key = _i.first[_s._rm_stretch] and _g.version = _i.version[_s._rm_stretch]
     for no key update skip locked
   ) _l on true
-), picked as materialized (
-  select _j.*, turns.key as _key from turns join held on held.stretch = turns.stretch and held.spot is not null
-  cross join lateral (
-    select {rows} from {say.table}
-    where {same} and {dim.within("turns.key")} and {say.ready()}
-    for no key update skip locked
-  ) _j
-){self._loose(rows, loose if begun or quick else None)}, chosen as (
-  select {rows} from picked{self._and_loose(rows)}
-), bump as (
+), _rm_picked as materialized (
+  {self._those(rows) if quick else self._as_many(rows)}
+){self._loose(rows, loose if begun or quick else None)}, _rm_chosen as (
+  select {rows} from _rm_picked{self._and_loose(rows)}
+), _rm_bump as (
   update {self.table} _g set {self._bumped()}
-  where _g.ctid = any(array(select spot from held where spot is not null))
-), taken as (
+  where _g.ctid = any(array(select _rm_spot from _rm_picked))
+), _rm_taken as (
   update {say.table} set
     {say.assignments(say.claim_set(me))}
   where {found}
   {self._taken()}
-order by {say.order("taken.")}"""
+order by {say.order("_rm_taken.")}"""
+
+    def _those(self, rows: str) -> str:
+        """The very rows of the walk, if they are still there to be had."""
+        same = " and ".join(f"{name} = _t.{name}" for name in rows.split(", "))
+        return f"""select _j.*, _h.spot as _rm_spot from _rm_turns _t
+  join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null
+  cross join lateral (
+    select {rows} from {self.say.table}
+    where {same} and {self.dim.within("_t._rm_key")} and {self.say.ready()}
+    for no key update skip locked
+  ) _j"""
+
+    def _as_many(self, rows: str) -> str:
+        """As many rows of each key: others, where somebody has the first ones locked."""
+        return f"""select _j.*, _h.spot as _rm_spot from (
+    select _rm_key, _rm_stretch, count(*) as n from _rm_turns group by 1, 2
+  ) _t
+  join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null
+  cross join lateral (
+    select {rows} from {self.say.table}
+    where {self.dim.within("_t._rm_key")} and {self.say.ready()}
+    order by {self.dim.phrase}, {self.say.order()} limit _t.n
+    for no key update skip locked
+  ) _j"""
 
     def _bumped(self) -> str:
         return f"version = _g.version + 1, touched_at = {self.say.plain_now()}"
+
+    def _served_last(self) -> str:
+        """SQL for the key that the walk came to."""
+        return "select _rm_key::text from _rm_turns order by _rm_key desc limit 1"
 
     def _taken(self) -> str:
         """What the claim answers with: the rows and their keys, the key that the walk came to, how many stretches there
         are, and, if others were met on the way, where any other one begins. In a row of its own if nothing was taken.
         """
         columns = self.say.binding.columns
-        return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _key
+        return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _rm_of
 )
-select {self.say.names(columns, "taken.")}, taken._key, _m.*
+select {self.say.names(columns, "_rm_taken.")}, _rm_taken._rm_of, _m.*
 from (
-  select (select key::text from turns order by key desc limit 1), coalesce(cardinality(first), 0), (
-    select coalesce(first[1 + ((7 * version[stretch] + stretch) % cardinality(first))::int], '')
-    from held where spot is null limit 1)
-  from known
-) _m left join taken on true"""
+  select ({self._served_last()}) as _rm_last, coalesce(cardinality(first), 0) as _rm_stretches, (
+    select coalesce(first[1 + ((7 * version[_rm_stretch] + _rm_stretch) % cardinality(first))::int], '')
+    from _rm_held where spot is null limit 1) as _rm_elsewhere
+  from _rm_known limit 1
+) _m left join _rm_taken on true"""
 
     def _seen(self) -> str:
         return f"with recursive {self._known(False, False, '$1::text')}, {self._walk(False)}\n"
 
     def _any_free(self) -> str:
-        return f"select 0 {self._open_rows('walk')} limit 1"
+        return f"select 0 {self._open_rows('_rm_walk')} limit 1"
 
     def _unused(self) -> str:
         return ""
 
-    def mark_out(self) -> str:
-        """Divide the keys of ready rows into stretches, where there are none. Of two that do so at a time one is late,
-        and does nothing. Many keys are divided by a sample of the table's pages.
+    # -- the stretches
+
+    def divide(self, parts: str = str(STRETCHES)) -> str:
+        """Where stretches of like size would begin, but for the first. One pass over what is looked at, so that it
+        does not matter whether there is an index by the key.
         """
-        say, phrase, lane = self.say, self.dim.phrase, as_text(self.say.lane.name)
-        ready = f"from {say.table} where {say.ready_state()}"
+        say, phrase = self.say, self.dim.phrase
+        ready = f"{say.ready_state()} and {phrase} is not null"
         size = f"select sum(pg_relation_size(relid)) from pg_partition_tree({as_text(say.table)}::regclass)"
-        return f"""with recursive looked as (
-  (select {phrase} as key, 1 as n {ready} and {phrase} is not null order by {phrase} limit 1)
-  union all
-  select _n.key, looked.n + 1 from looked cross join lateral (
-    select {phrase} as key {ready} and {phrase} > looked.key order by {phrase} limit 1) _n
-  where looked.n < {_LOOKED_AT}
-), many as materialized (
-  select count(*) = {_LOOKED_AT} as so from looked
-), keys as (
-  select key::text collate "C" as key from looked where not (select so from many) or n % 16 = 0
-  union all
-  select {phrase}::text from {say.table} tablesample system (least(100, {_SAMPLED} * 100.0 / greatest(({size}), 1)))
-  where (select so from many) and {say.ready_state()} and {phrase} is not null
-), parts as (
-  select key, ntile({self.stretches}) over (order by key) as part from keys where octet_length(key) <= {LONGEST}
-), made as (
+        share = f"least(100, {_SAMPLED} * 100.0 / greatest(({size}), 1))"
+        return f"""select min(_p.key) as key from (
+  select _s.key, ntile({parts}) over (order by _s.key) as part from (
+    select {phrase}::text collate "C" as key from {say.table} tablesample system ({share}) where {ready}
+    union
+    select _f.key::text from (
+      select {phrase} as key from {say.table} where {ready} order by {say.order()} limit {_LOOKED_AT}
+    ) _f
+  ) _s where octet_length(_s.key) <= {LONGEST}
+) _p where _p.part > 1 group by _p.part"""
+
+    def mark_out(self, keys: str) -> str:
+        """Stretches that begin at these keys (a query), where there are none: who makes the first makes them all."""
+        lane, now = as_text(self.say.lane.name), self.say.plain_now()
+        return f"""with _rm_made as (
   insert into {self.table} (lane, dim, key, version, touched_at, refilled_at)
-  select {lane}, {as_text(self.span)}, '', 1, {say.plain_now()}, {say.plain_now()}
+  values ({lane}, {as_text(self.span)}, '', 1, {now}, {now})
   on conflict do nothing
   returning 1
 )
 insert into {self.table} (lane, dim, key, version, touched_at)
-select distinct {lane}, {as_text(self.span)}, min(key), 1, {say.plain_now()} from parts
-where exists (select 1 from made) and part > 1 group by part
+select {lane}, {as_text(self.span)}, _n.key, 1, {now} from ({keys}) _n where exists (select 1 from _rm_made)
 on conflict do nothing"""
 
     def lock_all(self) -> str:
         """Every stretch that nobody else holds."""
         return f"select 1 from {self.table} where {self.spans} for update skip locked"
 
-    def all_of(self) -> str:
+    def count_all(self) -> str:
         """How many stretches there are, and whether they were made a short while ago."""
         fresh = f"max(refilled_at) > {self.say.plain_now()} - interval '{IDLE} seconds'"
         return f"select count(*), coalesce({fresh}, false) from {self.table} where {self.spans}"
 
     def drop_all(self) -> str:
+        """Whoever has seen these takes nothing by them any more."""
         return f"delete from {self.table} where {self.spans}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 
@@ -10,14 +11,11 @@ from .database import Run
 from .stretch_statements import MOST_STRETCHES, STRETCHES, StretchStatements
 from .turns import Turns
 
-#: Of so many claims of late that met somebody else on, stretches are made anew; and when that is tried again.
+#: Claims that met somebody else, each counting for less with every claim since, from which on stretches are made anew;
+#: and when that is tried again, in seconds.
 _CROWDED, _MARK_AGAIN = 1.5, 1.0
-#: Claims that begin with a thorough look once a quick one did not do.
-_QUICK_AGAIN = 20
-
-
-class _Marking(StretchStatements):
-    stretches = "$1::int"
+#: Claims that begin with a thorough look once a quick one did not do, at first and at most.
+_DISTRUST = (2, 64)
 
 
 class Stretches(Turns):
@@ -27,8 +25,8 @@ class Stretches(Turns):
     say: StretchStatements
     #: How often others were met of late, and when stretches may be made anew.
     _met, _mark_at = 0.0, 0.0
-    #: Whether keys were left out because others had them; how many claims go without a quick look first.
-    _moved, _thorough = False, 0
+    #: Whether keys were left out because others had them; how many claims go without a quick look, now and next time.
+    _moved, _thorough, _distrust = False, 0, _DISTRUST[0]
     #: How many rows without a key have to be among those that this claim takes.
     _due = 0
 
@@ -41,12 +39,16 @@ class Stretches(Turns):
             claims += await self._take(count - len(claims), began)
             if len(claims) == count:
                 self._thorough -= 1
+                self._distrust = _DISTRUST[0] if self._quick else self._distrust
                 break
+            if self._moved:
+                continue
             if self._quick:
-                self._quick, self._thorough = False, _QUICK_AGAIN
-            elif begun and not self._moved:
+                self._quick, self._thorough = False, self._distrust
+                self._distrust = min(2 * self._distrust, _DISTRUST[1])
+            elif begun:
                 self._last = None
-            elif not self._moved:
+            else:
                 break
         return claims
 
@@ -57,7 +59,7 @@ class Stretches(Turns):
     async def _take(self, count: int, began: float) -> list[Claim]:
         rows = await self._ask(count)
         last, stretches, elsewhere = rows[0][-3:]
-        self._last = last or self._last
+        self._last = last if last is not None else self._last
         self._met *= 0.8
         if elsewhere is not None:
             self._met, self._moved, self._last = self._met + 1, True, elsewhere or None
@@ -80,9 +82,11 @@ class Stretches(Turns):
         ones, which are gone.
         """
         say = self.say
-        mine = len(run(say.lock_all(), ()))
-        there, fresh = run(say.all_of(), ())[0]
-        if mine == there and not fresh:
+        there, fresh = run(say.count_all(), ())[0]
+        if fresh:
+            return
+        wanted = max(STRETCHES, min(2 * there, MOST_STRETCHES))
+        keys = [row[0] for row in run(say.divide("$1::int"), (wanted,))]
+        if len(run(say.lock_all(), ())) == run(say.count_all(), ())[0][0]:
             run(say.drop_all(), ())
-            wanted = max(STRETCHES, min(2 * there, MOST_STRETCHES))
-            run(_Marking(say.say, say.dim, say.table).mark_out(), (wanted,))
+            run(say.mark_out("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))

@@ -58,7 +58,7 @@ async def _gated(view: LaneView) -> dict[str, str]:
             }
             if isinstance(turns, StretchStatements):
                 found["claim, each key in turn, where keys have few rows"] = turns.claim(begun=True, quick=True)
-                found["claim, stretches of keys"] = turns.mark_out()
+                found["claim, stretches of keys"] = turns.mark_out(turns.divide())
             return found
         phrases, kinds = [str(dim.phrase) for dim in keyed], [dim.kind for dim in keyed]
         return {"claim, after the gate rows are locked and running rows counted": say.claim_units(phrases, kinds, ())}

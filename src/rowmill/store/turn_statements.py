@@ -54,7 +54,7 @@ class TurnStatements:
         if self.group.process is not None:
             counted.append("array_agg(_c.mine) as mine")
             inner.append(f"count(*) filter (where {say.name(say.roles['worker'])} = {me}) as mine")
-        return f"""running as materialized (
+        return f"""_rm_running as materialized (
   select {", ".join(counted)} from (
     select {", ".join(inner)} from {say.table}
     where {say.running()} and {phrase} is not null group by 1
@@ -62,8 +62,8 @@ class TurnStatements:
 )"""
 
     def _running(self, of: str = "n") -> str:
-        place = 'array_position((select keys from running), _g.key collate "C")'
-        return f"coalesce((select {of} from running)[{place}], 0)"
+        place = 'array_position((select keys from _rm_running), _g.key collate "C")'
+        return f"coalesce((select {of} from _rm_running)[{place}], 0)"
 
     def _breaker(self) -> tuple[str, str]:
         """SQL for the streak, and for whether it is open."""
@@ -147,11 +147,11 @@ class TurnStatements:
         # cheaper than one for all values that the server would plan every claim anew.
         after = f"{phrase} > (select {self.last}::{self.dim.kind})" if begun else f"{phrase} is not null"
         ready = f"from {say.table} where {say.ready_state()}"
-        return f"""walk as (
-  (select {phrase} as key, 1 as turn {ready} and {after} order by {phrase} limit 1)
+        return f"""_rm_walk as (
+  (select {phrase} as key, 1 as _rm_turn {ready} and {after} order by {phrase} limit 1)
   union all
-  select _n.key, walk.turn + 1 from walk cross join lateral (
-    select {phrase} as key {ready} and {phrase} > walk.key order by {phrase} limit 1) _n
+  select _n.key, _w._rm_turn + 1 from _rm_walk _w cross join lateral (
+    select {phrase} as key {ready} and {phrase} > _w.key order by {phrase} limit 1) _n
 )"""
 
     def _gate(self) -> str:
@@ -165,54 +165,54 @@ class TurnStatements:
         ``loose``: for how many rows without a key room is kept.
         """
         say, dim = self.say, self.dim
-        rows, found = say._match("chosen")
+        rows, found = say._match("_rm_chosen")
         tokens, kept = "", ""
         if self.group.rate is not None:
             tokens = ", _t.tokens, _s.speed, _s.size"
-            kept = ", held.tokens as _tokens, held.speed as _speed, held.size as _size"
+            kept = ", _h.tokens as _tokens, _h.speed as _speed, _h.size as _size"
         me = self._me(begun)
         running = f"{self._counted(me)}, " if self._counts else ""
-        return f"""with recursive {running}{self._walk(begun)}, turns as materialized (
+        return f"""with recursive {running}{self._walk(begun)}, _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _g.key, _g.version, _x.free, _k.turn{tokens}
-  from walk _k
+  select _g.key, _g.version, _x.free, _k._rm_turn as turn{tokens}
+  from _rm_walk _k
   cross join lateral {self._gate()} _g{self._states()}
   where octet_length(_g.key) <= {LONGEST} and {self._open()}
-), held as materialized (
+), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select turns.*, _l.spot from turns left join lateral (
+  select _t.*, _l.spot from _rm_turns _t left join lateral (
     select _g.ctid as spot from {self.table} _g
-    where {self.where} and _g.key = turns.key and _g.version = turns.version
+    where {self.where} and _g.key = _t.key and _g.version = _t.version
     for no key update skip locked
   ) _l on true
-  where turns.version is null or _l.spot is not null
-), picked as materialized (
-  select _j.*, held.spot as _spot, held.key as _key, held.turn as _turn{kept} from held cross join lateral (
+  where _t.version is null or _l.spot is not null
+), _rm_picked as materialized (
+  select _j.*, _h.spot as _spot, _h.key as _key, _h.turn as _turn{kept} from _rm_held _h cross join lateral (
     select {rows} from {say.table}
-    where {dim.within("held.key")} and {say.ready()}
+    where {dim.within("_h.key")} and {say.ready()}
     order by {dim.phrase}, {say.order()}
-    limit least(held.free, (select {self.count}))::bigint
+    limit least(_h.free, (select {self.count}))::bigint
     for no key update skip locked
   ) _j
   limit (select {self.count}){self._kept_free(loose)}
-), made as (
+), _rm_made as (
   -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
   insert into {self.table} (lane, dim, key, version, touched_at)
   select {as_text(say.lane.name)}, {as_text(dim.label)}, _n._key, 1, {say.plain_now()}
-  from (select distinct _key from picked where _spot is null) _n order by _n._key
+  from (select distinct _key from _rm_picked where _spot is null) _n order by _n._key
   on conflict do nothing
   returning key
-){self._loose(rows, loose if begun else None)}, chosen as (
-  select {rows} from picked where _spot is not null{self._or_made()}{self._and_loose(rows)}
-), bump as (
+){self._loose(rows, loose if begun else None)}, _rm_chosen as (
+  select {rows} from _rm_picked where _spot is not null{self._or_made()}{self._and_loose(rows)}
+), _rm_bump as (
   update {self.table} _g set {self._bumped()}
-  where _g.ctid = any(array(select _spot from picked where _spot is not null))
-), taken as (
+  where _g.ctid = any(array(select _spot from _rm_picked where _spot is not null))
+), _rm_taken as (
   update {say.table} set
     {say.assignments(say.claim_set(me))}
   where {found}
   {self._taken()}
-order by {say.order("taken.")}"""
+order by {say.order("_rm_taken.")}"""
 
     def _me(self, begun: bool) -> str:
         """SQL for the worker."""
@@ -223,18 +223,18 @@ order by {say.order("taken.")}"""
         last is told in a row of its own where nothing was taken.
         """
         columns = self.say.binding.columns
-        return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _key
+        return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _rm_of
 )
-select {self.say.names(columns, "taken.")}, taken._key,
-  (select _key from picked order by _turn desc limit 1), _m.n
-from (select count(*) as n from made) _m left join taken on true"""
+select {self.say.names(columns, "_rm_taken.")}, _rm_taken._rm_of,
+  (select _key from _rm_picked order by _turn desc limit 1) as _rm_last, _m.n as _rm_made
+from (select count(*) as n from _rm_made) _m left join _rm_taken on true"""
 
     def _or_made(self) -> str:
         """Tokens are taken from a row that is there, after the rows were: a new key's first turn is the next."""
-        return " or _key in (select key from made)" if self.group.rate is None else ""
+        return " or _key in (select key from _rm_made)" if self.group.rate is None else ""
 
     def _and_loose(self, rows: str) -> str:
-        return f"\n  union all select {rows} from loose" if self.dim.nullable else ""
+        return f"\n  union all select {rows} from _rm_loose" if self.dim.nullable else ""
 
     def _kept_free(self, loose: int) -> str:
         """Room for so many rows without a key, as far as there are any."""
@@ -251,8 +251,8 @@ from (select count(*) as n from made) _m left join taken on true"""
         if not self.dim.nullable:
             return ""
         say = self.say
-        left = f"greatest({self.count} - (select count(*) from picked), 0)"
-        return f""", loose as materialized (
+        left = f"greatest({self.count} - (select count(*) from _rm_picked), 0)"
+        return f""", _rm_loose as materialized (
   select {rows} from {say.table}
   where {self.dim.phrase} is null and {say.ready()} and {say.unpaused()}
   order by {say.order()}
@@ -264,7 +264,7 @@ from (select count(*) as n from made) _m left join taken on true"""
         now = self.say.plain_now()
         parts = ["version = _g.version + 1", f"touched_at = {now}"]
         if self.group.rate is not None:
-            mine = "from picked where _spot = _g.ctid"
+            mine = "from _rm_picked where _spot = _g.ctid"
             parts.append(f"tokens = (select nullif(min(_tokens) - count(*), 'infinity') {mine})")
             # As refill_delay has it. This step runs last, so that the time it reads is none before a row's claimed_at.
             late = f"extract(epoch from {now.replace('now()', 'clock_timestamp()')} - {now})::float8"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..claim import Claim
+from ..errors import Refused
 from .gating import Dimension, LooseShare
 from .guise import Guise
 from .turn_statements import TurnStatements
@@ -45,7 +46,11 @@ class Turns:
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many keys as it takes: from the one served last on, and then from the first."""
         began = time.monotonic()
-        claims = await self._round(count, began)
+        try:
+            claims = await self._round(count, began)
+        except Refused:
+            self._last = None  # perhaps it is no key any more
+            raise
         self._guise.claimed(time.monotonic() - began, count)
         await self._mind_plans()
         self.store.look_again = None
@@ -75,7 +80,8 @@ class Turns:
 
     async def _take(self, count: int, began: float) -> list[Claim]:
         rows = await self._ask(count)
-        self._last, self._new = rows[0][-2] or self._last, rows[0][-1]
+        last, self._new = rows[0][-2:]
+        self._last = last if last is not None else self._last
         self._made += self._new
         return self._claims(rows, began, -3)
 

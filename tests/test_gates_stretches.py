@@ -20,6 +20,7 @@ from rowmill.claim import Settlement
 from rowmill.store.stretch_statements import StretchStatements
 from rowmill.store.stretches import Stretches
 from rowmill.testing import Kit
+from sqlworker import installed
 from test_gates_hammer import hammer
 
 LOCKED, CHECK = "_g.key = _i.first[_s._rm_stretch]", "and _g.version = _i.version[_s._rm_stretch]"
@@ -83,7 +84,8 @@ async def mark_anew(kit: Kit) -> list[str]:
 @pytest.fixture
 def ever_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches that were made a moment ago may be made anew."""
-    monkeypatch.setattr("rowmill.store.stretch_statements.IDLE", 0.0)
+    for name in ("IDLE", "_FEW"):
+        monkeypatch.setattr(f"rowmill.store.stretch_statements.{name}", 0.0)
 
 
 async def marked_between(db: Db) -> int:
@@ -310,3 +312,66 @@ async def test_stretches_are_marked_out_in_one_pass_without_an_index_by_the_key(
         await store.database.write(lambda run: run("select pg_stat_force_next_flush()", ()))
         await asyncio.sleep(0.1)
         assert pg.value(read) < 20 * 5000
+
+
+async def cut_between(db: Db) -> int:
+    """As ``marked_between``, where a function cuts the one stretch."""
+    gated.make(db)
+    gated.fill(db, ["x"] * LIMIT)
+    mill = Mill(db.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill, worker_id="slow") as slow, Kit(mill, worker_id="quick") as quick:
+        assert await mark_anew(quick) == [""]
+        late = asyncio.create_task(slow.claim(count=LIMIT))
+        await asyncio.sleep(0.2)
+        db.execute("insert into pages (domain, run_after) values ('x', now() - interval '1 hour')")
+        others = gated.fill(db, ["a", "b", "c"])
+        store = await quick.store()
+        await store.database.write(lambda run: run(store.gated.say.cut(), ()))  # type: ignore[union-attr]
+        db.execute(f"delete from pages where id in ({', '.join(map(str, others))})")
+        assert db.value("select count(*) from rowmill_gates where dim = 'stretch:domain'") == 4
+        assert len(await quick.claim(count=LIMIT)) == LIMIT
+        await late
+    return int(db.value("select count(*) from pages where status = 'running'"))
+
+
+@pytest.mark.usefixtures("ever_old")
+async def test_a_stretch_that_was_cut_is_not_gone_by(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: as functions do it, that may not delete."""
+    hold_up(monkeypatch, "slow")
+    assert await cut_between(pg) == LIMIT
+
+
+@pytest.mark.usefixtures("ever_old")
+async def test_a_cut_without_a_bump_breaks_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_up(monkeypatch, "slow")
+    whole = StretchStatements.cut
+    monkeypatch.setattr(
+        StretchStatements, "cut", lambda self: whole(self).replace("version = _g.version + 1,", "version = _g.version,")
+    )
+    assert await cut_between(pg) > LIMIT
+
+
+@pytest.mark.usefixtures("ever_old")
+async def test_functions_called_by_many_get_rows_although_the_first_had_but_one(pg: Db) -> None:
+    """Stretches are cut as keys come: nobody is told that there is nothing because others are claiming just then."""
+    gated.make(pg)
+    gated.fill(pg, ["a"])
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    functions = await installed(pg, mill)
+    claim = f"select * from {functions.full('claim')}($1)"
+    callers = [await asyncpg.connect(pg.direct) for _ in range(4)]
+    try:
+        await callers[0].fetch(claim, "w0")
+        pg.execute("insert into pages (domain) select 'd' || n from generate_series(1, 300) n")
+
+        async def call(n: int) -> int:
+            return sum([len(await callers[n].fetch(claim, f"w{n}")) for _ in range(40)])
+
+        got = sum(await asyncio.gather(*(call(n) for n in range(len(callers)))))
+    finally:
+        for caller in callers:
+            await caller.close()
+    assert pg.value("select count(*) from rowmill_gates where dim = 'stretch:domain'") > 10
+    assert got >= 150

@@ -237,6 +237,7 @@ class FunctionStretches(FunctionTurns, StretchStatements):
       select _g.cells into _rm_last from {self.table} _g
       where {self.spans} and _g.cells is not null order by _g.touched_at desc limit 1;
     else
+      {self.cut()};
       select nullif(_g.key, '') into _rm_last from {self.table} _g where {self.spans} order by random() limit 1;
     end if"""
 

@@ -19,7 +19,9 @@ from .turn_statements import IDLE, TurnStatements, as_text
 _STEP, _READ = 32, 8
 #: How many stretches are made at first, and at most.
 STRETCHES, MOST_STRETCHES = 32, 256
-#: What is looked at for that: so many ready rows in the lane's order, and a sample of so many bytes of the table.
+#: Seconds for which few stretches are left as they are; many are for longer.
+_FEW = 5.0
+#: What is looked at to divide keys: so many ready rows in the lane's order, and a sample of so many bytes of the table.
 _LOOKED_AT, _SAMPLED = 2048, 256 * 8192
 
 
@@ -280,14 +282,43 @@ insert into {self.table} (lane, dim, key, version, touched_at)
 select {lane}, {as_text(self.span)}, _n.key, 1, {now} from ({keys}) _n where exists (select 1 from _rm_made)
 on conflict do nothing"""
 
+    def cut(self) -> str:
+        """More stretches among those that are there, where these are few and not new: all are held, as the snapshot has
+        them, and bumped, so that nobody goes by what they were.
+        """
+        lane, now = as_text(self.say.lane.name), self.say.plain_now()
+        fresh = f"select {self._fresh()} from {self.table} where {self.spans}"
+        return f"""with _rm_seen as materialized (
+  select _g.key, _g.version from {self.table} _g where {self.spans}
+), _rm_mine as materialized (
+  select _l.spot from _rm_seen _s cross join lateral (
+    select _g.ctid as spot from {self.table} _g
+    where {self.spans} and _g.key = _s.key and _g.version = _s.version
+    for no key update skip locked
+  ) _l
+  where (select count(*) < {STRETCHES} from _rm_seen) and not ({fresh})
+), _rm_bump as (
+  update {self.table} _g set version = _g.version + 1, refilled_at = case when _g.key = '' then {now} end
+  where _g.ctid = any(array(select spot from _rm_mine))
+    and (select count(*) from _rm_mine) = (select count(*) from _rm_seen)
+  returning 1
+)
+insert into {self.table} (lane, dim, key, version, touched_at)
+select {lane}, {as_text(self.span)}, _n.key, 1, {now} from ({self.divide()}) _n where exists (select 1 from _rm_bump)
+on conflict do nothing"""
+
+    def _fresh(self) -> str:
+        """Whether stretches were made a short while ago: few were made when there was little to divide."""
+        age = f"case when count(*) < {STRETCHES} then interval '{_FEW} seconds' else interval '{IDLE} seconds' end"
+        return f"coalesce(max(refilled_at) > {self.say.plain_now()} - {age}, false)"
+
     def lock_all(self) -> str:
         """Every stretch that nobody else holds."""
         return f"select 1 from {self.table} where {self.spans} for update skip locked"
 
     def count_all(self) -> str:
         """How many stretches there are, and whether they were made a short while ago."""
-        fresh = f"max(refilled_at) > {self.say.plain_now()} - interval '{IDLE} seconds'"
-        return f"select count(*), coalesce({fresh}, false) from {self.table} where {self.spans}"
+        return f"select count(*), {self._fresh()} from {self.table} where {self.spans}"
 
     def drop_all(self) -> str:
         """Whoever has seen these takes nothing by them any more."""

@@ -23,6 +23,7 @@ Crashed = Callable[[BaseException], None]
 #: Slots are woken by few, and wake others: where runs are short, the first have done it all before the last would wake.
 _WAKEN = 4
 _AHEAD = 0.25  # seconds of work that may wait in the buffer
+_AHEAD_GATED = 0.005  # the same where a row that waits takes up its key: no longer than a claim takes
 _HOARD = 1.0  # seconds a run may take while others wait behind it
 AUTO_BATCH = 500
 
@@ -97,7 +98,7 @@ class Slots:
         here = self.lane.concurrency - self.busy - len(self._buffer)
         return min(here, self.capacity.free - self.capacity.waiting - kept)
 
-    def ahead(self) -> int:
+    def ahead(self, gated: bool = False) -> int:
         """How many rows it is worth to have ready in the buffer: what a fraction of a second works off, and no more
         than two claims bring: one is worked on while the next is on its way. With ``batch=1`` none: whoever asks for
         rows one by one wants the others left for whoever is free.
@@ -105,6 +106,8 @@ class Slots:
         most = self.lane.batch or AUTO_BATCH
         if self._took <= 0 or most == 1:
             return 0
+        if gated:
+            return min(most, self.lane.concurrency, int(_AHEAD_GATED * self.lane.concurrency / self._took))
         return min(2 * most, int(_AHEAD * self.lane.concurrency / self._took))
 
     def put(self, held: Held, claims: list[Claim]) -> None:

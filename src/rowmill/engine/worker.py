@@ -253,16 +253,17 @@ class Worker:
         if not self._may_fetch_ahead(held):
             return max(room, 0)
         most = slots.lane.batch or AUTO_BATCH
-        ask = min(room + slots.ahead(), most)
+        ask = min(room + slots.ahead(held.gates is not None), most)
         # With work at hand, small claims would only cost round trips.
         return 0 if slots.buffered and ask < most // 2 else max(ask, 0)
 
     def _may_fetch_ahead(self, held: Held) -> bool:
         """Only where nothing is higher, so that nothing can be kept waiting, and where waiting rows are renewed; and
-        never through a gate, whose key a waiting row would take up.
+        not through a gate that goes by when runs start, or how they end.
         """
         first = self.places[0].held
-        return bool(first) and first[0] is held and held.store.binding.renew != "none" and held.gates is None
+        topmost = bool(first) and first[0] is held and held.store.binding.renew != "none"
+        return topmost and (held.gates is None or all(group.only_limits for group in held.store.lane.groups))
 
     async def _claim(self, held: Held) -> None:
         slots = self.slots[held.store.lane.name]

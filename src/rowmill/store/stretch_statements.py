@@ -131,7 +131,7 @@ class StretchStatements(TurnStatements):
     def _running(self, of: str = "n") -> str:
         hash = self._hash("_k._rm_key")
         spot = f"width_bucket({hash}, _i.hash)"
-        return f"case when _i.hash[{spot}] = {hash} then _i.{of}[{spot}] else 0 end"
+        return f"case when _i.hash is null then 0 when _i.hash[{spot}] = {hash} then _i.{of}[{spot}] else 0 end"
 
     def _free(self) -> str:
         """How many rows of a key may run, less those that do."""

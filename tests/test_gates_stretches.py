@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta as td
 from itertools import pairwise
 from typing import Any
@@ -24,7 +26,7 @@ from sqlworker import installed
 from test_gates_hammer import hammer
 
 LOCKED, CHECK = "_g.key = _i.first[_s._rm_stretch]", "and _g.version = _i.version[_s._rm_stretch]"
-LIMIT = 2
+LIMIT, STILL = 2, 4_711
 GATES = [Concurrency(LIMIT, by="domain")]
 
 
@@ -36,11 +38,34 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, who: str, without: str | None = Non
         text, mine = whole(self, **options), "$3" if options.get("begun") else "$2"
         for part in (LOCKED, without or ""):
             assert part in text
-        asleep = f"(select {mine}::text <> '{who}' or pg_sleep(0.5) is not null)"
+        still = f"(select {mine}::text <> '{who}' or pg_advisory_xact_lock_shared({STILL}) is not null)"
         text = text.replace(without, "") if without else text
-        return text.replace(LOCKED, f"{LOCKED} and {asleep}")
+        return text.replace(LOCKED, f"{LOCKED} and {still}")
 
     monkeypatch.setattr(StretchStatements, "claim", held_up)
+
+
+@asynccontextmanager
+async def standing_still(db: Db, kit: Kit) -> AsyncIterator[None]:
+    """The claim of a worker that is held up has its snapshot when this begins, and goes on when it ends."""
+    guard = await asyncpg.connect(db.direct)
+    try:
+        await guard.execute(f"select pg_advisory_lock({STILL})")
+        late = asyncio.create_task(kit.claim(count=LIMIT))
+        waits = (
+            f"select exists (select 1 from pg_locks where locktype = 'advisory' and objid = {STILL} and not granted)"
+        )
+        for _ in range(1000):
+            if await guard.fetchval(waits):
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("the claim did not come to its lock")
+        yield
+        await guard.execute(f"select pg_advisory_unlock({STILL})")
+        await late
+    finally:
+        await guard.close()
 
 
 async def two_meet(db: Db) -> int:
@@ -53,11 +78,9 @@ async def two_meet(db: Db) -> int:
         held = await (await quick.store()).claim(1)
         await quick.settle(held[0], Settlement(held[0], "release"))
         await slow.store()
-        late = asyncio.create_task(slow.claim(count=LIMIT))
-        await asyncio.sleep(0.2)
-        db.execute("insert into pages (domain, run_after) values ('a', now() - interval '1 hour')")
-        assert len(await quick.claim(count=LIMIT)) == LIMIT
-        await late
+        async with standing_still(db, slow):
+            db.execute("insert into pages (domain, run_after) values ('a', now() - interval '1 hour')")
+            assert len(await quick.claim(count=LIMIT)) == LIMIT
     return int(db.value("select count(*) from pages where status = 'running'"))
 
 
@@ -96,14 +119,12 @@ async def marked_between(db: Db) -> int:
     gated.lane(mill, gates=GATES)
     async with Kit(mill, worker_id="slow") as slow, Kit(mill, worker_id="quick") as quick:
         assert await mark_anew(quick) == [""]
-        late = asyncio.create_task(slow.claim(count=LIMIT))
-        await asyncio.sleep(0.2)
-        db.execute("insert into pages (domain, run_after) values ('x', now() - interval '1 hour')")
-        others = gated.fill(db, ["a", "b", "c"])
-        assert await mark_anew(quick) == ["", "b", "c", "x"]
-        db.execute(f"delete from pages where id in ({', '.join(map(str, others))})")
-        assert len(await quick.claim(count=LIMIT)) == LIMIT
-        await late
+        async with standing_still(db, slow):
+            db.execute("insert into pages (domain, run_after) values ('x', now() - interval '1 hour')")
+            others = gated.fill(db, ["a", "b", "c"])
+            assert await mark_anew(quick) == ["", "b", "c", "x"]
+            db.execute(f"delete from pages where id in ({', '.join(map(str, others))})")
+            assert len(await quick.claim(count=LIMIT)) == LIMIT
     return int(db.value("select count(*) from pages where status = 'running'"))
 
 
@@ -173,13 +194,14 @@ async def test_who_meets_others_goes_on_elsewhere(pg: Db) -> None:
     mill = Mill(pg.url)
     gated.lane(mill, gates=GATES)
     async with Kit(mill, worker_id="a") as a, Kit(mill, worker_id="b") as b:
-        stores = [await a.store(), await b.store()]
+        stores, served = [await a.store(), await b.store()], [0, 0]
         for _ in range(40):
             got = await asyncio.gather(*(store.claim(20) for store in stores))
             assert pg.value(most) <= LIMIT
-            for store, claims in zip(stores, got, strict=True):
-                assert claims
+            for n, (store, claims) in enumerate(zip(stores, got, strict=True)):
+                served[n] += len(claims)
                 await store.settle([Settlement(claim, "done") for claim in claims])
+    assert min(served) > 400
     assert pg.value("select count(*) from pages where status = 'done' and attempts <> 1") == 0
 
 
@@ -322,16 +344,14 @@ async def cut_between(db: Db) -> int:
     gated.lane(mill, gates=GATES)
     async with Kit(mill, worker_id="slow") as slow, Kit(mill, worker_id="quick") as quick:
         assert await mark_anew(quick) == [""]
-        late = asyncio.create_task(slow.claim(count=LIMIT))
-        await asyncio.sleep(0.2)
-        db.execute("insert into pages (domain, run_after) values ('x', now() - interval '1 hour')")
-        others = gated.fill(db, ["a", "b", "c"])
-        store = await quick.store()
-        await store.database.write(lambda run: run(store.gated.say.cut(), ()))  # type: ignore[union-attr]
-        db.execute(f"delete from pages where id in ({', '.join(map(str, others))})")
-        assert db.value("select count(*) from rowmill_gates where dim = 'stretch:domain'") == 4
-        assert len(await quick.claim(count=LIMIT)) == LIMIT
-        await late
+        async with standing_still(db, slow):
+            db.execute("insert into pages (domain, run_after) values ('x', now() - interval '1 hour')")
+            others = gated.fill(db, ["a", "b", "c"])
+            store = await quick.store()
+            await store.database.write(lambda run: run(store.gated.say.cut(), ()))  # type: ignore[union-attr]
+            db.execute(f"delete from pages where id in ({', '.join(map(str, others))})")
+            assert db.value("select count(*) from rowmill_gates where dim = 'stretch:domain'") == 4
+            assert len(await quick.claim(count=LIMIT)) == LIMIT
     return int(db.value("select count(*) from pages where status = 'running'"))
 
 

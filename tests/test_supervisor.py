@@ -81,13 +81,13 @@ class Run:
         """Wait until that many children have begun to serve, in all."""
         self.until(lambda: len(self.events("worker_started")) >= count)
 
-    def until(self, condition: Callable[[], object], seconds: float = 20) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"did not come true in time; the log:\n{self.log.read_text()}"
             time.sleep(0.02)
 
-    def wait(self, seconds: float = 20) -> int:
+    def wait(self, seconds: float = 60) -> int:
         return self.process.wait(timeout=seconds)
 
     def close(self) -> None:

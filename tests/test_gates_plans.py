@@ -67,8 +67,8 @@ async def buffers(db: Db, sql: str, parameters: Sequence[Any], mode: str) -> int
     await transaction.start()
     try:
         await connection.execute(f"prepare it as {sql}")
-        values = ", ".join(_literal(parameter) for parameter in parameters)
-        found = await connection.fetchval(f"explain (analyze, buffers, format json) execute it({values})")
+        values = f"({', '.join(_literal(parameter) for parameter in parameters)})" if parameters else ""
+        found = await connection.fetchval(f"explain (analyze, buffers, format json) execute it{values}")
     finally:
         await transaction.rollback()
         await connection.close()

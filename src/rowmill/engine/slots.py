@@ -101,7 +101,8 @@ class Slots:
     def ahead(self, gated: bool = False) -> int:
         """How many rows it is worth to have ready in the buffer: what a fraction of a second works off, and no more
         than two claims bring: one is worked on while the next is on its way. With ``batch=1`` none: whoever asks for
-        rows one by one wants the others left for whoever is free.
+        rows one by one wants the others left for whoever is free. ``gated``: a row that waits keeps others of its key
+        waiting, so far less, and no more than run at a time.
         """
         most = self.lane.batch or AUTO_BATCH
         if self._took <= 0 or most == 1:

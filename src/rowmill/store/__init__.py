@@ -21,8 +21,7 @@ from .notes import Notes
 from .postgres import PostgresLane
 from .settled import Settled, bounded
 from .sqlite import SqliteLane
-from .stretches import Stretches
-from .turns import Turns
+from .stretches import turns_of
 from .tx import Tx
 from .urls import redact
 from .walk import Walk
@@ -90,8 +89,7 @@ def set_gates(store: LaneStore, dims: Sequence[Dimension]) -> None:
     store.notes = Notes(store, dims, rows)
     # One statement where all gates look at one key; what only a transaction of several can tell goes the longer way.
     if isinstance(store, PostgresLane) and len(dims) == 1 and dims[0].phrase is not None:
-        kind = Stretches if dims[0].group.only_limits else Turns
-        store.gated = kind(store, dims[0], rows.table)
+        store.gated = turns_of(dims[0])(store, dims[0], rows.table)
     else:
         store.gated = Walk(store, dims, rows)
 

@@ -38,12 +38,6 @@ class StretchStatements(TurnStatements):
         """The condition for the rows of stretches."""
         return f"lane = {as_text(self.say.lane.name)} and dim = {as_text(self.span)}"
 
-    def _behind(self, begun: bool) -> str:
-        """The condition for keys that come behind the one served last."""
-        # What is known only when it runs stands in a query of its own, see TurnStatements._walk.
-        phrase = self.dim.phrase
-        return f"{phrase} > (select {self.last}::{self.dim.kind})" if begun else f"{phrase} is not null"
-
     def _hash(self, key: str) -> str:
         """Keys are looked up by number: in a sorted array of these that takes a few steps, however many there are."""
         return f"""hashtextextended({key}::text collate "C", 0)"""
@@ -135,17 +129,19 @@ class StretchStatements(TurnStatements):
 
     def _free(self) -> str:
         """How many rows of a key may run, less those that do."""
-        group, parts, now = self.group, [], self.say.plain_now()
-        if group.concurrency is not None:
-            parts.append(f"{group.concurrency.limit} - {self._running()}")
-        if group.process is not None:
-            parts.append(f"{group.process.limit} - {self._running('mine')}")
-        plain = parts[0] if len(parts) == 1 else f"least({', '.join(parts)})"
-        if group.concurrency is not None:
-            parts[0] = f"coalesce(_o.most, {parts[0].partition(' ')[0]}) - {self._running()}"
+        group, now = self.group, self.say.plain_now()
+
+        def left(most: str) -> str:
+            parts = [f"{most} - {self._running()}"] if group.concurrency is not None else []
+            if group.process is not None:
+                parts.append(f"{group.process.limit} - {self._running('mine')}")
+            return f"least({', '.join(parts)})"
+
+        limit = str(group.concurrency.limit) if group.concurrency is not None else ""
         return f"""case when _i.told then coalesce((
-      select case when _o.paused_until > {now} or _o.closed_until > {now} then 0 else least({", ".join(parts)}) end
-      from {self.table} _o where {self.where} and _o.key = _k._rm_key::text), {plain}) else {plain} end"""
+      select case when _o.paused_until > {now} or _o.closed_until > {now} then 0
+        else {left(f"coalesce(_o.most, {limit})")} end
+      from {self.table} _o where {self.where} and _o.key = _k._rm_key::text), {left(limit)}) else {left(limit)} end"""
 
     def _open_rows(self, walk: str) -> str:
         """The rows of a walk that may go."""
@@ -158,9 +154,8 @@ class StretchStatements(TurnStatements):
         ``loose``: for how many rows without a key room is kept. ``quick``: of the keys that come next, as far as a
         few steps lead, and nothing in the place of rows that somebody else has locked.
         """
-        say = self.say
-        rows, found = say._match("_rm_chosen")
-        me = self._me(begun)
+        say, me = self.say, self._me(begun)
+        rows, _ = say._match("")
         walk, steps, until = "_rm_walk", f", {self._walk(begun)}", ""
         if quick:
             walk = self._rows(self._behind(begun), f"(select {_READ} * {self.count})", _READ * MOST, numbered=False)
@@ -184,20 +179,12 @@ class StretchStatements(TurnStatements):
   {self._those(rows) if quick else self._as_many(rows)}
 ){self._loose(rows, loose if begun or quick else None)}, _rm_chosen as (
   select {rows} from _rm_picked{self._and_loose(rows)}
-), _rm_bump as (
-  update {self.table} _g set {self._bumped()}
-  where _g.ctid = any(array(select _rm_spot from _rm_picked))
-), _rm_taken as (
-  update {say.table} set
-    {say.assignments(say.claim_set(me))}
-  where {found}
-  {self._taken()}
-order by {say.order("_rm_taken.")}"""
+{self._end(me)}"""
 
     def _those(self, rows: str) -> str:
         """The very rows of the walk, if they are still there to be had."""
         same = " and ".join(f"{name} = _t.{name}" for name in rows.split(", "))
-        return f"""select _j.*, _h.spot as _rm_spot from _rm_turns _t
+        return f"""select _j.*, _h.spot as _spot from _rm_turns _t
   join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null
   cross join lateral (
     select {rows} from {self.say.table}
@@ -207,7 +194,7 @@ order by {say.order("_rm_taken.")}"""
 
     def _as_many(self, rows: str) -> str:
         """As many rows of each key: others, where somebody has the first ones locked."""
-        return f"""select _j.*, _h.spot as _rm_spot from (
+        return f"""select _j.*, _h.spot as _spot from (
     select _rm_key, _rm_stretch, count(*) as n from _rm_turns group by 1, 2
   ) _t
   join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null
@@ -230,6 +217,7 @@ order by {say.order("_rm_taken.")}"""
         are, and, if others were met on the way, where any other one begins. In a row of its own if nothing was taken.
         """
         columns = self.say.binding.columns
+        # Any other, and yet the same one each time: a schedule that broke something must break it again.
         return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _rm_of
 )
 select {self.say.names(columns, "_rm_taken.")}, _rm_taken._rm_of, _m.*

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 import time
+from typing import Any
 
 from ..claim import Claim
 from .database import Run
+from .gating import Dimension
 from .stretch_statements import MOST_STRETCHES, STRETCHES, StretchStatements
 from .turns import Turns
 
@@ -25,8 +27,10 @@ class Stretches(Turns):
     say: StretchStatements
     #: How often others were met of late, and when stretches may be made anew.
     _met, _mark_at = 0.0, 0.0
-    #: Whether keys were left out because others had them; how many claims go without a quick look, now and next time.
-    _moved, _thorough, _distrust = False, 0, _DISTRUST[0]
+    #: Whether this look is a quick one; whether keys were left out because others had them.
+    _quick, _moved = True, False
+    #: How many claims go without a quick look, now and next time.
+    _thorough, _distrust = 0, _DISTRUST[0]
     #: How many rows without a key have to be among those that this claim takes.
     _due = 0
 
@@ -68,8 +72,8 @@ class Stretches(Turns):
                 await self.store.database.transact(self._mark_out)
         return self._claims(rows, began, -4)
 
-    def _text(self, begun: bool, loose: int) -> str:
-        return self.say.claim(begun=begun, loose=loose, quick=self._quick)
+    def _manner(self) -> dict[str, Any]:
+        return {"quick": self._quick}
 
     async def _look_around(self, claims: list[Claim], count: int, began: float) -> None:
         if not self._moved:
@@ -90,3 +94,8 @@ class Stretches(Turns):
         if len(run(say.lock_all(), ())) == run(say.count_all(), ())[0][0]:
             run(say.drop_all(), ())
             run(say.mark_out("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))
+
+
+def turns_of(dim: Dimension) -> type[Turns]:
+    """How the gates of one key are claimed through: limits alone have nothing to keep by key."""
+    return Stretches if dim.group.only_limits else Turns

@@ -7,7 +7,7 @@ from .gate_view import lane_gates
 from .inspect import LaneView
 from .postgres_statements import PostgresStatements
 from .stretch_statements import StretchStatements
-from .turn_statements import TurnStatements
+from .stretches import turns_of
 
 
 async def texts(view: LaneView) -> dict[str, str]:
@@ -50,7 +50,7 @@ async def _gated(view: LaneView) -> dict[str, str]:
     keyed = [dim for dim in dims if dim.phrase is not None]
     if isinstance(say, PostgresStatements):
         if len(dims) == 1 and keyed:
-            turns = (StretchStatements if dims[0].group.only_limits else TurnStatements)(say, dims[0], table)
+            turns = turns_of(dims[0]).speak(say, dims[0], table)
             found = {
                 "claim, each key in turn": turns.claim(begun=True),
                 "claim, when held back rows may go": turns.when(),

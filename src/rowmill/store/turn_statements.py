@@ -140,12 +140,16 @@ class TurnStatements:
 
     # -- statements
 
-    def _walk(self, begun: bool) -> str:
-        """The keys of ready rows, one after the other."""
-        say, phrase = self.say, self.dim.phrase
+    def _behind(self, begun: bool) -> str:
+        """The condition for keys that come behind the one served last."""
         # What is known only when it runs stands in a query of its own: a plan made for one value would look so much
         # cheaper than one for all values that the server would plan every claim anew.
-        after = f"{phrase} > (select {self.last}::{self.dim.kind})" if begun else f"{phrase} is not null"
+        phrase = self.dim.phrase
+        return f"{phrase} > (select {self.last}::{self.dim.kind})" if begun else f"{phrase} is not null"
+
+    def _walk(self, begun: bool) -> str:
+        """The keys of ready rows, one after the other."""
+        say, phrase, after = self.say, self.dim.phrase, self._behind(begun)
         ready = f"from {say.table} where {say.ready_state()}"
         return f"""_rm_walk as (
   (select {phrase} as key, 1 as _rm_turn {ready} and {after} order by {phrase} limit 1)
@@ -165,7 +169,7 @@ class TurnStatements:
         ``loose``: for how many rows without a key room is kept.
         """
         say, dim = self.say, self.dim
-        rows, found = say._match("_rm_chosen")
+        rows, _ = say._match("")
         tokens, kept = "", ""
         if self.group.rate is not None:
             tokens = ", _t.tokens, _s.speed, _s.size"
@@ -204,7 +208,13 @@ class TurnStatements:
   returning key
 ){self._loose(rows, loose if begun else None)}, _rm_chosen as (
   select {rows} from _rm_picked where _spot is not null{self._or_made()}{self._and_loose(rows)}
-), _rm_bump as (
+{self._end(me)}"""
+
+    def _end(self, me: str) -> str:
+        """The gate rows that were taken from are bumped, and the chosen rows taken."""
+        say = self.say
+        _, found = say._match("_rm_chosen")
+        return f"""), _rm_bump as (
   update {self.table} _g set {self._bumped()}
   where _g.ctid = any(array(select _spot from _rm_picked where _spot is not null))
 ), _rm_taken as (

@@ -25,8 +25,8 @@ HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
 class Turns:
     """The gated claim of one lane in this worker."""
 
+    #: What it says.
     speak: type[TurnStatements] = TurnStatements
-    _quick = False
 
     def __init__(self, store: PostgresLane, dim: Dimension, table: str) -> None:
         self.store, self.dim = store, dim
@@ -87,10 +87,10 @@ class Turns:
 
     async def _ask(self, count: int) -> Sequence[Any]:
         """The claim itself: the rows that were taken, each with its key and what is told of the claim as a whole."""
-        begun, loose = self._last is not None, self._loose_share(count)
+        begun = self._last is not None
+        options = {"begun": begun, "loose": self._loose_share(count), **self._manner()}
         text = self.store._text(
-            ("turns", begun, loose, self._quick, self._guise.number),
-            lambda: self._guise.of(self._text(begun, loose)),
+            ("turns", *options.values(), self._guise.number), lambda: self._guise.of(self.say.claim(**options))
         )
         values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
         return await self.store.database.write(lambda run: run(text, tuple(values)))
@@ -98,8 +98,9 @@ class Turns:
     def _loose_share(self, count: int) -> int:
         return self._share.of(count) if self.dim.nullable else 0
 
-    def _text(self, begun: bool, loose: int) -> str:
-        return self.say.claim(begun=begun, loose=loose)
+    def _manner(self) -> dict[str, Any]:
+        """What else the claim is told."""
+        return {}
 
     def _claims(self, rows: Sequence[Any], began: float, key_at: int) -> list[Claim]:
         rows = [row for row in rows if row[self._key_at] is not None]

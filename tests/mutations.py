@@ -143,7 +143,7 @@ MUTATIONS = (
     ),
     one(
         "the attempt limit", "engine/execute.py",
-        "if claim.attempt >= claim.limit:", "if False:",
+        "if claim.attempt >= store.limit(claim):", "if False:",
         "tests/test_systems_facts.py::test_the_limit_of_ocr_attempts_is_each_rows_own", f"{MODEL}[sqlite-plain]",
     ),
     one(

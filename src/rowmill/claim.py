@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,7 +9,16 @@ from types import MappingProxyType
 from typing import Any
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What all claims of one lane in one place by one worker have in common."""
+
+    lane: str
+    environment: str
+    #: As the worker column has it; None where the lane has no such column.
+    worker: str | None
+
+
 class Claim:
     """One hold on one row. Renewal, settling and release all require it still to be as it is written here.
 
@@ -18,26 +26,45 @@ class Claim:
     fence: the values the row had when this claim took it, as the database returned them.
     """
 
-    lane: str
-    environment: str
-    key: tuple[Any, ...]
-    row: Any
-    worker: str | None
-    claimed_at: Any
-    attempts: int | None
-    attempt: int
-    limit: int
-    taken: float = field(default_factory=time.monotonic)
-    #: When the lease was last known to hold, by this process's monotonic clock.
-    renewed: float = field(default_factory=time.monotonic)
-    lost: bool = False
+    # What most claims never change stands in the class, so that one is made fast.
+    lost = False
     #: The key of each group of gates that let it through.
     gates: Mapping[str, str] | None = None
+
+    def __init__(
+        self,
+        holder: Holder,
+        key: tuple[Any, ...],
+        row: Any,
+        claimed_at: Any,
+        attempts: int | None,
+        attempt: int,
+        taken: float,
+    ) -> None:
+        self.holder, self.key, self.row = holder, key, row
+        self.claimed_at, self.attempts, self.attempt = claimed_at, attempts, attempt
+        #: ``renewed``: when the lease was last known to hold, by this process's monotonic clock.
+        self.taken = self.renewed = taken
 
     @property
     def id(self) -> Any:
         """The row's key: a value, or a tuple for a composite key."""
         return self.key[0] if len(self.key) == 1 else self.key
+
+    @property
+    def lane(self) -> str:
+        """The lane's name."""
+        return self.holder.lane
+
+    @property
+    def environment(self) -> str:
+        """Where the row is."""
+        return self.holder.environment
+
+    @property
+    def worker(self) -> str | None:
+        """Who holds it, as the worker column has it."""
+        return self.holder.worker
 
 
 #: No columns beside the outcome's own.
@@ -47,28 +74,49 @@ FINAL = ("done", "dead", "canceled")
 KINDS = (*FINAL, "retry", "snooze", "release")
 
 
-@dataclass(slots=True, eq=False)
 class Settlement:
     """What is to be written for one claim, once, and only where the claim still holds."""
 
-    claim: Claim
-    kind: str
-    columns: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    # What a plain end does not say stands in the class, so that one is made fast.
+    columns: Mapping[str, Any] = NOTHING
     error: str | None = None
     delay: timedelta | None = None
-    #: Sent before, and the reply was lost: it may already stand.
-    unsure: bool = False
-    #: Settled with the lane's ``on_settled`` hooks; not where those are what failed.
-    hooked: bool = True
-    duration: float = 0.0
-    #: The exception behind a failure, for the log: where it was raised is not for the row.
-    cause: BaseException | None = None
     #: What kind of failure it was (transient, permanent, rate); None where the run says nothing of its gates' keys.
     word: str | None = None
     #: The other side asked to be left alone for so long: for everybody, where a gate knows by which key.
     closes: timedelta | None = None
+    #: Sent before, and the reply was lost: it may already stand.
+    unsure = False
+    #: Settled with the lane's ``on_settled`` hooks; not where those are what failed.
+    hooked = True
+    duration = 0.0
+    #: The exception behind a failure, for the log: where it was raised is not for the row.
+    cause: BaseException | None = None
     #: Its gates have heard of it.
-    heard: bool = False
+    heard = False
+
+    def __init__(
+        self,
+        claim: Claim,
+        kind: str,
+        *,
+        columns: Mapping[str, Any] | None = None,
+        error: str | None = None,
+        delay: timedelta | None = None,
+        word: str | None = None,
+        closes: timedelta | None = None,
+    ) -> None:
+        self.claim, self.kind = claim, kind
+        if columns is not None:
+            self.columns = columns
+        if error is not None:
+            self.error = error
+        if delay is not None:
+            self.delay = delay
+        if word is not None:
+            self.word = word
+        if closes is not None:
+            self.closes = closes
 
 
 @dataclass(slots=True)

@@ -247,7 +247,7 @@ def _failed(store: LaneStore, claim: Claim, text: str, after: Any, word: str = r
     """A failure that may be tried again, while attempts are left."""
     delay = retry.bounded_delay(after)
     closes = delay if word == retry.RATE else None
-    if claim.attempt >= claim.limit:
+    if claim.attempt >= store.limit(claim):
         return Settlement(claim, "dead", error=store.error_text(text), word=word, closes=closes)
     if delay is None:
         try:

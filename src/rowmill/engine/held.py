@@ -59,22 +59,26 @@ class Held:
 
     def add(self, claims: Iterable[Claim]) -> None:
         """Hold these from now on."""
-        for claim in claims:
-            self._claims[claim.key] = claim
+        self._claims.update({claim.key: claim for claim in claims})
 
-    def drop(self, claims: Iterable[Claim]) -> None:
+    def drop(self, claims: Sequence[Claim]) -> None:
         """These are settled or lost."""
         held = self._claims
         for claim in claims:
             if held.get(claim.key) is claim:
                 del held[claim.key]
-            if self.moving:
-                self._settling.discard(id(claim))
+        if self.moving:
+            self._settling.difference_update([id(claim) for claim in claims])
 
     @property
     def unwritten(self) -> bool:
         """Something has ended that is not written yet, or that the gates have not heard of."""
         return bool(self.outcomes) or (self.gates is not None and bool(self.gates.unheard))
+
+    def again(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Claims held already on rows that these are on, too."""
+        held = self._claims
+        return [held[claim.key] for claim in claims if claim.key in held] if held else []
 
     def find(self, key: tuple[Any, ...]) -> Claim | None:
         """The claim held on that row, if there is one."""
@@ -109,5 +113,7 @@ class Held:
 
     def end_settle(self, claims: Sequence[Claim]) -> None:
         """Settled or not: what is still held may be renewed again."""
+        if not self.moving:
+            return
         with self._lock:
             self._settling -= {id(claim) for claim in claims}

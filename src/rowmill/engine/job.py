@@ -54,7 +54,7 @@ class Job(Mapping[str, Any]):
 
     def __getitem__(self, column: str) -> Any:
         try:
-            return self._store.value(self._claim.row, column)
+            return self._store.readers[column](self._claim.row)
         except (KeyError, IndexError):
             raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.taken)}") from None
 

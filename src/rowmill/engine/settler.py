@@ -78,11 +78,12 @@ class Settler:
             place.look = place.look or (ended and held.gates.held_back)
 
     async def _write(self, place: Place, held: Held, batch: list[Settlement]) -> None:
-        for settlement in batch:
-            if settlement.claim.lost:
-                self._tally.lost(held, settlement.claim)
-        batch = [settlement for settlement in batch if not settlement.claim.lost]
         claims = [settlement.claim for settlement in batch]
+        if lost := [claim for claim in claims if claim.lost]:
+            for claim in lost:
+                self._tally.lost(held, claim)
+            batch = [settlement for settlement in batch if not settlement.claim.lost]
+            claims = [settlement.claim for settlement in batch]
         if not batch:
             return
         await held.begin_settle(claims)

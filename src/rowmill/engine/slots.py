@@ -35,11 +35,16 @@ class Slot:
         self.name, self.child = name, child
         self.task: asyncio.Task[None] | None = None
         self.parked: asyncio.Future[None] | None = None
-        self.held: Held | None = None
-        self.claim: Claim | None = None
-        self.plan: Plan | None = None
+        #: What runs here, and what ran here last and how.
         self.job: Job | None = None
+        self.plan: Plan | None = None
         self.began = 0.0
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim whose run is under way."""
+        job = self.job
+        return None if job is None else job._claim
 
     @property
     def stoppable(self) -> bool:
@@ -48,7 +53,7 @@ class Slot:
 
     def over(self, now: float) -> float | None:
         """Seconds by which the run has outlived its timeout; None where nothing runs."""
-        if self.claim is None or self.plan is None:
+        if self.job is None or self.plan is None:
             return None
         return now - self.began - self.plan.timeout if self.plan.timeout is not None else 0.0
 
@@ -79,7 +84,7 @@ class Slots:
         self.lane, self.capacity, self.worker = lane, capacity, worker
         self.executions: dict[int, Execution] = {}
         self._ended, self._crashed = ended, crashed
-        self._buffer: deque[tuple[Held, Claim]] = deque()
+        self._buffer: deque[tuple[Execution, Claim]] = deque()
         self._idle: list[Slot] = []
         self.all: list[Slot] = []
         self.busy = 0
@@ -113,7 +118,8 @@ class Slots:
 
     def put(self, held: Held, claims: list[Claim]) -> None:
         """Claims for the next free slots; ``start`` wakes them."""
-        self._buffer.extend([(held, claim) for claim in claims])
+        execution = self.executions[id(held)]
+        self._buffer.extend([(execution, claim) for claim in claims])
 
     def start(self) -> None:
         """Wake slots where there is work and room for them; each wakes others before it begins."""
@@ -140,17 +146,11 @@ class Slots:
             self._crashed(error)
 
     async def _serve(self, slot: Slot) -> None:
-        buffer, capacity, woken = self._buffer, self.capacity, True
         while not self._closing:
             try:
-                if buffer and capacity.busy < capacity.limit:
-                    held, claim = buffer.popleft()
-                    if woken:
-                        woken = False
-                        self.start()
-                    await self._run(slot, held, claim)
+                if self._buffer and self.capacity.free > 0:
+                    await self._work(slot)
                     continue
-                woken = True
                 slot.parked = asyncio.get_running_loop().create_future()
                 self._idle.append(slot)
                 await slot.parked
@@ -161,13 +161,26 @@ class Slots:
                 if slot in self._idle:
                     self._idle.remove(slot)
 
-    async def _run(self, slot: Slot, held: Held, claim: Claim) -> None:
-        execution = self.executions[id(held)]
-        plan = slot.plan = execution.plan(claim)
-        slot.held, slot.claim, slot.began = held, claim, time.monotonic()
-        job = slot.job = execution.job(plan, claim, self.worker, slot.name)
+    async def _work(self, slot: Slot) -> None:
+        """Run what waits in the buffer, one after the other; but first wake others, where there is enough for them."""
+        buffer = self._buffer
         self.busy += 1
         self.capacity.busy += 1
+        try:
+            first = buffer.popleft()
+            self.start()
+            await self._run(slot, *first)
+            while buffer and not self._closing:
+                execution, claim = buffer.popleft()
+                await self._run(slot, execution, claim)
+        finally:
+            self.busy -= 1
+            self.capacity.busy -= 1
+
+    async def _run(self, slot: Slot, execution: Execution, claim: Claim) -> None:
+        plan = slot.plan = execution.plan(claim)
+        slot.began = began = time.monotonic()
+        job = slot.job = execution.job(plan, claim, self.worker, slot.name)
         settlement: Settlement | None = None
         try:
             if not claim.lost:
@@ -178,16 +191,16 @@ class Slots:
             if not claim.lost:
                 settlement = execution.settlement(claim, error)  # the handler's own doing: its run failed
         finally:
-            self.busy -= 1
-            self.capacity.busy -= 1
-            took = time.monotonic() - slot.began
-            self._took = took if self._took <= 0 else self._took * 0.9 + took * 0.1
-            slot.job = slot.claim = slot.held = slot.plan = None
+            took = time.monotonic() - began
+            self._took = self._took * 0.9 + took * 0.1 if self._took > 0 else took
+            slot.job = None
         if slot.task is not None and slot.task.cancelling() and not self._closing:
             await _swallow(slot)
-        if (written := settlement or job.finished) is not None:
-            written.duration = took
-        self._ended(held, claim, job, settlement)
+        if settlement is not None:
+            settlement.duration = took
+        elif job.finished is not None:
+            job.finished.duration = took
+        self._ended(execution.held, claim, job, settlement)
 
     def lose(self, claim: Claim) -> None:
         """A claim was lost: tell its run, at once."""
@@ -197,7 +210,7 @@ class Slots:
 
     def take_back(self) -> list[tuple[Held, Claim]]:
         """Empty the buffer: rows that nobody started."""
-        rest = list(self._buffer)
+        rest = [(execution.held, claim) for execution, claim in self._buffer]
         self._buffer.clear()
         return rest
 
@@ -215,9 +228,8 @@ class Slots:
         # A limit over all lanes is told with what takes it up: whoever asks why a row waits must know it.
         limit = {"at_once": self.capacity.limit} if self.capacity.limit != sys.maxsize else {}
         for slot in list(self.all):
-            claim, job = slot.claim, slot.job
-            if claim is not None and job is not None:
-                seconds = round(now - slot.began, 1)
+            if (job := slot.job) is not None:
+                claim, seconds = job._claim, round(now - slot.began, 1)
                 where = {"slot": slot.name, "lane": claim.lane, "environment": claim.environment}
                 found.append(
                     {**where, "id": ",".join(map(str, claim.key)), "seconds": seconds, "progress": job.latest, **limit}
@@ -231,7 +243,7 @@ class Slots:
         runs out when this process is gone.
         """
         self._closing = True
-        under_way = [(slot, slot.held, slot.claim) for slot in self.all if slot.claim is not None and slot.stoppable]
+        under_way = [(slot, slot.job) for slot in self.all if slot.job is not None and slot.stoppable]
         for slot in self.all:
             if slot.task is not None:
                 slot.task.cancel()
@@ -242,15 +254,11 @@ class Slots:
             if slot.child is not None and (slot.task is None or slot.task.done()):
                 await asyncio.to_thread(slot.child.kill)
         self.unstoppable = [slot.name for slot in self.all if slot.task is not None and not slot.task.done()]
-        return [
-            (held, claim)
-            for slot, held, claim in under_way
-            if held is not None and claim is not None and slot.task is not None and slot.task.done()
-        ]  # fmt: skip
+        return [(job._held, job._claim) for slot, job in under_way if slot.task is not None and slot.task.done()]
 
     def hoards(self, now: float) -> bool:
         """Rows wait in the buffer behind runs that have turned slow: others could have them."""
-        running = [slot for slot in self.all if slot.claim is not None]
+        running = [slot for slot in self.all if slot.job is not None]
         full = bool(self._buffer) and len(running) >= min(self.lane.concurrency, self.capacity.limit)
         return full and all(now - slot.began > _HOARD for slot in running)
 

@@ -29,7 +29,6 @@ class TaskExecution(Execution):
         super().__init__(held, resources, threads)
         self._plans: dict[str, Plan] = {}
         self._task_at = self.store.binding.columns.index("task")
-        self._limit_at = self.store.binding.columns.index("max_attempts")
 
     def plan(self, claim: Claim) -> Plan:
         """By the task that the row is of."""
@@ -51,8 +50,6 @@ class TaskExecution(Execution):
         if ended is None:
             return Settlement(claim, "done")
         task = self._task(claim)
-        if claim.row[self._limit_at] is None:
-            claim.limit = task.max_attempts
         settlement = super().settlement(claim, _result(task, ended))
         settlement.cause = ended if isinstance(ended, BaseException) else None
         if settlement.kind in ("retry", "dead"):

@@ -29,10 +29,8 @@ class Bell:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-
-    def ring(self) -> None:
-        """Wake the worker, now or when it next waits."""
-        self._event.set()
+        #: Wake the worker, now or when it next waits. Every run that ends does it.
+        self.ring = self._event.set
 
     async def wait(self, seconds: float) -> None:
         """Until it rings, or that long."""

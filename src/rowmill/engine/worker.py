@@ -323,11 +323,8 @@ class Worker:
 
     def _take_in(self, held: Held, claims: list[Claim]) -> None:
         """Claims that were made: held from now on."""
-        for claim in claims if len(held) else ():
-            # A row this process still works on, that came back to it: the older run has lost it.
-            older = held.find(claim.key)
-            if older is not None:
-                self._lost(held, older)
+        for older in held.again(claims):
+            self._lost(held, older)  # a row this process still works on, that came back to it
         if claims:
             held.add(claims)
             self.tally.claimed(held, len(claims))

@@ -64,9 +64,7 @@ class Worker:
             and (store.binding.incarnated or self.schedule.random.random() < 0.5)
         ):
             id = f"{self.actor.name}~{self._lives}"
-        store.worker = id
-        if "worker" in store.binding.roles:
-            store._mark = id
+        store.sign(id)
         store.forget_bound()
         if self.dims:
             set_gates(store, self.dims)

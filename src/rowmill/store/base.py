@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..claim import Claim, Report, Settlement, Swept
+from ..claim import Claim, Holder, Report, Settlement, Swept
 from ..clock import Clock
 from ..errors import Busy, Refused, Unreachable
 from ..states import options
 from .binding import Binding, fence_time
 from .database import Database, Run, runner
 from .handlers import uncut
+from .readers import Reader, Readers, reading
 from .settled import ERROR_LENGTH, HookFailed, Settled, bounded, groups
 from .statements import INCARNATION, Statements
 from .translate import translate, translated
@@ -47,11 +48,11 @@ class LaneStore:
         self.lane = binding.lane
         self.database = database
         self.clock = clock
-        #: What the worker column gets: where it is the whole fence, an id is not reused from process to process.
-        self.worker = f"{worker}{INCARNATION}{incarnation}" if binding.incarnated else worker
+        # Where it is the whole fence, an id is not reused from process to process.
+        self.sign(f"{worker}{INCARNATION}{incarnation}" if binding.incarnated else worker)
         self._at = {column: i for i, column in enumerate(binding.columns)}
-        self._decoders: dict[str, Callable[[Any], Any] | None] = {}
-        self._mark = self.worker if "worker" in binding.roles else None
+        #: What reads a column from a claimed row, by its name; made when it is first asked for.
+        self.readers = Readers(self.reader)
         roles = [binding.roles.get(role) for role in ("attempts", "failures", "max_attempts")]
         #: Where the key, the claim's time and the counters stand in a row: looked up once, read for every claim.
         self._key_at = [self._at[column] for column in binding.key]
@@ -63,6 +64,12 @@ class LaneStore:
         #: The claim where gates hold rows back, and what gates learn from runs; None on a lane without gates.
         self.gated: Turns | Walk | None = None
         self.notes: Notes | None = None
+
+    def sign(self, worker: str) -> None:
+        """Claim under this name from now on: what the worker column gets."""
+        self.worker = worker
+        marked = worker if "worker" in self.binding.roles else None
+        self._holder = Holder(self.lane.name, self.binding.environment, marked)
 
     # -- the verbs
 
@@ -151,50 +158,39 @@ class LaneStore:
 
         The lease is counted from ``now``, when the claim was sent: it began no earlier.
         """
-        lane, environment, worker = self.lane.name, self.binding.environment, self._mark
-        now = time.monotonic() if now is None else now
-        time_at, attempts_at, failures_at, limit_at = self._places
+        holder, now = self._holder, time.monotonic() if now is None else now
+        time_at, attempts_at, failures_at, _ = self._places
+        first, *more = self._key_at
         found = []
         for row in rows:
+            key = (row[first], *[row[at] for at in more]) if more else (row[first],)
+            claimed_at = row[time_at] if time_at is not None else None
             attempts = row[attempts_at] if attempts_at is not None else None
-            attempt = (row[failures_at] or 0) + 1 if failures_at is not None else (attempts or 1)
-            limit = row[limit_at] if limit_at is not None else None
-            claim = Claim(
-                lane,
-                environment,
-                tuple([row[at] for at in self._key_at]),
-                row,
-                worker,
-                row[time_at] if time_at is not None else None,
-                attempts,
-                attempt,
-                self.binding.max_attempts if limit is None else limit,
-                now,
-                now,
-            )
-            found.append(claim)
+            attempt = (row[failures_at] or 0) + 1 if failures_at is not None else attempts or 1
+            found.append(Claim(holder, key, row, claimed_at, attempts, attempt, now))
         return found
 
     def value(self, row: Sequence[Any], column: str) -> Any:
         """One column of a claimed row, decoded when it is read."""
-        raw = row[self._at[column]]
-        if column not in self._decoders:
-            kind = self.binding.table.c[column].type
-            # asyncpg gives numbers as they are; its dialect's own processor wants to know the wire type.
-            native = self.database.dialect.name == "postgresql" and isinstance(kind, (sa.Numeric, sa.Float))
-            known = None if native else kind.dialect_impl(self.database.dialect)
-            self._decoders[column] = known.result_processor(self.database.dialect, None) if known else None
-        decode = self._decoders[column]
-        if decode is None or raw is None:
-            return raw
-        try:
-            return decode(raw)
-        except (TypeError, ValueError, LookupError):  # SQLite keeps whatever was put in, whatever the column says
-            return raw
+        return self.readers[column](row)
+
+    def reader(self, column: str) -> Reader:
+        """What reads this column from a row as the driver gives it."""
+        kind = self.binding.table.c[column].type
+        # asyncpg gives numbers as they are; its dialect's own processor wants to know the wire type.
+        native = self.database.dialect.name == "postgresql" and isinstance(kind, (sa.Numeric, sa.Float))
+        known = None if native else kind.dialect_impl(self.database.dialect)
+        return reading(self._at[column], known.result_processor(self.database.dialect, None) if known else None)
 
     def policy(self, claim: Claim) -> Any:
         """What says ``backoff`` and ``classify`` for a claimed row."""
         return self.lane.policy(lambda column: claim.row[self._at[column]])
+
+    def limit(self, claim: Claim) -> int:
+        """How many attempts a claimed row may have: as it says itself, or its task, or its lane."""
+        at = self._places[-1]
+        own = claim.row[at] if at is not None else None
+        return int(self.policy(claim).max_attempts or self.binding.max_attempts if own is None else own)
 
     def error_text(self, text: str) -> str:
         """Error text as the lane's error column can hold it."""
@@ -234,10 +230,11 @@ class LaneStore:
 
     async def _settle_batch(self, batch: Sequence[Settlement]) -> Report:
         report = Report()
-        hooked = [s for s in batch if s.hooked] if self.lane.settled_hooks else []
-        if hooked:
-            await self._settle_hooked(hooked, report)
-        for group in groups(s for s in batch if not (self.lane.settled_hooks and s.hooked)):
+        if self.lane.settled_hooks:
+            if hooked := [s for s in batch if s.hooked]:
+                await self._settle_hooked(hooked, report)
+            batch = [s for s in batch if not s.hooked]
+        for group in groups(batch):
             await self._settle(group, report)
         return report
 
@@ -271,7 +268,9 @@ class LaneStore:
         columns = ", ".join(sorted(settlement.columns))
         what = f"what the handler returned ({columns})" if columns else f"the outcome {settlement.kind}"
         reason = f"the database refused {what}: {error.message}"
-        return Settlement(settlement.claim, "dead", error=self.error_text(reason), duration=settlement.duration)
+        refused = Settlement(settlement.claim, "dead", error=self.error_text(reason))
+        refused.duration = settlement.duration
+        return refused
 
     @staticmethod
     def _add_refused(report: Report, inner: Report) -> None:

@@ -15,9 +15,9 @@ from ..claim import Settlement
 from .database import Run
 from .postgres import PostgresLane
 from .postgres_statements import PostgresStatements
+from .readers import Reader
 
 _READ_LATER = ("args", "history")
-_READER = json.JSONDecoder()
 
 
 class QueueStatements(PostgresStatements):
@@ -32,9 +32,8 @@ class QueueLane(PostgresLane):
 
     _say = QueueStatements
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._decoders |= dict.fromkeys(_READ_LATER, _read)
+    def reader(self, column: str) -> Reader:
+        return _json_at(self._at[column]) if column in _READ_LATER else super().reader(column)
 
     def _done(self) -> str:
         say = self.statements
@@ -48,9 +47,14 @@ returning t.id"""
             return super().settle_group(run, group)
         text = self._text("done", self._done)
         alike: dict[tuple[Any, Any], dict[int, int]] = {}
+        at = attempts = positions = None
         for position, settlement in enumerate(group):
             claim = settlement.claim
-            alike.setdefault((claim.claimed_at, claim.attempts), {})[claim.key[0]] = position
+            # Those of one claim mostly follow each other, and to compare two times is cheaper than to hash one.
+            if positions is None or claim.claimed_at != at or claim.attempts != attempts:
+                at, attempts = claim.claimed_at, claim.attempts
+                positions = alike.setdefault((at, attempts), {})
+            positions[claim.key[0]] = position
         written = set()
         for (at, attempts), positions in alike.items():
             rows = run(text, (list(positions), self.worker, at, attempts))
@@ -58,6 +62,12 @@ returning t.id"""
         return written
 
 
-def _read(value: Any) -> Any:
+def _json_at(at: int) -> Reader:
     """From a claim it comes as text; from other statements as what the text says, and neither column is ever a text."""
-    return _READER.raw_decode(value)[0] if isinstance(value, str) else value
+    parse = json.JSONDecoder().raw_decode
+
+    def read(row: Sequence[Any]) -> Any:
+        value = row[at]
+        return parse(value)[0] if isinstance(value, str) else value
+
+    return read

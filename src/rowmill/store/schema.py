@@ -162,9 +162,10 @@ JOBS = Step(
             json="jsonb", check=_READABLE,
         ),
         *_JOBS_INDEXES,
-        # Every row is written three times and then rests: room on its page for the first of these, and a vacuum that
-        # comes by the thousand, not by the share of a table that is mostly ended rows.
-        "alter table own.rowmill_jobs set (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.01,"
+        # Every row is written three times and then rests. Half of each page is left for that: a row that must move to
+        # another page costs a lock's record and two pages more. And a vacuum that comes by the thousand, not by the
+        # share of a table that is mostly ended rows.
+        "alter table own.rowmill_jobs set (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01,"
         " autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_limit = 2000,"
         " autovacuum_analyze_scale_factor = 0.02, autovacuum_analyze_threshold = 5000)",
         "alter table own.rowmill_jobs alter column state set statistics 1000",

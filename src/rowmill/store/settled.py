@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -68,12 +68,13 @@ def encoding() -> Iterator[None]:
         raise Refused(f"it cannot be encoded: {type(error).__name__}: {error}") from error
 
 
-def groups(batch: Iterable[Settlement]) -> list[list[Settlement]]:
+def groups(batch: Sequence[Settlement]) -> list[list[Settlement]]:
     """Settlements that one statement can write: the same kind, the same columns, each row once."""
-    found: dict[tuple[str, tuple[str, ...]], list[Settlement]] = {}
-    for settlement in batch:
-        columns = tuple(sorted(settlement.columns)) if settlement.columns else ()
-        found.setdefault((settlement.kind, columns), []).append(settlement)
+    plain = [settlement for settlement in batch if settlement.kind == "done" and not settlement.columns]
+    found: dict[tuple[str, tuple[str, ...]], list[Settlement]] = {("done", ()): plain} if plain else {}
+    for settlement in batch if len(plain) < len(batch) else ():
+        if settlement.kind != "done" or settlement.columns:
+            found.setdefault((settlement.kind, tuple(sorted(settlement.columns))), []).append(settlement)
     return list(found.values())
 
 

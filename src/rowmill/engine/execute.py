@@ -52,6 +52,9 @@ class Execution:
     def __init__(self, held: Held, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
         self.held, self.store, self.lane = held, held.store, held.store.lane
         self.resources, self.threads = resources, threads
+        #: Run the handler to its end. None: there is nothing left to write (lost, or finished by itself).
+        self.run: Callable[[Plan, Job, Claim, Child | None], Awaitable[Settlement | None]]
+        self.run = self._run if held.tracer is None else functools.partial(self._traced, held.tracer)
         timeout = self.store.binding.timeout
         seconds = timeout.total_seconds() if timeout else None
         self._plan = self._planned(self.lane.handler, self.lane.handler, self.lane.resources(), seconds)
@@ -78,11 +81,6 @@ class Execution:
         settlement = decide(self.store, claim, ended)
         settlement.cause = ended if isinstance(ended, BaseException) else None
         return settlement
-
-    def run(self, plan: Plan, job: Job, claim: Claim, child: Child | None) -> Awaitable[Settlement | None]:
-        """Run the handler to its end. None: there is nothing left to write (lost, or finished by itself)."""
-        tracer = self.held.tracer
-        return self._run(plan, job, claim, child) if tracer is None else self._traced(tracer, plan, job, claim, child)
 
     async def _traced(
         self, tracer: Tracer, plan: Plan, job: Job, claim: Claim, child: Child | None

@@ -52,9 +52,9 @@ class Follow:
         if self._parent_at is None:
             self._parent_at = list(columns).index("parent_id")
         at = self._parent_at
-        ended = [s for s in settlements if s.kind in FINAL]
-        self._parents |= {s.claim.row[at] for s in ended if s.claim.row[at] is not None}
-        self._tell |= bool(ended) and self._postgres and time.monotonic() < self._awaited_until
+        parents = {s.claim.row[at] for s in settlements if s.kind in FINAL}  # with None, for those that have none
+        self._tell |= bool(parents) and self._postgres and time.monotonic() < self._awaited_until
+        self._parents |= parents - {None}
         if (self._parents or self._tell) and self._task is None:
             self._task = asyncio.create_task(self._follow())
 

@@ -206,10 +206,10 @@ class Worker:
     async def _open(self, place: Place) -> None:
         await place.open(self._crew)
         for held in place.held:
-            kind = TaskExecution if held.store.lane.own else Execution
-            execution = kind(held, self.resources, self._thread_pool)
             if self.events.tracer is not None:
                 trace_held(held, self.events.tracer)
+            kind = TaskExecution if held.store.lane.own else Execution
+            execution = kind(held, self.resources, self._thread_pool)
             self.slots[held.store.lane.name].executions[id(held)] = execution
             self._where[id(held)] = place
 

@@ -16,6 +16,7 @@ from .database import Run
 from .postgres import PostgresLane
 from .postgres_statements import PostgresStatements
 from .readers import Reader
+from .settled import fences
 
 _READ_LATER = ("args", "history")
 
@@ -37,28 +38,26 @@ class QueueLane(PostgresLane):
 
     def _done(self) -> str:
         say = self.statements
-        return f"""update {say.table} t set
+        return f"""with written as (
+  update {say.table} t set
     {say.assignments(say.settle_set("done", "null", "0"))}
-where t.id = any($1::bigint[]) and {say.fence("t", "$3::timestamptz", "$4::int", "$2::text")}
-returning t.id"""
+  where t.id = any($1::bigint[]) and {say.fence("t", "$3::timestamptz", "$4::int", "$2::text")}
+  returning t.id
+)
+select array_agg(id) from written"""
 
     def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
         if group[0].kind != "done" or group[0].columns:
             return super().settle_group(run, group)
         text = self._text("done", self._done)
-        alike: dict[tuple[Any, Any], dict[int, int]] = {}
-        at = attempts = positions = None
-        for position, settlement in enumerate(group):
-            claim = settlement.claim
-            # Those of one claim mostly follow each other, and to compare two times is cheaper than to hash one.
-            if positions is None or claim.claimed_at != at or claim.attempts != attempts:
-                at, attempts = claim.claimed_at, claim.attempts
-                positions = alike.setdefault((at, attempts), {})
-            positions[claim.key[0]] = position
-        written = set()
-        for (at, attempts), positions in alike.items():
-            rows = run(text, (list(positions), self.worker, at, attempts))
-            written |= {positions[row[0]] for row in rows}
+        known, places = fences([settlement.claim for settlement in group])
+        positions: list[dict[int, int]] = [{} for _ in known]
+        for position, (place, settlement) in enumerate(zip(places, group, strict=True)):
+            positions[place][settlement.claim.key[0]] = position
+        written: set[int] = set()
+        for (at, attempts), alike in zip(known, positions, strict=True):
+            ids = run(text, (list(alike), self.worker, at, attempts))[0][0] or ()
+            written.update(alike.values() if len(ids) == len(alike) else [alike[id] for id in ids])
         return written
 
 

@@ -17,7 +17,7 @@ from .documents import clean, plain
 from .gating import Dimension
 from .guise import Guise
 from .postgres_statements import MOST, PostgresStatements
-from .settled import encoding
+from .settled import encoding, fences
 from .swept import sweep
 
 #: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
@@ -151,13 +151,13 @@ class PostgresLane(LaneStore):
 
     def _arrays(self, group: Sequence[Settlement]) -> tuple[Any, ...]:
         claims = [settlement.claim for settlement in group]
-        alike: dict[tuple[Any, Any], int] = {}
-        groups = [alike.setdefault((claim.claimed_at, claim.attempts), len(alike) + 1) for claim in claims]
-        sent: list[Any] = [*map(list, zip(*(claim.key for claim in claims), strict=True)), groups]
+        known, places = fences(claims)
+        keys = map(list, zip(*[claim.key for claim in claims], strict=True))
+        sent: list[Any] = [*keys, [place + 1 for place in places]]
         if fence_time(self.binding):
-            sent.append([at for at, _ in alike])
+            sent.append([at for at, _ in known])
         if "attempts" in self.binding.roles:
-            sent.append([count for _, count in alike])
+            sent.append([count for _, count in known])
         return (*sent, self.worker) if self._asks_for_worker else tuple(sent)
 
     def _json(self, column: str, value: Any) -> Any:

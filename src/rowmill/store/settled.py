@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..claim import Settlement
+from ..claim import Claim, Settlement
 from ..errors import DatabaseError, Refused
 
 if TYPE_CHECKING:
@@ -76,6 +76,18 @@ def groups(batch: Sequence[Settlement]) -> list[list[Settlement]]:
         if settlement.kind != "done" or settlement.columns:
             found.setdefault((settlement.kind, tuple(sorted(settlement.columns))), []).append(settlement)
     return list(found.values())
+
+
+def fences(claims: Sequence[Claim]) -> tuple[list[tuple[Any, Any]], list[int]]:
+    """The times and counts by which claims are known, each once, and which of these each claim has."""
+    places: dict[tuple[Any, Any], int] = {}
+    found, last, place = [], None, 0
+    for claim in claims:
+        # Those of one claim mostly follow each other, and to compare two times is cheaper than to hash one.
+        if last is None or claim.claimed_at != last.claimed_at or claim.attempts != last.attempts:
+            last, place = claim, places.setdefault((claim.claimed_at, claim.attempts), len(places))
+        found.append(place)
+    return list(places), found
 
 
 def bounded(text: str, most: int = ERROR_LENGTH) -> str:

@@ -63,6 +63,8 @@ def targets(results: Results) -> list[Target]:
         add(f"drain, {words}: to PgQueuer", ours, medians.of("drain", "pgqueuer", key), 3)
         tasks = medians.of("drain", "rowmill-tasks", key)
         add(f"drain of tasks, {words}: to Graphile Worker at its best", tasks, graphile and graphile[0], 1.1)
+        add(f"drain of tasks, {words}: to PgQueuer", tasks, medians.of("drain", "pgqueuer", key), 3)
+        add(f"drain, {words}: to the drain of tasks", ours, tasks, 0.85)
         add(f"drain, {words}: to pgbench's best with the same statements", ours, limit, 0.8)
     for key, words in (("p50", "median"), ("p99", "99th percentile")):
         if least := medians.best("pickup", _OTHERS, key, lowest=True):

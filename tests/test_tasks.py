@@ -436,6 +436,27 @@ async def test_an_outcome_is_written_only_where_the_claim_still_holds(mill: Mill
     assert len(handles) == 4
 
 
+async def test_outcomes_of_several_claims_go_together_each_by_its_own_fence(mill: Mill, db: Db) -> None:
+    """X1: claims of different times, in turns; of each time one that no longer holds."""
+
+    @mill.task
+    async def note(n: int) -> None: ...
+
+    await note.enqueue_many([(n,) for n in range(6)])
+    async with Kit(mill) as kit:
+        first = await kit.claim(count=3)
+        await asyncio.sleep(0.01)  # SQLite's times are milliseconds
+        second = await kit.claim(count=3)
+        assert first[0].claimed_at != second[0].claimed_at
+        for claim in (first[1], second[2]):
+            db.execute("update rowmill_jobs set attempts = 9 where id = ?", claim.id)
+        mixed = [claim for pair in zip(first, second, strict=True) for claim in pair]
+        report = await (await kit.store()).settle([Settlement(claim, "done") for claim in mixed])
+        assert [s.claim for s in report.lost] == [first[1], second[2]]
+        assert [s.claim for s in report.written] == [first[0], second[0], second[1], first[2]]
+    assert db.value("select count(*) from rowmill_jobs where state = 'done'") == 4
+
+
 # -- results, progress, cancel
 
 

@@ -16,14 +16,10 @@ from .database import Database, Run
 from .documents import clean, plain
 from .gating import Dimension
 from .guise import Guise
+from .horizon import Horizon
 from .postgres_statements import MOST, PostgresStatements
 from .settled import encoding, fences
 from .swept import sweep
-
-#: A plain claim dearer than this walks dead index entries, which only a lower bound can skip.
-_DEAR, _DEAR_PER_ROW = 0.020, 0.00005
-_DEAR_IN_A_ROW = 3  # one slow claim is a busy server, not a long transaction
-_RESCAN, _RESCAN_SHARE = 1.0, 10.0
 
 
 class PostgresLane(LaneStore):
@@ -39,10 +35,7 @@ class PostgresLane(LaneStore):
         self.statements: PostgresStatements = self._say(binding, clock, *own)
         self._texts: dict[Any, str] = {}
         self._boundable = self.statements.bound() is not None
-        self._bound: tuple[Any, ...] | None = None
-        self._plain_cost = 0.0
-        self._plain_at = 0.0
-        self._dear = 0
+        self._horizon = Horizon()
         self._guise = Guise(dear=0.004, per_row=0.00003)
         # Asked of the fence itself: a state's own text may hold a dollar sign and a number, too.
         self._in_arrays = self.statements.in_arrays
@@ -58,34 +51,22 @@ class PostgresLane(LaneStore):
     # -- claim
 
     async def claim_ungated(self, count: int) -> list[Claim]:
-        """Plain while that is cheap. Behind a long transaction the head of the index fills with dead entries, and
-        every plain claim walks them all: then from the remembered lower bound, and plain again now and then for the
-        rows that came in below it. Plain claims take a tenth of the time at most; a late row waits a second or so.
-        """
+        """From the head of the index, or, where dead entries have piled up there, from the remembered lower bound."""
         began = time.monotonic()
-        bounded_now = self._bound is not None and began < self._rescan_at()
-        rows = await self._claim(count, self._bound if bounded_now else None)
-        self._guise.claimed(time.monotonic() - began, count)
-        if bounded_now:
-            self.look_again = self._rescan_at() if len(rows) < count else None
-        else:
-            self._plain_cost, self._plain_at = time.monotonic() - began, time.monotonic()
-            self.look_again = None
-            self._dear = self._dear + 1 if self._plain_cost > _DEAR + _DEAR_PER_ROW * count else 0
-            if self._dear < _DEAR_IN_A_ROW or not self._boundable:
-                self._bound = None
-                return self.make_claims(rows, began)
-        if rows and self._boundable and (bounded_now or self._bound is None):
-            first = tuple(rows[0][self._at[column]] for column, _ in self.binding.order)
-            if None not in first:
-                self._bound = first
+        bound = self._horizon.bound(began) if self._boundable else None
+        rows = await self._claim(count, bound)
+        now = time.monotonic()
+        self._guise.claimed(now - began, count)
+        if self._boundable:
+            first = tuple(rows[0][self._at[column]] for column, _ in self.binding.order) if rows else None
+            self._horizon.claimed(
+                first, full=len(rows) == count, count=count, began=began, now=now, bounded=bound is not None
+            )
+            self.look_again = self._horizon.look_again
         return self.make_claims(rows, began)
 
     def forget_bound(self) -> None:
-        self._bound, self._dear, self.look_again = None, 0, None
-
-    def _rescan_at(self) -> float:
-        return self._plain_at + max(_RESCAN, _RESCAN_SHARE * self._plain_cost)
+        self._horizon, self.look_again = Horizon(), None
 
     async def _claim(self, count: int, bound: tuple[Any, ...] | None) -> Sequence[Any]:
         most = MOST if count <= MOST else count

@@ -138,3 +138,44 @@ async def test_arguments_are_checked_at_the_call_and_typed_at_the_run(db: Db) ->
     assert (row["state"], row["attempts"]) == ("dead", 1), "no retry makes them fit"
     assert "do not fit the handler" in row["error"]
     await mill.close()
+
+
+def plainly(a: int, b: str = "b", *, c: bool = False) -> None: ...
+
+
+def by_place(a: int, b: str) -> None: ...
+
+
+_PLAIN = st.one_of(st.integers(), st.text(max_size=3), st.booleans(), st.none(), st.just(2**4000))
+_GIVEN = st.one_of(
+    st.tuples(st.integers(), st.text(max_size=3)),
+    st.lists(_PLAIN, max_size=3).map(tuple),
+    st.fixed_dictionaries({"a": st.integers(), "b": st.text(max_size=3)}),
+    st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), _PLAIN, max_size=3),
+)
+
+
+@pytest.mark.parametrize("handler", [plainly, by_place])
+@given(calls=st.lists(_GIVEN, max_size=4))
+def test_many_calls_are_packed_together_as_each_would_be_alone(handler: Any, calls: list[Any]) -> None:
+    """SPEC, tasks: what is looked at argument by argument is what is looked at call by call."""
+    signature = Signature(handler, lambda parameter: False)
+    together = signature.packed_alike(calls)
+    if together is not None:
+        assert together == [
+            signature.pack("task 't'", call if isinstance(call, tuple) else (), {} if isinstance(call, tuple) else call)
+            for call in calls
+        ]
+
+
+def test_many_calls_that_are_alike_are_packed_together() -> None:
+    """Issue, speed: the case that is fast is the case that there is; and what was handed in stays the caller's."""
+    signature = Signature(by_place, lambda parameter: False)
+    given = [{"b": "x", "a": 1}, {"a": 2, "b": "y"}]
+    together = signature.packed_alike(given)
+    assert together == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    given[0]["a"] = 5
+    assert together[0]["a"] == 1
+    assert signature.packed_alike([(1, "x"), (2, "y")]) == together
+    for other in ([(1, "x"), (True, "y")], [(1, "x"), (2,)], [(1, "x"), {"a": 1, "b": "x"}], [{"a": 1, "c": "x"}], [5]):
+        assert signature.packed_alike(other) is None

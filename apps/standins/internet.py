@@ -70,9 +70,9 @@ class Answer:
     together: asyncio.Barrier | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Visit:
-    """One request, as the server saw it: from when it was read to when its answer was written or nobody was there."""
+    """One request, as the server saw it: from when it was read to when its answer left, or nobody was there for it."""
 
     host: str
     path: str
@@ -158,12 +158,17 @@ class Internet:
                 await asyncio.sleep(answer.latency)
             if answer.together is not None:
                 await answer.together.wait()
+        finally:
+            # Before the answer leaves: whoever has it finds the visit noted.
+            visit = Visit(
+                request.host, request.path, request.query, start, time.monotonic(), answer.status, request.headers
+            )
+            self.visits.append(visit)
+        try:
             return await _write(answer, request, writer)
         finally:
-            end = time.monotonic()
-            self.visits.append(
-                Visit(request.host, request.path, request.query, start, end, answer.status, request.headers)
-            )
+            if answer.endless:
+                visit.end = time.monotonic()
 
 
 async def _read(reader: asyncio.StreamReader) -> Request | None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from ..peers import Peer
-from ..session import session
+from .drain import alone
 from .part import Column, Context, Figures, Part
 
 _LIMIT, _PROCESSES, _BATCHES = 2, 2, (10, 100)
 
 
 def measure(context: Context, peer: Peer) -> Figures:
-    """For each batch size once without the gate and once with it, on one database."""
+    """For each batch size once without the gate and once with it, each on a database of its own."""
     found: Figures = {"left": 0, "twice": 0}
-    with session(peer, context.server) as run:
-        for batch in _BATCHES:
-            for name, gate in (("free", None), ("gated", _LIMIT)):
-                drained = run.drain(context.jobs(peer), _PROCESSES, batch=batch, gate=gate)
-                found[f"{name}_{batch}"] = drained.rate
-                found["left"] += drained.left
-                found["twice"] += drained.twice
-            found[f"ratio_{batch}"] = found[f"gated_{batch}"] / found[f"free_{batch}"]
+    for batch in _BATCHES:
+        for name, gate in (("free", None), ("gated", _LIMIT)):
+            drained = alone(context, peer, _PROCESSES, batch=batch, gate=gate)
+            found[f"{name}_{batch}"] = drained.rate
+            found["left"] += drained.left
+            found["twice"] += drained.twice
+        found[f"ratio_{batch}"] = found[f"gated_{batch}"] / found[f"free_{batch}"]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,8 @@ class Runner:
 
         self.noop = noop
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        await self.noop.handle(0).status()  # connects, as the others do
 
     async def setup(self) -> None:
         await self.mill.prepare()
@@ -40,6 +42,7 @@ class Runner:
     async def work(self, recorder: Recorder) -> None:
         self.hit = recorder.hit
         worker = self.mill.worker()
+        gc.freeze()  # as ``rowmill run`` does in a process of its own
         recorder.wait_for_go()
         await worker.run()
 

@@ -276,6 +276,7 @@ class Signature:
         parameters = self._whole.parameters.values()
         self._wanted = {p.name: self.hints.get(p.name, Any) for p in parameters}
         self._by_place = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self._names = frozenset(self._wanted)
         self._required = {p.name for p in parameters if p.default is p.empty}
 
     def _hints(self) -> dict[str, Any]:
@@ -341,6 +342,25 @@ class Signature:
                 return None
         return packed
 
+    def packed_alike(self, calls: Sequence[Any]) -> list[dict[str, Any]] | None:
+        """Many calls that give all arguments in the same way, each already what its hint says: looked at argument by
+        argument, not call by call. None where they are not all of that kind.
+        """
+        names, kinds = self._by_place, {type(call) for call in calls}
+        if not names or not self._trivial or len(names) < len(self._wanted) or kinds not in ({tuple}, {dict}):
+            return None
+        if {len(call) for call in calls} != {len(names)}:
+            return None
+        try:
+            given = [tuple([call[at] for call in calls]) for at in (range(len(names)) if kinds == {tuple} else names)]
+        except KeyError:
+            return None
+        for name, values in zip(names, given, strict=True):
+            kind = self._wanted[name]
+            if set(map(type, values)) != {kind} or (kind is int and max(map(int.bit_length, values)) > _BITS):
+                return None
+        return [dict(zip(names, values, strict=True)) for values in zip(*given, strict=True)]
+
     def needs(self) -> list[str]:
         """Names of the arguments that a call must give."""
         many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -348,7 +368,7 @@ class Signature:
 
     def unpack(self, packed: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Packed arguments as the handler takes them; raises WrongArguments where they do not fit its hints."""
-        if type(packed) is dict and self._trivial and packed.keys() <= self._wanted.keys():
+        if type(packed) is dict and self._trivial and self._names.issuperset(packed):
             return [], packed
         if not isinstance(packed, Mapping):
             raise WrongArguments(f"args is {_shown(packed)}, and must be an object: it takes {self}")

@@ -314,8 +314,11 @@ class Task(Generic[P, R]):
                 )
         common = Options(**options)
         where, pack = f"task {self.name!r}", self.signature.pack
+        asked = listed_calls(calls)
+        if (packed := self.signature.packed_alike(asked)) is not None:
+            return [Call(self, args, common) for args in packed]
         found = []
-        for given in listed_calls(calls):
+        for given in asked:
             if isinstance(given, (tuple, list)):
                 found.append(Call(self, pack(where, tuple(given), {}), common))
             elif isinstance(given, (dict, Mapping)):

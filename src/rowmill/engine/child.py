@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -115,6 +116,8 @@ async def _serve(worker: Worker, line: Line) -> int:
     worker.tally.told = lambda tally: line.tell(
         counts={"done": tally.completed, "failed": tally.failures, "dead": tally.died, "left": tally.left}
     )
+    # The process is the worker's own, and what is loaded by now stays: no collection of garbage need look at it again.
+    gc.freeze()
     await worker.run()
     if worker.recycling:
         _leave(RECYCLE)

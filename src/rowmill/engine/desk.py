@@ -99,16 +99,20 @@ class Desk:
 
     async def _enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         groups = self._groups(calls)
-        handles: list[Handle[Any] | None] = [None] * len(calls)
+        handles: dict[int, Handle[Any]] = {}
         for (tx, environment), places in groups.items():
             group = calls if len(groups) == 1 else [calls[place] for place in places]
             if tx is not None:
                 ids = await self._in_tx(group[0].options.tx, group)
             else:
                 ids = await (await self.counter(environment)).add(group, self._notify)
-            for place, id in zip(places, ids, strict=True):
-                handles[place] = Handle(self, calls[place].task, environment, id)
-        return [handle for handle in handles if handle is not None]
+            handed: list[Handle[Any]] = [
+                Handle(self, call.task, environment, id) for call, id in zip(group, ids, strict=True)
+            ]
+            if len(groups) == 1:
+                return handed
+            handles.update(zip(places, handed, strict=True))
+        return [handles[place] for place in range(len(calls))]
 
     def enqueue_sync(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         """The same for code that does not await."""
@@ -130,14 +134,13 @@ class Desk:
 
     def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], list[int]]:
         groups: dict[tuple[int | None, str], list[int]] = {}
-        known: dict[tuple[int, int], list[int]] = {}  # many calls have their task and options in common
+        places: list[int] = []
+        task = options = None
         for place, call in enumerate(calls):
-            alike = (id(call.options), id(call.task))
-            if alike not in known:
-                tx = call.options.tx
-                key = (None if tx is None else id(tx), self._environment_of(call))
-                known[alike] = groups.setdefault(key, [])
-            known[alike].append(place)
+            if call.task is not task or call.options is not options:  # many have both in common
+                task, options, tx = call.task, call.options, call.options.tx
+                places = groups.setdefault((None if tx is None else id(tx), self._environment_of(call)), [])
+            places.append(place)
         return groups
 
     def _environment_of(self, call: Call) -> str:

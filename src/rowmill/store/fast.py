@@ -63,10 +63,11 @@ select array_agg(id) from written"""
 
 def _json_at(at: int) -> Reader:
     """From a claim it comes as text; from other statements as what the text says, and neither column is ever a text."""
-    parse = json.JSONDecoder().raw_decode
+    decoder: Any = json.JSONDecoder()
+    scan = decoder.scan_once  # without what looks for white space around it
 
     def read(row: Sequence[Any]) -> Any:
         value = row[at]
-        return parse(value)[0] if isinstance(value, str) else value
+        return scan(value, 0)[0] if isinstance(value, str) else value
 
     return read

@@ -24,10 +24,10 @@ class Claims:
     def begins(self) -> Any:
         return self.horizon.bound(self.now)
 
-    def claim(self, *, full: bool = True, took: float = 0.001, count: int = 500, first: Any = "next") -> None:
+    def claim(self, *, full: bool = True, took: float = 0.001, count: int = 500, last: Any = "next") -> None:
         self.place += count
         bounded = self.begins() is not None
-        place = (self.place,) if first == "next" else first
+        place = (self.place,) if last == "next" else last
         self.horizon.claimed(place, full=full, count=count, began=self.now, now=self.now + took, bounded=bounded)
         self.now += 0.1
 
@@ -57,10 +57,10 @@ def test_far_on_the_head_is_looked_at_four_times_a_second_and_what_stands_there_
         claims.claim()
     heads = [i for i, first in enumerate(begun) if first is None]
     assert heads == [2, 5, 8]
-    claims.claim(first=(3,))  # this one began at a bound; the next one at the head finds rows far below
+    claims.claim(last=(3,))  # this one began at a bound; the next one at the head finds rows far below
     while claims.begins() is not None:
         claims.claim()
-    claims.claim(first=(7,))
+    claims.claim(last=(7,))
     assert claims.begins() == (7,)
 
 
@@ -72,7 +72,7 @@ def test_a_short_claim_far_on_is_made_again_at_once_from_the_head() -> None:
     assert claims.horizon.look_again is not None
     assert claims.horizon.look_again <= claims.now
     assert claims.begins() is None
-    claims.claim(full=False, first=None)
+    claims.claim(full=False, last=None)
     assert claims.horizon.look_again is None
 
 
@@ -96,7 +96,7 @@ def test_a_place_that_cannot_be_compared_is_no_bound() -> None:
     """A3: NULL in the order."""
     claims = Claims()
     claims.far()
-    claims.claim(first=(None,))
+    claims.claim(last=(None,))
     assert claims.begins() == (horizon._FAR,)
 
 
@@ -132,6 +132,23 @@ async def test_urgent_rows_that_come_into_a_long_backlog_go_first(
         list(range(45, 55)),
         list(range(55, 60)),
     ]
+
+
+async def test_a_claim_of_jobs_comes_in_the_queues_order_however_they_lie_in_the_table(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A3: by priority, then by time, also one without a beginning, then by age."""
+    db = empty(request, tmp_path, "postgresql")
+    mill = await _prepared(db)
+    times = ["now() - interval '1 hour'", "now() - interval '2 hours'", "'-infinity'", "now() - interval '1 hour'"]
+    for number, (time, priority) in enumerate(zip([*times, "now()"], [0, 0, 0, 0, -5], strict=True)):
+        db.execute(
+            "insert into rowmill_jobs (task, args, run_after, priority) values"
+            f" ('late', '{{\"number\": {number}}}', {time}, {priority})"
+        )
+    async with Kit(mill) as kit:
+        assert await _numbers(await kit.store("default"), 10) == [4, 2, 1, 0, 3]
+    await mill.close()
 
 
 async def _prepared(db: Db) -> Mill:

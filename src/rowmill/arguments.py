@@ -366,10 +366,14 @@ class Signature:
         many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         return [n for n, p in self._whole.parameters.items() if p.default is p.empty and p.kind not in many]
 
+    def takes_as_it_is(self, packed: Any) -> bool:
+        """Packed arguments that the handler can be called with, by name, just as they are."""
+        return type(packed) is dict and self._trivial and self._names.issuperset(packed)
+
     def unpack(self, packed: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Packed arguments as the handler takes them; raises WrongArguments where they do not fit its hints."""
-        if type(packed) is dict and self._trivial and self._names.issuperset(packed):
-            return [], packed
+        if self.takes_as_it_is(packed):
+            return [], dict(packed)
         if not isinstance(packed, Mapping):
             raise WrongArguments(f"args is {_shown(packed)}, and must be an object: it takes {self}")
         args: list[Any] = []

@@ -202,9 +202,11 @@ class Task(Generic[P, R]):
 
     def invoke(self, job: Any, /, **resources: Any) -> Any:
         """Call the handler for a claimed job, its arguments as it declares them."""
-        signature = self._signature or self.signature
+        signature, packed = self._signature or self.signature, job["args"]
+        if signature.takes_as_it_is(packed):
+            return self.handler(job, **packed, **resources) if self.takes_job else self.handler(**packed, **resources)
         try:
-            args, kwargs = signature.unpack(own_arguments(job["args"]))
+            args, kwargs = signature.unpack(own_arguments(packed))
         except WrongArguments as error:
             raise Dead(f"the arguments do not fit the handler: {error.message}") from None
         if self.takes_job:

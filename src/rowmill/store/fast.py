@@ -7,14 +7,17 @@ rows, so none has to be locked and skipped first: the update itself re-checks th
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from ..claim import Settlement
 from .database import Run
 from .postgres import PostgresLane
-from .postgres_statements import PostgresStatements
+from .postgres_statements import MOST, PostgresStatements
 from .readers import Reader
 from .settled import fences
 
@@ -24,6 +27,10 @@ _READ_LATER = ("args", "history")
 class QueueStatements(PostgresStatements):
     """What a queue says: as any lane, and JSON comes as text, to be read where it is used."""
 
+    def claim(self, most: int = MOST, *, bounded: bool = False) -> str:
+        """The rows as the update comes upon them: kept and put in order by the server they would take a tenth more."""
+        return f"{self._picking(most, bounded)}\n{self._taking(self.shown())}"
+
     def shown(self) -> str:
         return ", ".join(self.name(c) + ("::text" if c in _READ_LATER else "") for c in self.binding.taken)
 
@@ -32,6 +39,18 @@ class QueueLane(PostgresLane):
     """The verbs over ``rowmill_jobs``."""
 
     _say = QueueStatements
+
+    async def _claim(self, count: int, bound: tuple[Any, ...] | None) -> Sequence[Any]:
+        rows = await super()._claim(count, bound)
+        try:
+            return sorted(rows, key=self._place)
+        except TypeError:  # a time without end or beginning comes without a zone, and compares with no other
+            return sorted(rows, key=lambda row: [_zoned(value) for value in self._place(row)])
+
+    @functools.cached_property
+    def _place(self) -> Callable[[Sequence[Any]], Any]:
+        """A row's place in the queue's order: of columns that compare here as they do on the server."""
+        return operator.itemgetter(*(self._at[column] for column, _ in self.binding.order))
 
     def reader(self, column: str) -> Reader:
         return _json_at(self._at[column]) if column in _READ_LATER else super().reader(column)
@@ -59,6 +78,10 @@ select array_agg(id) from written"""
             ids = run(text, (list(alike), self.worker, at, attempts))[0][0] or ()
             written.update(alike.values() if len(ids) == len(alike) else [alike[id] for id in ids])
         return written
+
+
+def _zoned(value: Any) -> Any:
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
 
 
 def _json_at(at: int) -> Reader:

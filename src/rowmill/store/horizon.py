@@ -2,8 +2,8 @@
 
 Every row that was claimed leaves an entry at the head of the index, and until a vacuum comes, each claim from the head
 walks them all: 8 µs a row became 13 after 300,000 rows. Behind a long transaction, where no vacuum can take them away,
-there is no end to it. A claim from where the last one found its first row walks none of them. What comes in below that
-(an urgent row, a retry, a row that was taken back) is found by claims from the head, made in between.
+there is no end to it. A claim from where the last one ended walks none of them. What comes in below that (an urgent
+row, a retry, a row that was taken back or that somebody had locked) is found by claims from the head, made in between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Horizon:
     """What one lane's claims in this process know of their index. Times are monotonic."""
 
     def __init__(self) -> None:
-        self._first: tuple[Any, ...] | None = None
+        self._last: tuple[Any, ...] | None = None
         self._taken = self._dear = 0
         self._cost, self._head_at = 0.0, -math.inf
         #: When a claim that came back short proves nothing, and is to be made again.
@@ -31,19 +31,19 @@ class Horizon:
 
     def bound(self, now: float) -> tuple[Any, ...] | None:
         """Where a claim that is made now begins; None: at the head."""
-        return self._first if now < self._again_at() else None
+        return self._last if now < self._again_at() else None
 
     def _again_at(self) -> float:
         least = _AGAIN_DEAR if self._dear >= _DEAR_IN_A_ROW else _AGAIN_FAR
         return self._head_at + max(least, _AGAIN_SHARE * self._cost)
 
     def claimed(
-        self, first: tuple[Any, ...] | None, *, full: bool, count: int, began: float, now: float, bounded: bool
+        self, last: tuple[Any, ...] | None, *, full: bool, count: int, began: float, now: float, bounded: bool
     ) -> None:
-        """A claim was made. ``first``: the place in the order of the first row it brought.
+        """A claim was made. ``last``: the place in the order of the last row it brought.
 
-        After a claim from the head that is the bound even where it is lower: what came in below is then taken
-        in order, however much it is.
+        That is the bound from then on, also where a claim from the head came less far than the one before it: what has
+        come in below is then taken in order, however much it is.
         """
         self._taken = self._taken + count if full else 0
         if not bounded:
@@ -51,10 +51,10 @@ class Horizon:
             self._dear = self._dear + 1 if self._cost > _DEAR + _DEAR_PER_ROW * count else 0
         self.look_again = None
         if self._dear >= _DEAR_IN_A_ROW or self._taken >= _FAR:
-            self._first = first if first is not None and None not in first else self._first
+            self._last = last if last is not None and None not in last else self._last
             if bounded and not full:
                 self.look_again = self._again_at()
         else:
-            self._first = None
+            self._last = None
             if bounded:
                 self.look_again = now

@@ -58,9 +58,9 @@ class PostgresLane(LaneStore):
         now = time.monotonic()
         self._guise.claimed(now - began, count)
         if self._boundable:
-            first = tuple(rows[0][self._at[column]] for column, _ in self.binding.order) if rows else None
+            last = tuple(rows[-1][self._at[column]] for column, _ in self.binding.order) if rows else None
             self._horizon.claimed(
-                first, full=len(rows) == count, count=count, began=began, now=now, bounded=bound is not None
+                last, full=len(rows) == count, count=count, began=began, now=now, bounded=bound is not None
             )
             self.look_again = self._horizon.look_again
         return self.make_claims(rows, began)

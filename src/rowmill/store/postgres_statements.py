@@ -94,7 +94,14 @@ class PostgresStatements(Statements):
         The inner limit tells the planner that few rows are wanted, whatever the count; the outer one, which hides the
         count from it, lets the server keep the plan. Rows are fetched one by one, and locked only as they are.
         """
-        rows, found = self._match("picked")
+        return f"""{self._picking(most, bounded)}, taken as (
+  {self._taking(self.names(self.binding.taken))}
+)
+select {self.shown()} from taken
+order by {self.order()}"""
+
+    def _picking(self, most: int, bounded: bool) -> str:
+        rows, _ = self._match("picked")
         bound = f"\n    and {self.bound()}" if bounded else ""
         return f"""with picked as materialized (
   select * from (
@@ -105,14 +112,14 @@ class PostgresStatements(Statements):
     for no key update skip locked
   ) first
   limit (select $1::bigint)
-), taken as (
-  update {self.table} set
+)"""
+
+    def _taking(self, returned: str) -> str:
+        _, found = self._match("picked")
+        return f"""update {self.table} set
     {self.assignments(self.claim_set("$2::text"))}
   where {found}
-  returning {self.names(self.binding.taken)}
-)
-select {self.shown()} from taken
-order by {self.order()}"""
+  returning {returned}"""
 
     def shown(self) -> str:
         """The columns of a claimed row, as the worker gets them."""

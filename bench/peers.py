@@ -52,7 +52,7 @@ class Peer:
 def _rowmill(
     name: str, *, jobs: tuple[int, int] = (200_000, 40_000), peer: Options | None = None, **options: Any
 ) -> Peer:
-    chosen = {"batch": 500, "concurrency": 100, **options}
+    chosen = {"batch": 1000, "concurrency": 100, **options}
     return Peer(
         name,
         "rowmill",
@@ -71,7 +71,7 @@ def _tasks(name: str, *, jobs: tuple[int, int] = (200_000, 40_000), sqlite: bool
     return Peer(
         name,
         "rowmill_tasks",
-        {"batch": 500, "concurrency": 100, "table": "jobs"},
+        {"batch": 1000, "concurrency": 100, "table": "jobs"},
         left=Jobs.left,
         open=Jobs.open,
         wrong=Jobs.wrong,

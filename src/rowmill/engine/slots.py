@@ -25,7 +25,7 @@ _WAKEN = 4
 _AHEAD = 0.25  # seconds of work that may wait in the buffer
 _AHEAD_GATED = 0.005  # the same where a row that waits takes up its key: no longer than a claim takes
 _HOARD = 1.0  # seconds a run may take while others wait behind it
-AUTO_BATCH = 500
+AUTO_BATCH = 1000
 
 
 class Slot:

@@ -8,10 +8,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
-from rowmill.errors import Busy
-from rowmill.store import Database, line
+from rowmill.store import Database
 
 
 async def test_a_write_waits_for_the_lock_and_finds_it_free(tmp_path: Path) -> None:
@@ -29,26 +26,5 @@ async def test_a_write_waits_for_the_lock_and_finds_it_free(tmp_path: Path) -> N
             await database.write(lambda run: run("insert into jobs values (2)", ()))
             assert time.monotonic() - began >= 0.15
             assert await database.read(lambda run: run("select id from jobs order by id", ())) == [(1,), (2,)]
-        finally:
-            await database.close()
-
-
-async def test_a_lock_that_is_never_free_is_told_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """X2: Busy says that nothing was written; a wrong statement is told at once."""
-    monkeypatch.setattr(line, "LOCK_WAIT", 0.2)
-    path = tmp_path / "jobs.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("pragma journal_mode = wal")
-        other.execute("create table jobs (id integer)")
-        other.execute("begin immediate")
-        database = Database.open(f"sqlite:///{path}")
-        try:
-            with pytest.raises(Busy, match="locked"):
-                await database.write(lambda run: run("insert into jobs values (2)", ()))
-            other.execute("rollback")
-            await database.write(lambda run: run("insert into jobs values (3)", ()))
-            assert await database.read(lambda run: run("select id from jobs", ())) == [(3,)]
         finally:
             await database.close()

@@ -11,11 +11,12 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ..claim import Settlement
 from .database import Run
+from .jobs import moment
 from .postgres import PostgresLane
 from .postgres_statements import MOST, PostgresStatements
 from .readers import Reader
@@ -45,7 +46,7 @@ class QueueLane(PostgresLane):
         try:
             return sorted(rows, key=self._place)
         except TypeError:  # a time without end or beginning comes without a zone, and compares with no other
-            return sorted(rows, key=lambda row: [_zoned(value) for value in self._place(row)])
+            return sorted(rows, key=lambda row: [moment(v) if isinstance(v, datetime) else v for v in self._place(row)])
 
     @functools.cached_property
     def _place(self) -> Callable[[Sequence[Any]], Any]:
@@ -78,10 +79,6 @@ select array_agg(id) from written"""
             ids = run(text, (list(alike), self.worker, at, attempts))[0][0] or ()
             written.update(alike.values() if len(ids) == len(alike) else [alike[id] for id in ids])
         return written
-
-
-def _zoned(value: Any) -> Any:
-    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
 
 
 def _json_at(at: int) -> Reader:

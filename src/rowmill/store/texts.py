@@ -72,7 +72,7 @@ _ONE = "One statement under the file's only write lock: nothing comes between lo
 #: Why a step is as it is: the statement's name, how the step's line begins, why.
 _WHY = (
     ("claim", "with picked", "Materialized: the walk stops at the limit, and is done once."),
-    ("claim", "    and (", "Nothing below where the last claim began: dead index entries are not walked again."),
+    ("claim", "    and (", "Nothing below where the last claim ended: dead index entries are not walked again."),
     ("claim", "  for no key", "A row that is locked is being claimed: it is passed over, and nobody gets it twice."
      " No key: rows that refer to it do not hide it."),
     ("claim", "), taken", "Taken in the statement that found them, with the mark the fence will ask for."),

@@ -25,17 +25,19 @@ from test_worker import STATES, add, events_of, jobs, until, working
 
 def once(patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool) -> list[str]:
     """The next call of this verb loses the database: its reply (``after`` the work was done), or the request."""
-    kept, lost = getattr(owner, name), list[str]()
+    kept, begun, lost = getattr(owner, name), False, list[str]()
 
     async def verb(self: Any, *given: Any) -> Any:
-        if lost or (given and given[0] == []):
+        nonlocal begun
+        if begun or (given and given[0] == []):
             return await kept(self, *given)
-        lost.append(name)
+        begun = True
         if after:
             fences = [(claim, claim.claimed_at) for claim in given[0]] if name == "renew" else []
             await kept(self, *given)
             for claim, moment in fences:
                 claim.claimed_at = moment  # nobody was told
+        lost.append(name)
         raise Unreachable("the connection is gone")
 
     patch.setattr(owner, name, verb)
@@ -101,6 +103,32 @@ async def test_a_moving_lease_survives_a_renewal_that_was_never_answered(
         await until(lambda: lost)
         before = db.value("select min(claimed_at) from jobs")
         await until(lambda: db.value("select min(claimed_at) from jobs") > before)
+        go.set()
+        await until(lambda: statuses(db) == ["done"] * 2)
+    assert not [event for event in seen if event.name == "claim_lost"]
+
+
+@pytest.mark.parametrize("ends", ["by returning", "in a finish block"])
+async def test_a_run_that_ends_before_the_next_renewal_knows_where_its_fence_went(
+    db: Db, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """X1: the reply to a moving renewal is lost, and the run ends before the heartbeat has looked again."""
+    jobs(db, 2)
+    mill = Mill(db.url)
+    seen, go = events_of(mill), asyncio.Event()
+    # A second is left between the lost reply and the next renewal: the run ends well within it.
+    options = dict(STATES, renew="claimed_at", lease=td(seconds=10), heartbeat=td(seconds=1))
+
+    @mill.lane("jobs", name="work", max_attempts=1, **options)
+    async def work(job: Any) -> None:
+        await go.wait()
+        if ends == "in a finish block":
+            async with job.finish() as tx:
+                tx.set(note="in the block")
+
+    lost = once(monkeypatch, lane_of(db), "renew", after=True)
+    async with working(mill):
+        await until(lambda: lost)
         go.set()
         await until(lambda: statuses(db) == ["done"] * 2)
     assert not [event for event in seen if event.name == "claim_lost"]

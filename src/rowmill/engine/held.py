@@ -52,6 +52,8 @@ class Held:
         self._claims: dict[tuple[Any, ...], Claim] = {}
         self._renewing: set[int] = set()
         self._settling: set[int] = set()
+        #: Claims whose fence may stand elsewhere than we know: the reply to their renewal was lost. By identity.
+        self._astray: set[int] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -68,7 +70,9 @@ class Held:
             if held.get(claim.key) is claim:
                 del held[claim.key]
         if self.moving:
-            self._settling.difference_update([id(claim) for claim in claims])
+            gone = [id(claim) for claim in claims]
+            self._settling.difference_update(gone)
+            self._astray.difference_update(gone)
 
     @property
     def unwritten(self) -> bool:
@@ -102,14 +106,26 @@ class Held:
         with self._lock:
             self._renewing = set()
 
+    def lost_reply(self, claims: Sequence[Claim]) -> None:
+        """A renewal of these was not answered: a moving fence may have moved all the same."""
+        if self.moving:
+            self._astray.update([id(claim) for claim in claims])
+
+    async def find_fences(self, store: LaneStore, claims: Sequence[Claim]) -> None:
+        """Read where the fences of these stand, as far as a lost reply has left that open."""
+        if astray := [claim for claim in claims if id(claim) in self._astray]:
+            await store.adopt(astray)
+            self._astray.difference_update([id(claim) for claim in astray])
+
     async def begin_settle(self, claims: Sequence[Claim]) -> None:
-        """With a moving fence: wait until none of these is being renewed, and keep it so."""
+        """With a moving fence: wait until none of these is being renewed, keep it so, and know where it stands."""
         if not self.moving:
             return
         with self._lock:
             self._settling |= {id(claim) for claim in claims}
         while any(id(claim) in self._renewing for claim in claims):  # noqa: ASYNC110 - the other side is a thread
             await asyncio.sleep(0.005)
+        await self.find_fences(self.store, claims)
 
     def end_settle(self, claims: Sequence[Claim]) -> None:
         """Settled or not: what is still held may be renewed again."""

@@ -260,11 +260,15 @@ class Finish:
     async def __aenter__(self) -> FinishTx:
         if self._job.finished is not None:
             raise RowmillError("this run has already ended in a finish block", hint="one job.finish() per run")
-        if self._store.database.dialect.name == "sqlite":
-            # One writer at a time: a renewal that is under way needs the lock that this block is about to take.
-            await self._held.begin_settle([self._claim])
-        self._context = self._store.database.begin()
-        self._tx = FinishTx(await self._context.__aenter__())
+        try:
+            if self._store.database.dialect.name == "sqlite":
+                # One writer at a time: a renewal that is under way needs the lock that this block is about to take.
+                await self._held.begin_settle([self._claim])
+            self._context = self._store.database.begin()
+            self._tx = FinishTx(await self._context.__aenter__())
+        except BaseException:
+            self._held.end_settle([self._claim])  # the run goes on, and so do its renewals
+            raise
         return self._tx
 
     async def __aexit__(
@@ -275,8 +279,6 @@ class Finish:
                 await self._context.__aexit__(kind, error, trace)
                 return
             self._held.ending.add(id(self._claim))
-            # Where renewal moves the fence, it must not move it between the settling and the commit.
-            await self._held.begin_settle([self._claim])
             await uncut(self._end())
         finally:
             self._held.ending.discard(id(self._claim))
@@ -284,6 +286,8 @@ class Finish:
 
     async def _end(self) -> None:
         try:
+            # Where renewal moves the fence, it must not move it between the settling and the commit.
+            await self._held.begin_settle([self._claim])
             settlement = await self._settle()
         except BaseException as failure:
             await self._context.__aexit__(type(failure), failure, failure.__traceback__)

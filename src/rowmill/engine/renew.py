@@ -93,21 +93,20 @@ class Renewer(threading.Thread):
         """Renew one lane's claims, beat after beat."""
         assert store.lane.heartbeat is not None
         every = store.lane.heartbeat.total_seconds()
-        pause, unsure = every, False
+        pause = every
         while True:
             await asyncio.sleep(pause)
             claims = held.begin_renewal()
             try:
-                if unsure:
-                    await store.adopt(claims)  # the last reply was lost: the fence may have moved all the same
-                    unsure = False
+                await held.find_fences(store, claims)
                 complete = all(
                     [await self._renew(held, store, claims[i : i + _CHUNK]) for i in range(0, len(claims), _CHUNK)]
                 )
                 pause = every if complete else min(_SOON, every)
             except DatabaseError as error:
                 # The lease outlives several beats; the next one tries again.
-                pause, unsure = min(_SOON, every), held.moving
+                pause = min(_SOON, every)
+                held.lost_reply(claims)
                 self._events.emit("renew_failed", logging.WARNING, lane=store.lane.name, error=error.message)
             except Exception as error:
                 pause = min(_SOON, every)

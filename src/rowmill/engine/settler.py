@@ -86,8 +86,8 @@ class Settler:
             claims = [settlement.claim for settlement in batch]
         if not batch:
             return
-        await held.begin_settle(claims)
         try:
+            await held.begin_settle(claims)
             report = await held.store.settle(batch)
         except BaseException:
             held.outcomes[:0] = batch

@@ -10,7 +10,11 @@ import pytest
 import systems
 from command import Command
 from databases import Db
-from rowmill.store.texts import commented
+from rowmill import Mill
+from rowmill.claim import Settlement
+from rowmill.store.inspect import view_lane
+from rowmill.store.texts import commented, texts
+from rowmill.testing import Kit
 
 
 @pytest.fixture
@@ -31,6 +35,27 @@ def test_sql_says_why_above_each_step_and_the_statement_stays_the_same(db: Db, c
             kept = [line for line in said if not line.lstrip().startswith("-- ")]
             assert "\n".join(kept).rstrip(";\n") == statement["sql"]
             assert len(kept) < len(said), f"{statement['name']} is not commented"
+
+
+async def test_sql_shows_of_a_queue_what_its_workers_send(db: Db) -> None:
+    """A queue's claim and its plain ends are shorter than those of other lanes: these are shown, each with its whys."""
+    mill = Mill(db.url)
+
+    @mill.task
+    async def greet(name: str) -> None: ...
+
+    async with Kit(mill) as kit:
+        await greet.enqueue("Ada")
+        store = await kit.store("default")
+        shown = await texts(await view_lane(mill.lanes["default"], "default", store.database, store.clock))
+        (claim,) = await store.claim(1)
+        await store.settle([Settlement(claim, "done")])
+        sent = set(store._texts.values())
+    await mill.close()
+    assert len(sent) == 2
+    assert sent <= set(shown.values())
+    for name, text in shown.items():
+        assert commented(name, text) != text, f"{name} is not commented"
 
 
 def test_a_text_that_goes_on_over_lines_is_not_commented() -> None:

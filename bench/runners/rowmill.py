@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class Runner:
             given["gates"] = [Concurrency(limit, by="domain")]
         self.table.declare(mill, noop, **given)
         worker = mill.worker()
+        gc.freeze()  # as ``rowmill run`` does in a process of its own
         recorder.wait_for_go()
         await worker.run()
 

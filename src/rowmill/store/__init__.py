@@ -13,7 +13,7 @@ from . import schema
 from .base import LaneStore
 from .binding import Binding, bind, fence_time
 from .database import Database
-from .fast import QueueLane
+from .fast import lane_kind
 from .gate_rows import GateRows
 from .gating import Dimension, bind_gates
 from .handlers import uncut
@@ -49,8 +49,7 @@ def store_for(
 ) -> LaneStore:
     """The verbs over a lane that is bound already, on a connection of its own choosing."""
     if database.dialect.name == "postgresql":
-        kind = QueueLane if binding.lane.own else PostgresLane
-        return kind(binding, database, clock, worker, incarnation, gates)
+        return lane_kind(binding.lane)(binding, database, clock, worker, incarnation, gates)
     return SqliteLane(binding, database, clock, worker, incarnation, gates)
 
 

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from ..claim import Settlement
+from ..lane import Lane
 from .database import Run
 from .jobs import moment
 from .postgres import PostgresLane
@@ -34,6 +35,16 @@ class QueueStatements(PostgresStatements):
 
     def shown(self) -> str:
         return ", ".join(self.name(c) + ("::text" if c in _READ_LATER else "") for c in self.binding.taken)
+
+    def settle_done(self) -> str:
+        """$1 the keys of rows that have the rest of their fence in common: $2 worker, $3 time, $4 count."""
+        return f"""with written as (
+  update {self.table} t set
+    {self.assignments(self.settle_set("done", "null", "0"))}
+  where t.id = any($1::bigint[]) and {self.fence("t", "$3::timestamptz", "$4::int", "$2::text")}
+  returning t.id
+)
+select array_agg(id) from written"""
 
 
 class QueueLane(PostgresLane):
@@ -56,20 +67,10 @@ class QueueLane(PostgresLane):
     def reader(self, column: str) -> Reader:
         return _json_at(self._at[column]) if column in _READ_LATER else super().reader(column)
 
-    def _done(self) -> str:
-        say = self.statements
-        return f"""with written as (
-  update {say.table} t set
-    {say.assignments(say.settle_set("done", "null", "0"))}
-  where t.id = any($1::bigint[]) and {say.fence("t", "$3::timestamptz", "$4::int", "$2::text")}
-  returning t.id
-)
-select array_agg(id) from written"""
-
     def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
         if group[0].kind != "done" or group[0].columns:
             return super().settle_group(run, group)
-        text = self._text("done", self._done)
+        text = self._text("done", self.statements.settle_done)
         known, places = fences([settlement.claim for settlement in group])
         positions: list[dict[int, int]] = [{} for _ in known]
         for position, (place, settlement) in enumerate(zip(places, group, strict=True)):
@@ -79,6 +80,11 @@ select array_agg(id) from written"""
             ids = run(text, (list(alike), self.worker, at, attempts))[0][0] or ()
             written.update(alike.values() if len(ids) == len(alike) else [alike[id] for id in ids])
         return written
+
+
+def lane_kind(lane: Lane) -> type[PostgresLane]:
+    """The verbs for a lane on PostgreSQL."""
+    return QueueLane if lane.own else PostgresLane
 
 
 def _json_at(at: int) -> Reader:

@@ -21,6 +21,7 @@ from ..roles import snake
 from . import schema
 from .binding import CREATED, bind
 from .database import Database, Sqlite
+from .fast import lane_kind
 from .fleet import Fleet
 from .keys import Key, Marks, among
 from .postgres import PostgresLane
@@ -325,7 +326,7 @@ async def view_lane(lane: Lane, environment: str, database: Database, clock: Clo
     """Bind a lane to its table in one environment, to look at it; raises what ``open_lane`` raises."""
     check_file(database)
     binding = await bind(lane, environment, database)
-    kind = PostgresLane if database.dialect.name == "postgresql" else SqliteLane
+    kind = lane_kind(lane) if database.dialect.name == "postgresql" else SqliteLane
     store = kind(binding, database, clock, "", "", (await schema.taken(database)).has(schema.GATES))
     return LaneView(store, fleet=not store.needs_fleet or await Fleet(database).exists())
 

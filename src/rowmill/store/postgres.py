@@ -116,7 +116,7 @@ class PostgresLane(LaneStore):
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
         if kind == "done" and not columns and self._in_arrays:
             text = self._text("done", self.statements.settle_done)
-            return {row[0] - 1 for row in run(text, self._arrays(group))}
+            return set(run(text, self._arrays(group))[0][0] or ())
         text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
         with encoding():
             values = [

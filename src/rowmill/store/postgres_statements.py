@@ -226,12 +226,15 @@ returning held._ord"""
         names = ", ".join(f"_k{i}" for i in range(len(key)))
         time, count = (f"(${next(number)}::{types[c]}[])[s._g]" if c else "" for c in self._common())
         fence = self._fence(time, count, f"${next(number)}::text")
-        return f"""{self._held(f"{sent} with ordinality as s({names}, _g, _ord)", fence)}
-update {self.table} t set
+        # Which of them were written comes as one array, which the driver reads at once: a row each takes it longer.
+        return f"""{self._held(f"{sent} with ordinality as s({names}, _g, _ord)", fence)}, written as (
+  update {self.table} t set
     {self.assignments(self.settle_set("done", "null", "0"))}
-from held
-where {self._of_held()}
-returning held._ord"""
+  from held
+  where {self._of_held()}
+  returning held._ord
+)
+select array_agg(_ord - 1) from written"""
 
     def renew(self) -> str:
         """$1 the claims, $2 worker."""

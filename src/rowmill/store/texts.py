@@ -68,28 +68,35 @@ async def _gated(view: LaneView) -> dict[str, str]:
 
 _HELD = "The claims that still hold: the state, the holder, the claim's own time and count are as the claim left them."
 _PASSED = "What somebody else has locked at this moment is passed over, and tried again at once: nobody waits."
-_ONE = "One statement under the file's only write lock: nothing comes between looking and taking."
+_TAKEN = "Taken in the statement that found them, with the mark the fence will ask for."
+_OUTCOME = "The outcome, for a whole batch of claims; a handler's own columns are set here, too."
+_FENCE = "The fence: a lost claim writes nothing."
+_WRITTEN = "What was written; the others are read before they are called lost."
 #: Why a step is as it is: the statement's name, how the step's line begins, why.
 _WHY = (
     ("claim", "with picked", "Materialized: the walk stops at the limit, and is done once."),
     ("claim", "    and (", "Nothing below where the last claim ended: dead index entries are not walked again."),
     ("claim", "  for no key", "A row that is locked is being claimed: it is passed over, and nobody gets it twice."
      " No key: rows that refer to it do not hide it."),
-    ("claim", "), taken", "Taken in the statement that found them, with the mark the fence will ask for."),
+    ("claim", "), taken", _TAKEN),
     ("claim", "select ", "Handed over in the lane's order."),
-    ("claim", "update ", _ONE),
+    ("claim", "update ", _TAKEN + " Nothing comes between looking and taking."),
     ("claim", "  select ", "The ready rows, in the lane's order."),
     ("settle", "with held", _HELD),
     ("renew", "with held", _HELD),
     ("progress", "with held", _HELD),
+    ("progress", "where ", _FENCE),
     ("settle", "    for no key", _PASSED),
     ("renew", "    for no key", _PASSED + " Anything else would deadlock with outcomes that are being written."),
     ("progress", "    for no key", _PASSED),
-    ("settle", "update ", "The outcome, for a whole batch of claims; a handler's own columns are set here, too."),
+    ("settle", "update ", _OUTCOME),
+    ("settle", "  update ", _OUTCOME),
     ("renew", "update ", "The sign of life and nothing else: no index is touched."),
-    ("settle", "where ", "The fence: a lost claim writes nothing."),
+    ("settle", "where ", _FENCE),
+    ("settle", "  where t.id = any", _FENCE),
     ("renew", "where ", "The fence: a lost claim is not renewed."),
-    ("settle", "returning ", "What was written; the others are read before they are called lost."),
+    ("settle", "returning ", _WRITTEN),
+    ("settle", "select array_agg", _WRITTEN),
     ("renew", "returning ", "What was renewed; the others are read before they are called lost."),
     ("sweep", "with held", "Running rows without a sign of life for longer than the lease, and whether that is once"
      " too often."),

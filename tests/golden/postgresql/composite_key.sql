@@ -49,12 +49,14 @@ with held as materialized (
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $5::text and t.claimed_at = ($4::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
-)
-update jobs t set
+), written as (
+  update jobs t set
     status = 'done'
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

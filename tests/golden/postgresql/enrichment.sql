@@ -53,13 +53,15 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $5::text and t.locked_at = ($3::timestamp with time zone[])[s._g] and t.attempts = ($4::integer[])[s._g], false)
     for no key update skip locked
   ) l
-)
-update enrichment_jobs t set
+), written as (
+  update enrichment_jobs t set
     status = 'succeeded',
     updated_at = now()
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

@@ -51,12 +51,14 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $4::text and t.processing_started_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
-)
-update extraction_queue t set
+), written as (
+  update extraction_queue t set
     status_id = 3
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

@@ -53,12 +53,14 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $5::text and t.ocr_started_at = ($3::timestamp with time zone[])[s._g] and t.ocr_attempts = ($4::integer[])[s._g], false)
     for no key update skip locked
   ) l
-)
-update extraction_queue t set
+), written as (
+  update extraction_queue t set
     status_id = 5
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

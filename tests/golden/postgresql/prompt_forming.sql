@@ -51,15 +51,17 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $3::text, false)
     for no key update skip locked
   ) l
-)
-update "AnalysisJob" t set
+), written as (
+  update "AnalysisJob" t set
     status = 'model-analysis',
     "currentStep" = 'model-analysis',
     "inProgress" = false,
     "updatedAt" = now()
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

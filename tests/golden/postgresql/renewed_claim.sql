@@ -47,12 +47,14 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status = 'running' and t.claimed_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
-)
-update jobs t set
+), written as (
+  update jobs t set
     status = 'done'
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

@@ -53,14 +53,16 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $4::text and t.processing_started_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
-)
-update search_sessions t set
+), written as (
+  update search_sessions t set
     status = 'pending_name_selection',
     req_completed = true,
     updated_at = now()
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

@@ -51,13 +51,15 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $4::text and t.locked_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
-)
-update scrape_jobs t set
+), written as (
+  update scrape_jobs t set
     status = 'succeeded',
     completed_at = now()
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

@@ -53,13 +53,15 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $5::text and t.claimed_at = ($3::timestamp without time zone[])[s._g] and t.attempts = ($4::integer[])[s._g], false)
     for no key update skip locked
   ) l
-)
-update jobs t set
+), written as (
+  update jobs t set
     status = 'done',
     updated_at = ((now()) at time zone 'utc')
-from held
-where t.ctid = held._row
-returning held._ord;
+  from held
+  where t.ctid = held._row
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (

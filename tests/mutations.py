@@ -113,6 +113,11 @@ MUTATIONS = (
         "tests/test_gates_stretches.py::test_who_was_held_up_takes_nothing_beyond_the_limit",
     ),
     one(
+        "the lock on a gate (rows found ahead)", "store/stretch_statements.py",
+        " and _g.version = (select $4::bigint)", " and 0 <> (select $4::bigint)",
+        "tests/test_gates_stretches.py::test_what_was_found_ahead_is_left_where_others_have_claimed_since",
+    ),
+    one(
         "the lock on a gate (several keys)", "store/walk.py",
         "states = self.gate_rows.lock(self.run, spots, wait=wait)",
         "self.gate_rows.make(self.run, spots)\n        states = self.gate_rows.read(self.run, spots)",

@@ -8,6 +8,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from datetime import timedelta as td
 from itertools import pairwise
 from typing import Any
@@ -217,6 +218,119 @@ async def test_who_meets_others_goes_on_elsewhere(pg: Db) -> None:
                 await store.settle([Settlement(claim, "done") for claim in claims])
     assert min(served) > 400
     assert pg.value("select count(*) from pages where status = 'done' and attempts <> 1") == 0
+
+
+VERSION = " and _g.version = (select $4::bigint)"
+
+
+def many_keys(db: Db, rows: int = 1) -> Mill:
+    """400 keys with so many rows each, one of a key at a time."""
+    gated.make(db)
+    text = "insert into pages (domain) select 'd' || lpad(n::text, 3, '0') from generate_series(1, 400) n"
+    db.execute(f"{text}, generate_series(1, {rows})")
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Concurrency(1, by="domain")])
+    return mill
+
+
+async def looked_ahead(kit: Kit) -> Stretches:
+    """The claim of a store that goes by a look ahead from now on, and has claimed once by it."""
+    store = await kit.store()
+    for _ in range(3):
+        assert len(await store.claim(2)) == 2
+    assert isinstance(store.gated, Stretches)
+    assert store.gated._ahead is not None
+    assert store.gated._ahead.used
+    return store.gated
+
+
+async def taken_twice(db: Db) -> int:
+    """Somebody takes the keys that another has found ahead; how many of one key then run at most."""
+    async with Kit(many_keys(db, rows=3), worker_id="a") as a, Kit(a.mill, worker_id="b") as b:
+        ahead = (await looked_ahead(a))._ahead
+        store, found = await b.store(), ahead.keys[ahead.used :][:2]
+        store.gated._last = ahead.keys[ahead.used - 1]  # type: ignore[union-attr]
+        for key in found:  # other rows than those that were found
+            db.execute("insert into pages (domain, run_after) values (?, now() - interval '1 hour')", key)
+        assert [claim.gates["domain"] for claim in await store.claim(2)] == found
+        assert len(await (await a.store()).claim(2)) == 2
+    return int(db.value("select max(n) from (select count(*) n from pages where status = 'running' group by domain) _"))
+
+
+async def test_what_was_found_ahead_is_left_where_others_have_claimed_since(pg: Db) -> None:
+    """C8: several claims go by one look, and each asks whether what it counted still holds."""
+    assert await taken_twice(pg) == 1
+
+
+async def test_without_its_version_a_look_ahead_breaks_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue: a test removes the version re-check and must see the limit broken."""
+    whole = StretchStatements.claim_those
+
+    def unsafe(self: StretchStatements) -> str:
+        assert VERSION in whole(self)
+        return whole(self).replace(VERSION, VERSION.replace("_g.version =", "0 <>"))
+
+    monkeypatch.setattr(StretchStatements, "claim_those", unsafe)
+    assert await taken_twice(pg) > 1
+
+
+@pytest.mark.parametrize("said", ["of the key", "of the lane"])
+async def test_what_was_found_ahead_is_left_when_it_is_paused(pg: Db, said: str) -> None:
+    """Issue 4: a pause holds for the next claim, whatever was counted before."""
+    async with Kit(many_keys(pg)) as kit:
+        ahead = (await looked_ahead(kit))._ahead
+        key = ahead.keys[ahead.used]
+        dim, key = ("domain", key) if said == "of the key" else ("", "")
+        text = "insert into rowmill_gates (lane, dim, key, paused_at, paused_until) values ('crawl', ?, ?, now(), ?)"
+        pg.execute(text, dim, key, datetime.now(UTC) + td(hours=1))
+        keys = [claim.gates["domain"] for claim in await (await kit.store()).claim(2)]
+    assert len(keys) == (2 if key else 0)
+    assert key not in keys
+
+
+async def test_a_place_that_has_got_another_row_is_left_alone(pg: Db) -> None:
+    """C8: what stands where a row was found may be of another key by now."""
+    async with Kit(many_keys(pg)) as kit:
+        ahead = (await looked_ahead(kit))._ahead
+        at, kept = ahead.used, list(ahead.keys)
+        ahead.keys = [*kept[:at], "other", *kept[at + 1 :]]
+        store = await kit.store()
+        keys = [claim.gates["domain"] for claim in await store.gated._take_those(2, 0.0)]  # type: ignore[union-attr]
+    assert keys == [kept[at + 1]]
+
+
+async def test_small_claims_go_by_one_look(pg: Db) -> None:
+    """Speed: a look for every few claims; and each row runs once, each key one at a time."""
+    looks = 0
+    async with Kit(many_keys(pg, rows=2)) as kit:
+        store = await kit.store()
+        read = store.database.read
+
+        async def counted(work: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return await read(work)
+
+        store.database.read = counted  # type: ignore[method-assign]
+        for _ in range(200):
+            got = await store.claim(4)
+            assert len({claim.gates["domain"] for claim in got}) == len(got) == 4
+            await store.settle([Settlement(claim, "done") for claim in got])
+    assert 0 < looks < 60
+    assert pg.value("select count(*) from pages where status = 'done' and attempts = 1") == 800
+
+
+async def test_stretches_made_anew_have_versions_that_none_had_before(pg: Db, ever_old: None) -> None:
+    """What was found ahead by a worker that then stood still is not good for stretches of the same name."""
+    async with Kit(many_keys(pg)) as kit:
+        text = "select version from rowmill_gates where dim = 'stretch:domain'"
+        seen: set[int] = set()
+        for _ in range(2):
+            await mark_anew(kit)
+            versions = {row["version"] for row in pg.query(text)}
+            assert not versions & seen
+            seen |= versions
+            await asyncio.sleep(1.01)
 
 
 async def test_keys_with_many_rows_do_not_end_a_claim(pg: Db) -> None:

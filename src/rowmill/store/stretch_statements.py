@@ -21,6 +21,9 @@ _STEP, _READ = 32, 8
 STRETCHES, MOST_STRETCHES = 32, 256
 #: Seconds for which few stretches are left as they are; many are for longer.
 _FEW = 5.0
+#: The version that a stretch begins with: none that one of its name has had before. Claims are counted on top of it, in
+#: the lower bits.
+_NEW, _BITS = "extract(epoch from clock_timestamp())::bigint << 20", (1 << 20) - 1
 #: What is looked at to divide keys: so many ready rows in the lane's order, and a sample of so many bytes of the table.
 _LOOKED_AT, _SAMPLED = 2048, 256 * 8192
 
@@ -163,8 +166,7 @@ class StretchStatements(TurnStatements):
         names = ", ".join(f"_k.{name}" for name in rows.split(", "))
         return f"""with recursive {self._known(begun, quick, me)}{steps}, _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select {names}, _k._rm_key,
-    coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_stretch
+  select {names}, _k._rm_key, {self._stretch()} as _rm_stretch
   {self._open_rows(walk)}{until}
   limit (select {self.count}){self._kept_free(loose)}
 ), _rm_held as materialized (
@@ -180,6 +182,56 @@ class StretchStatements(TurnStatements):
 ){self._loose(rows, loose if begun or quick else None)}, _rm_chosen as (
   select {rows} from _rm_picked{self._and_loose(rows)}
 {self._end(me)}"""
+
+    def ahead(self, *, begun: bool) -> str:
+        """$1 how many, $2 the key that was served last where there is one. What quick claims would take one after the
+        other: where the rows stand, their keys and the number of each one's stretch; where stretches begin, and their
+        versions. Nothing where something was said of single keys.
+        """
+        walk = self._rows(self._behind(begun), f"(select {_READ} * {self.count})", _READ * MOST, numbered=False)
+        return f"""with {self._known(begun, True, "")}, _rm_turns as materialized (
+  select _k.ctid, _k._rm_key::text as _rm_key, {self._stretch()} as _rm_stretch
+  {self._open_rows(walk)}
+    and coalesce(_k._rm_key < _i.until, true) and not _i.told
+  limit (select {self.count})
+)
+select _t.*, _i.first, _i.version from (
+  select array_agg(ctid), array_agg(_rm_key), array_agg(_rm_stretch) from _rm_turns
+) _t cross join _rm_known _i"""
+
+    def claim_those(self) -> str:
+        """$1 where rows of one stretch stand, $2 their keys, $3 where the stretch begins, $4 its version; $5 worker if
+        it is asked for. The claim of rows that ``ahead`` has found: they may go if nobody has claimed there since (see
+        ``turn_statements``), and if nothing was said of single keys meanwhile.
+        """
+        say, columns = self.say, self.say.binding.columns
+        # Whatever stands there now: a place may have got another row since.
+        same = f"{self.dim.phrase}::text = ((select $2::text[]))[array_position((select $1::tid[]), ctid)]"
+        return f"""with _rm_held as materialized (
+  -- locked only if nothing has changed since the look
+  select _g.ctid as spot from {self.table} _g
+  where {self.spans} and _g.key = (select $3::text) and _g.version = (select $4::bigint)
+    and {say.unpaused()} and not exists (select 1 from {self.table} where {self.where})
+  for no key update skip locked
+), _rm_picked as materialized (
+  select ctid from {say.table}
+  where ctid = any((select $1::tid[])::tid[]) and (select spot from _rm_held) is not null and {same} and {say.ready()}
+  for no key update skip locked
+), _rm_bump as (
+  update {self.table} _g set {self._bumped()}
+  where _g.ctid = (select spot from _rm_held) and exists (select 1 from _rm_picked)
+), _rm_taken as (
+  update {say.table} set
+    {say.assignments(say.claim_set("$5::text"))}
+  where ctid = any(array(select ctid from _rm_picked))
+  returning {say.names(columns)}, {self.dim.phrase}::text as _rm_of
+)
+select {say.names(columns)}, _rm_of from _rm_taken
+order by {say.order()}"""
+
+    def _stretch(self) -> str:
+        """SQL for the number of a key's stretch."""
+        return 'coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0)'
 
     def _those(self, rows: str) -> str:
         """The very rows of the walk, if they are still there to be had."""
@@ -223,7 +275,7 @@ class StretchStatements(TurnStatements):
 select {self.say.names(columns, "_rm_taken.")}, _rm_taken._rm_of, _m.*
 from (
   select ({self._served_last()}) as _rm_last, coalesce(cardinality(first), 0) as _rm_stretches, (
-    select coalesce(first[1 + ((7 * version[_rm_stretch] + _rm_stretch) % cardinality(first))::int], '')
+    select coalesce(first[1 + ((7 * (version[_rm_stretch] & {_BITS}) + _rm_stretch) % cardinality(first))::int], '')
     from _rm_held where spot is null limit 1) as _rm_elsewhere
   from _rm_known limit 1
 ) _m left join _rm_taken on true"""
@@ -262,12 +314,12 @@ from (
         lane, now = as_text(self.say.lane.name), self.say.plain_now()
         return f"""with _rm_made as (
   insert into {self.table} (lane, dim, key, version, touched_at, refilled_at)
-  values ({lane}, {as_text(self.span)}, '', 1, {now}, {now})
+  values ({lane}, {as_text(self.span)}, '', {_NEW}, {now}, {now})
   on conflict do nothing
   returning 1
 )
 insert into {self.table} (lane, dim, key, version, touched_at)
-select {lane}, {as_text(self.span)}, _n.key, 1, {now} from ({keys}) _n where exists (select 1 from _rm_made)
+select {lane}, {as_text(self.span)}, _n.key, {_NEW}, {now} from ({keys}) _n where exists (select 1 from _rm_made)
 on conflict do nothing"""
 
     def cut(self) -> str:
@@ -292,7 +344,8 @@ on conflict do nothing"""
   returning 1
 )
 insert into {self.table} (lane, dim, key, version, touched_at)
-select {lane}, {as_text(self.span)}, _n.key, 1, {now} from ({self.divide()}) _n where exists (select 1 from _rm_bump)
+select {lane}, {as_text(self.span)}, _n.key, {_NEW}, {now} from ({self.divide()}) _n
+where exists (select 1 from _rm_bump)
 on conflict do nothing"""
 
     def _fresh(self) -> str:

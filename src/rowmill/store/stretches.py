@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from ..claim import Claim
+from .ahead import Ahead
 from .database import Run
 from .gating import Dimension
 from .stretch_statements import MOST_STRETCHES, STRETCHES, StretchStatements
@@ -18,6 +19,8 @@ from .turns import Turns
 _CROWDED, _MARK_AGAIN = 1.5, 1.0
 #: Claims that begin with a thorough look once a quick one did not do, at first and at most.
 _DISTRUST = (2, 64)
+#: Claims of up to so many rows go by a look ahead for so many claims, and for so many seconds.
+_SMALL, _AHEAD, _AHEAD_FOR = 128, 16, 0.25
 
 
 class Stretches(Turns):
@@ -31,17 +34,27 @@ class Stretches(Turns):
     _quick, _moved = True, False
     #: How many claims go without a quick look, now and next time.
     _thorough, _distrust = 0, _DISTRUST[0]
-    #: How many rows without a key have to be among those that this claim takes.
+    #: How many rows without a key have to be among those that the next claim takes that was not looked ahead for.
     _due = 0
+    #: What a look ahead has found. Whether the last claim got all it asked for: there is more, and it pays to look.
+    _ahead: Ahead | None = None
+    _plenty = False
+    #: How many claims go without a look ahead, now and next time.
+    _without, _doubt = 0, 1
 
     async def _round(self, count: int, began: float) -> list[Claim]:
         """A quick look, then a thorough one; who meets somebody else goes on somewhere else."""
         claims: list[Claim] = []
-        self._quick, self._due = self._thorough <= 0, super()._loose_share(count)
-        for _ in range(4):
+        self._quick, self._due = self._thorough <= 0, min(self._due + super()._loose_share(count), count)
+        plenty, self._plenty = self._plenty, False
+        for _ in range(5):
             begun, self._moved = self._last is not None, False
-            claims += await self._take(count - len(claims), began)
+            if plenty and self._quick and await self._looked_ahead(count, began):
+                claims += await self._take_those(count - len(claims), began)
+            else:
+                claims += await self._take(count - len(claims), began)
             if len(claims) == count:
+                self._plenty = True
                 self._thorough -= 1
                 self._distrust = _DISTRUST[0] if self._quick else self._distrust
                 break
@@ -74,6 +87,54 @@ class Stretches(Turns):
 
     def _manner(self) -> dict[str, Any]:
         return {"quick": self._quick}
+
+    # -- by a look ahead
+
+    async def _looked_ahead(self, count: int, began: float) -> bool:
+        """Whether it is known what this claim may take."""
+        store = self.store
+        if count > _SMALL or store.binding.partitioned or self.dim.group.process is not None:
+            return False
+        if self._ahead is not None and self._ahead.has(count) and began < self._ahead.until:
+            return True
+        if self._ahead is not None and self._ahead.served < 2:
+            self._in_doubt()  # keys with many rows each, or stretches with few
+        self._ahead = None
+        if self._due:
+            return False
+        self._without -= 1
+        if self._without >= 0:
+            return False
+        begun, many = self._last is not None, _AHEAD * count
+        text = store._text(("ahead", begun, self._guise.number), lambda: self._guise.of(self.say.ahead(begun=begun)))
+        values = (many, *([self._last] if begun else []))
+        rows, keys, stretches, first, versions = (await store.database.read(lambda run: run(text, values)))[0]
+        if not rows or not first or len(rows) < many // 2:
+            self._in_doubt()
+            return False
+        self._ahead = Ahead(rows, keys, stretches, first, versions, began + _AHEAD_FOR)
+        return self._ahead.has(count)
+
+    async def _take_those(self, count: int, began: float) -> list[Claim]:
+        """Rows that were found ahead."""
+        ahead, store = self._ahead, self.store
+        assert ahead is not None
+        text = store._text(("those", self._guise.number), lambda: self._guise.of(self.say.claim_those()))
+        values = (*ahead.next(count), *([store.worker] if self._asks_for_worker else []))
+        claims = self._claims(await store.database.write(lambda run: run(text, values)), began, -1)
+        if claims:
+            self._last = ahead.took()
+        if len(claims) == count:
+            ahead.served += 1
+            self._doubt = 1 if ahead.served > 1 else self._doubt
+        else:  # others have claimed there, or have the rows themselves: what comes next is counted anew
+            self._ahead, self._moved = None, True
+            self._in_doubt()
+        return claims
+
+    def _in_doubt(self) -> None:
+        """A look ahead did not pay: some claims go without one."""
+        self._without, self._doubt = self._doubt, min(2 * self._doubt, _DISTRUST[1])
 
     async def _look_around(self, claims: list[Claim], count: int, began: float) -> None:
         if not self._moved:

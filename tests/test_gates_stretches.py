@@ -320,6 +320,18 @@ async def test_small_claims_go_by_one_look(pg: Db) -> None:
     assert pg.value("select count(*) from pages where status = 'done' and attempts = 1") == 800
 
 
+async def test_rows_without_a_key_have_their_share_of_small_claims(pg: Db) -> None:
+    """Fairness: no look ahead finds them, and they do not wait until all keys are through."""
+    async with Kit(many_keys(pg, rows=2)) as kit:
+        pg.execute("insert into pages (domain) select null from generate_series(1, 100)")
+        store, without = await kit.store(), 0
+        for _ in range(100):
+            got = await store.claim(4)
+            without += sum(1 for claim in got if not claim.gates)
+            await store.settle([Settlement(claim, "done") for claim in got])
+    assert 400 / 16 - 4 <= without < 50
+
+
 async def test_stretches_made_anew_have_versions_that_none_had_before(pg: Db, ever_old: None) -> None:
     """What was found ahead by a worker that then stood still is not good for stretches of the same name."""
     async with Kit(many_keys(pg)) as kit:

@@ -34,7 +34,7 @@ class Stretches(Turns):
     _quick, _moved = True, False
     #: How many claims go without a quick look, now and next time.
     _thorough, _distrust = 0, _DISTRUST[0]
-    #: How many rows without a key have to be among those that the next claim takes that was not looked ahead for.
+    #: How many rows without a key have to be among those that the next claim takes which is not by a look ahead.
     _due = 0
     #: What a look ahead has found. Whether the last claim got all it asked for: there is more, and it pays to look.
     _ahead: Ahead | None = None
@@ -93,16 +93,13 @@ class Stretches(Turns):
     async def _looked_ahead(self, count: int, began: float) -> bool:
         """Whether it is known what this claim may take."""
         store = self.store
-        if count > _SMALL or store.binding.partitioned or self.dim.group.process is not None:
+        if count > _SMALL or store.binding.partitioned or self.dim.group.process is not None or self._due >= count:
             return False
         if self._ahead is not None and self._ahead.has(count) and began < self._ahead.until:
             return True
         if self._ahead is not None and self._ahead.served < 2:
             self._in_doubt()  # keys with many rows each, or stretches with few
-        self._ahead = None
-        if self._due:
-            return False
-        self._without -= 1
+        self._ahead, self._without = None, self._without - 1
         if self._without >= 0:
             return False
         begun, many = self._last is not None, _AHEAD * count

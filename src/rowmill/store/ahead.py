@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Part(NamedTuple):
+    """Rows for one claim, all of one stretch: where they stand, their keys, the stretch's number."""
+
+    rows: Sequence[Any]
+    keys: Sequence[str]
+    stretch: int
 
 
 @dataclass
@@ -30,22 +38,27 @@ class Ahead:
     served: int = 0
 
     def has(self, count: int) -> bool:
-        """Whether the next rows, so many, are of one stretch."""
-        end = self.used + count
-        return end <= len(self.rows) and self.stretches[self.used] == self.stretches[end - 1]
-
-    def next(self, count: int) -> tuple[Any, ...]:
-        """What the claim of the next rows is told: the rows and their keys, where their stretch begins, its version."""
-        begin, self.used = self.used, self.used + count
-        stretch = self.stretches[begin] - 1
-        return self.rows[begin : self.used], self.keys[begin : self.used], self.first[stretch], self.versions[stretch]
-
-    def took(self) -> str:
-        """Some of the last ones were taken by this worker itself, which has moved their stretch's version on by one;
-        the key served last. It has had its turn: the next rows are of others.
+        """Whether the next rows, so many, are of one stretch. (Keys come in an order of their own, a number's or a
+        collation's; stretches are in the order of bytes, so that one may come between two parts of another.)
         """
-        last = self.keys[self.used - 1]
-        self.versions[self.stretches[self.used - 1] - 1] += 1
+        end = self.used + count
+        return end <= len(self.rows) and len(set(self.stretches[self.used : end])) == 1
+
+    def next(self, count: int) -> Part:
+        """The next rows, to be asked for now."""
+        begin, self.used = self.used, self.used + count
+        return Part(self.rows[begin : self.used], self.keys[begin : self.used], self.stretches[begin])
+
+    def version(self, part: Part) -> tuple[str, int]:
+        """Where the stretch begins, and the version that it must have."""
+        return self.first[part.stretch - 1], self.versions[part.stretch - 1]
+
+    def took(self, part: Part) -> str:
+        """Rows of this part were taken by this worker itself, which has moved their stretch's version on by one; the
+        key served last. It has had its turn: the next rows are of others.
+        """
+        self.versions[part.stretch - 1] += 1
+        last = part.keys[-1]
         while self.used < len(self.keys) and self.keys[self.used] == last:
             self.used += 1
         return last

@@ -22,8 +22,8 @@ STRETCHES, MOST_STRETCHES = 32, 256
 #: Seconds for which few stretches are left as they are; many are for longer.
 _FEW = 5.0
 #: The version that a stretch begins with: none that one of its name has had before. Claims are counted on top of it, in
-#: the lower bits.
-_NEW, _BITS = "extract(epoch from clock_timestamp())::bigint << 20", (1 << 20) - 1
+#: the lower bits, and are transactions too: they do not catch up.
+_NEW, _BITS = "txid_current() << 20", (1 << 20) - 1
 #: What is looked at to divide keys: so many ready rows in the lane's order, and a sample of so many bytes of the table.
 _LOOKED_AT, _SAMPLED = 2048, 256 * 8192
 
@@ -183,6 +183,11 @@ class StretchStatements(TurnStatements):
   select {rows} from _rm_picked{self._and_loose(rows)}
 {self._end(me)}"""
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether claims may go by a look ahead: a row's place says which row it is, and all workers count alike."""
+        return not self.say.binding.partitioned and self.group.process is None
+
     def ahead(self, *, begun: bool) -> str:
         """$1 how many, $2 the key that was served last where there is one. What quick claims would take one after the
         other: where the rows stand, their keys and the number of each one's stretch; where stretches begin, and their
@@ -205,7 +210,8 @@ select _t.*, _i.first, _i.version from (
         ``turn_statements``), and if nothing was said of single keys meanwhile.
         """
         say, columns = self.say, self.say.binding.columns
-        # Whatever stands there now: a place may have got another row since.
+        # A place may have got another row since. What is ready is said so that no index on ready rows serves: one that
+        # was analysed when nothing was ready looks cheaper than the places themselves.
         same = f"{self.dim.phrase}::text = ((select $2::text[]))[array_position((select $1::tid[]), ctid)]"
         return f"""with _rm_held as materialized (
   -- locked only if nothing has changed since the look
@@ -215,7 +221,8 @@ select _t.*, _i.first, _i.version from (
   for no key update skip locked
 ), _rm_picked as materialized (
   select ctid from {say.table}
-  where ctid = any((select $1::tid[])::tid[]) and (select spot from _rm_held) is not null and {same} and {say.ready()}
+  where ctid = any((select $1::tid[])::tid[]) and (select spot from _rm_held) is not null and {same}
+    and coalesce({say.ready()}, false)
   for no key update skip locked
 ), _rm_bump as (
   update {self.table} _g set {self._bumped()}

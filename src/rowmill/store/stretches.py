@@ -45,7 +45,7 @@ class Stretches(Turns):
     async def _round(self, count: int, began: float) -> list[Claim]:
         """A quick look, then a thorough one; who meets somebody else goes on somewhere else."""
         claims: list[Claim] = []
-        self._quick, self._due = self._thorough <= 0, min(self._due + super()._loose_share(count), count)
+        self._quick, self._due = self._thorough <= 0, min(self._due + super()._loose_share(count), _SMALL)
         plenty, self._plenty = self._plenty, False
         for _ in range(5):
             begun, self._moved = self._last is not None, False
@@ -70,10 +70,12 @@ class Stretches(Turns):
         return claims
 
     def _loose_share(self, count: int) -> int:
-        due, self._due = min(self._due, count), 0
+        due = min(self._due, count)
+        self._due -= due
         return due
 
     async def _take(self, count: int, began: float) -> list[Claim]:
+        self._ahead = None  # some of what it found may be what is taken now
         rows = await self._ask(count)
         last, stretches, elsewhere = rows[0][-3:]
         self._last = last if last is not None else self._last
@@ -93,7 +95,7 @@ class Stretches(Turns):
     async def _looked_ahead(self, count: int, began: float) -> bool:
         """Whether it is known what this claim may take."""
         store = self.store
-        if count > _SMALL or store.binding.partitioned or self.dim.group.process is not None or self._due >= count:
+        if count > _SMALL or self._due >= count or not self.say.looks_ahead:
             return False
         if self._ahead is not None and self._ahead.has(count) and began < self._ahead.until:
             return True
@@ -117,10 +119,11 @@ class Stretches(Turns):
         ahead, store = self._ahead, self.store
         assert ahead is not None
         text = store._text(("those", self._guise.number), lambda: self._guise.of(self.say.claim_those()))
-        values = (*ahead.next(count), *([store.worker] if self._asks_for_worker else []))
+        part = ahead.next(count)
+        values = (part.rows, part.keys, *ahead.version(part), *([store.worker] if self._asks_for_worker else []))
         claims = self._claims(await store.database.write(lambda run: run(text, values)), began, -1)
         if claims:
-            self._last = ahead.took()
+            self._last = ahead.took(part)
         if len(claims) == count:
             ahead.served += 1
             self._doubt = 1 if ahead.served > 1 else self._doubt
@@ -149,7 +152,9 @@ class Stretches(Turns):
             return
         wanted = max(STRETCHES, min(2 * there, MOST_STRETCHES))
         keys = [row[0] for row in run(say.divide("$1::int"), (wanted,))]
-        if len(run(say.lock_all(), ())) == run(say.count_all(), ())[0][0]:
+        locked = len(run(say.lock_all(), ()))
+        there, fresh = run(say.count_all(), ())[0]
+        if locked == there and not fresh:
             run(say.drop_all(), ())
             run(say.mark_out("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))
 

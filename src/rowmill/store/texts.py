@@ -58,8 +58,9 @@ async def _gated(view: LaneView) -> dict[str, str]:
             }
             if isinstance(turns, StretchStatements):
                 found["claim, each key in turn, where keys have few rows"] = turns.claim(begun=True, quick=True)
-                found["claim, rows that may go next"] = turns.ahead(begun=True)
-                found["claim, some of these"] = turns.claim_those()
+                if turns.looks_ahead:
+                    found["claim, rows that may go next"] = turns.ahead(begun=True)
+                    found["claim, some of these"] = turns.claim_those()
                 found["claim, stretches of keys"] = turns.mark_out(turns.divide())
             return found
         phrases, kinds = [str(dim.phrase) for dim in keyed], [dim.kind for dim in keyed]

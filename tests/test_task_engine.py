@@ -87,7 +87,7 @@ async def test_the_claim_walks_the_index_of_claimable_rows_alone(db: Db) -> None
             plan = "\n".join(next(iter(row.values())) for row in db.query(f"explain {text}"))
             assert "Index Scan using rowmill_jobs_ready" in plan
             assert "Seq Scan" not in plan
-            done = store._done().replace("$1::bigint[]", "array[1, 2]")  # type: ignore[attr-defined]
+            done = store.statements.settle_done().replace("$1::bigint[]", "array[1, 2]")  # type: ignore[attr-defined]
             for mark, value in (("$2::text", "'w'"), ("$3::timestamptz", "now()"), ("$4::int", "1")):
                 done = done.replace(mark, value)
             plan = "\n".join(next(iter(row.values())) for row in db.query(f"explain {done}"))

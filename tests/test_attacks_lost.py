@@ -84,19 +84,28 @@ async def test_rows_whose_claim_was_never_answered_are_worked_on_at_once(
     assert sorted(starts) == [1, 2, 3]
 
 
-async def test_a_moving_lease_survives_a_renewal_that_was_never_answered(
-    db: Db, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fence has moved in the row, and not here: the row is still this run's."""
+def with_a_moving_lease(db: Db, heartbeat: float, finishes: bool = False) -> tuple[Mill, asyncio.Event]:
+    """Two rows whose runs end when they are told to; every renewal moves their fence."""
     jobs(db, 2)
-    mill = Mill(db.url)
-    seen, go = events_of(mill), asyncio.Event()
-    options = dict(STATES, renew="claimed_at", lease=td(seconds=10), heartbeat=td(seconds=0.1))
+    mill, go = Mill(db.url), asyncio.Event()
+    options = dict(STATES, renew="claimed_at", lease=td(seconds=10), heartbeat=td(seconds=heartbeat))
 
     @mill.lane("jobs", name="work", max_attempts=1, **options)
     async def work(job: Any) -> None:
         await go.wait()
+        if finishes:
+            async with job.finish() as tx:
+                tx.set(note="in the block")
 
+    return mill, go
+
+
+async def test_a_moving_lease_survives_a_renewal_that_was_never_answered(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence has moved in the row, and not here: the row is still this run's."""
+    mill, go = with_a_moving_lease(db, heartbeat=0.1)
+    seen = events_of(mill)
     async with working(mill):
         await until(lambda: statuses(db) == ["running"] * 2)
         lost = once(monkeypatch, lane_of(db), "renew", after=True)
@@ -113,19 +122,9 @@ async def test_a_run_that_ends_before_the_next_renewal_knows_where_its_fence_wen
     db: Db, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """X1: the reply to a moving renewal is lost, and the run ends before the heartbeat has looked again."""
-    jobs(db, 2)
-    mill = Mill(db.url)
-    seen, go = events_of(mill), asyncio.Event()
     # A second is left between the lost reply and the next renewal: the run ends well within it.
-    options = dict(STATES, renew="claimed_at", lease=td(seconds=10), heartbeat=td(seconds=1))
-
-    @mill.lane("jobs", name="work", max_attempts=1, **options)
-    async def work(job: Any) -> None:
-        await go.wait()
-        if ends == "in a finish block":
-            async with job.finish() as tx:
-                tx.set(note="in the block")
-
+    mill, go = with_a_moving_lease(db, heartbeat=1, finishes=ends == "in a finish block")
+    seen = events_of(mill)
     lost = once(monkeypatch, lane_of(db), "renew", after=True)
     async with working(mill):
         await until(lambda: lost)

@@ -114,7 +114,7 @@ MUTATIONS = (
     ),
     one(
         "the lock on a gate (rows found ahead)", "store/stretch_statements.py",
-        " and _g.version = (select $4::bigint)", " and 0 <> (select $4::bigint)",
+        " and _g.version = {seen}", " and 0 <> {seen}",
         "tests/test_gates_ahead.py::test_what_was_found_ahead_is_left_where_others_have_claimed_since",
     ),
     one(

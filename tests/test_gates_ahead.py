@@ -21,7 +21,7 @@ from rowmill.store.stretches import Stretches
 from rowmill.testing import Kit
 from test_gates_plans import buffers
 
-VERSION = " and _g.version = (select $4::bigint)"
+VERSION = " and _g.version = ((select $4::bigint[]))"
 
 
 def many_keys(db: Db, rows: int = 1) -> Mill:
@@ -121,16 +121,19 @@ async def test_small_claims_go_by_one_look(pg: Db) -> None:
     assert pg.value("select count(*) from pages where status = 'done' and attempts = 1") == 800
 
 
-def test_a_claim_goes_by_a_look_ahead_only_within_one_stretch() -> None:
-    """C8: keys are in the order of numbers, stretches in that of their digits: 4 to 9, then 10, and 5 begins one."""
-    ahead = Ahead([(0, n) for n in range(4)], ["8", "9", "10", "50"], [2, 2, 1, 2], ["", "5"], [7, 9], 0.0)
-    assert ahead.has(2)
+def test_a_claim_by_a_look_ahead_asks_for_every_stretch_that_its_rows_are_in() -> None:
+    """C8: keys are in the order of numbers, stretches in that of their digits: 8, 9, then 10, and 5 begins one."""
+    keys = ["8", "9", "10", "50", "7"]
+    ahead = Ahead([(0, n) for n in range(5)], keys, [2, 2, 1, 2, 3], ["", "5", "7"], [7, 9, 5], 0.0)
     part = ahead.next(1)
-    assert (part.keys, ahead.version(part)) == (["8"], ("5", 9))
+    assert (part.keys, ahead.versions_of(part)) == (["8"], (["5"], [9]))
     ahead.took(part)
-    assert not ahead.has(3), "the last is of the first one's stretch, the one between is not"
-    assert ahead.version(ahead.next(1)) == ("5", 10)
-    assert ahead.version(ahead.next(1)) == ("", 7)
+    assert ahead.has(3), "of two stretches, one of them in two parts"
+    assert not ahead.has(4), "the last is of a third one"
+    part = ahead.next(2)
+    assert (part.keys, ahead.versions_of(part)) == (["9", "10"], (["", "5"], [7, 10]))
+    ahead.took(part)
+    assert ahead.versions_of(ahead.next(1)) == (["5"], [11])
 
 
 @pytest.mark.parametrize("by", ["source_id", "domain"])
@@ -176,9 +179,8 @@ async def test_what_was_found_ahead_is_read_where_it_stands(pg: Db) -> None:
         gate = await looked_ahead(kit)
         assert gate._ahead is not None
         part = gate._ahead.next(2)
-        rows, keys = (json.dumps([str(each) for each in many]) for many in (part.rows, part.keys))
-        lists = (f"{{{many[1:-1]}}}" for many in (rows, keys))
-        values = (*lists, *gate._ahead.version(part), "me")
+        lists = (json.dumps([str(each) for each in many]) for many in (*part[:2], *gate._ahead.versions_of(part)))
+        values = (*(f"{{{many[1:-1]}}}" for many in lists), "me")
         assert await buffers(pg, gate.say.claim_those(), values, "force_generic_plan") < 150
 
 

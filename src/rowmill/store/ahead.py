@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+#: Stretches that one claim may lock: the one that it is in, and the next where that ends.
+_AT_ONCE = 2
+
 
 class Part(NamedTuple):
-    """Rows for one claim, all of one stretch: where they stand, their keys, the stretch's number."""
+    """Rows for one claim: where they stand, their keys, and the numbers of the stretches they are in, each once."""
 
     rows: Sequence[Any]
     keys: Sequence[str]
-    stretch: int
+    stretches: Sequence[int]
 
 
 @dataclass
@@ -38,26 +41,28 @@ class Ahead:
     served: int = 0
 
     def has(self, count: int) -> bool:
-        """Whether the next rows, so many, are of one stretch. (Keys come in an order of their own, a number's or a
-        collation's; stretches are in the order of bytes, so that one may come between two parts of another.)
+        """Whether the next rows, so many, are there and of few stretches. (Keys come in an order of their own, a
+        number's or a collation's; stretches are in the order of bytes, so that keys may go to and fro between them.)
         """
         end = self.used + count
-        return end <= len(self.rows) and len(set(self.stretches[self.used : end])) == 1
+        return end <= len(self.rows) and len(set(self.stretches[self.used : end])) <= _AT_ONCE
 
     def next(self, count: int) -> Part:
         """The next rows, to be asked for now."""
-        begin, self.used = self.used, self.used + count
-        return Part(self.rows[begin : self.used], self.keys[begin : self.used], self.stretches[begin])
+        part = slice(self.used, self.used + count)
+        self.used += count
+        return Part(self.rows[part], self.keys[part], sorted(set(self.stretches[part])))
 
-    def version(self, part: Part) -> tuple[str, int]:
-        """Where the stretch begins, and the version that it must have."""
-        return self.first[part.stretch - 1], self.versions[part.stretch - 1]
+    def versions_of(self, part: Part) -> tuple[list[str], list[int]]:
+        """Where the stretches of a part begin, and the versions that they must have."""
+        return [self.first[n - 1] for n in part.stretches], [self.versions[n - 1] for n in part.stretches]
 
     def took(self, part: Part) -> str:
-        """Rows of this part were taken by this worker itself, which has moved their stretch's version on by one; the
+        """Rows of this part were taken by this worker itself, which has moved its stretches' versions on by one; the
         key served last. It has had its turn: the next rows are of others.
         """
-        self.versions[part.stretch - 1] += 1
+        for number in part.stretches:
+            self.versions[number - 1] += 1
         last = part.keys[-1]
         while self.used < len(self.keys) and self.keys[self.used] == last:
             self.used += 1

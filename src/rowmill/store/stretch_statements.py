@@ -205,28 +205,29 @@ select _t.*, _i.first, _i.version from (
 ) _t cross join _rm_known _i"""
 
     def claim_those(self) -> str:
-        """$1 where rows of one stretch stand, $2 their keys, $3 where the stretch begins, $4 its version; $5 worker if
-        it is asked for. The claim of rows that ``ahead`` has found: they may go if nobody has claimed there since (see
-        ``turn_statements``), and if nothing was said of single keys meanwhile.
+        """$1 where rows stand, $2 their keys, $3 where their stretches begin, $4 the versions of these; $5 worker if it
+        is asked for. The claim of rows that ``ahead`` has found: they may go if nobody has claimed there since (see
+        ``turn_statements``), in none of the stretches, and if nothing was said of single keys meanwhile.
         """
         say, columns = self.say, self.say.binding.columns
         # A place may have got another row since. What is ready is said so that no index on ready rows serves: one that
         # was analysed when nothing was ready looks cheaper than the places themselves.
         same = f"{self.dim.phrase}::text = ((select $2::text[]))[array_position((select $1::tid[]), ctid)]"
+        seen = "((select $4::bigint[]))[array_position((select $3::text[]), _g.key)]"
         return f"""with _rm_held as materialized (
   -- locked only if nothing has changed since the look
   select _g.ctid as spot from {self.table} _g
-  where {self.spans} and _g.key = (select $3::text) and _g.version = (select $4::bigint)
+  where {self.spans} and _g.key = any((select $3::text[])::text[]) and _g.version = {seen}
     and {say.unpaused()} and not exists (select 1 from {self.table} where {self.where})
   for no key update skip locked
 ), _rm_picked as materialized (
   select ctid from {say.table}
-  where ctid = any((select $1::tid[])::tid[]) and (select spot from _rm_held) is not null and {same}
-    and coalesce({say.ready()}, false)
+  where ctid = any((select $1::tid[])::tid[]) and (select count(*) from _rm_held) = cardinality((select $3::text[]))
+    and {same} and coalesce({say.ready()}, false)
   for no key update skip locked
 ), _rm_bump as (
   update {self.table} _g set {self._bumped()}
-  where _g.ctid = (select spot from _rm_held) and exists (select 1 from _rm_picked)
+  where _g.ctid = any(array(select spot from _rm_held)) and exists (select 1 from _rm_picked)
 ), _rm_taken as (
   update {say.table} set
     {say.assignments(say.claim_set("$5::text"))}

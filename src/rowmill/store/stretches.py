@@ -120,7 +120,7 @@ class Stretches(Turns):
         assert ahead is not None
         text = store._text(("those", self._guise.number), lambda: self._guise.of(self.say.claim_those()))
         part = ahead.next(count)
-        values = (part.rows, part.keys, *ahead.version(part), *([store.worker] if self._asks_for_worker else []))
+        values = (part.rows, part.keys, *ahead.versions_of(part), *([store.worker] if self._asks_for_worker else []))
         claims = self._claims(await store.database.write(lambda run: run(text, values)), began, -1)
         if claims:
             self._last = ahead.took(part)

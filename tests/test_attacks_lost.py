@@ -279,4 +279,7 @@ async def test_rows_at_hand_behind_slow_runs_are_given_back(db: Db) -> None:
     async with working(mill, grace=1):
         await until(lambda: db.value("select count(*) from jobs where status = 'done'") >= 99)
         await until(lambda: db.value("select count(*) from jobs where status = 'running'") == 2, 8)
+        for _ in range(20):  # nor are they taken again: what was short before is not any more
+            await asyncio.sleep(0.05)
+            assert db.value("select count(*) from jobs where status = 'running'") == 2
         go.set()

@@ -89,6 +89,7 @@ class Slots:
         self.all: list[Slot] = []
         self.busy = 0
         self._took = 0.0  # smoothed duration of a run
+        self._began = 0.0  # when the last run began
         self._closing = False
         #: Slots whose runs did not end although they were told to.
         self.unstoppable: list[str] = []
@@ -112,9 +113,11 @@ class Slots:
         most = self.lane.batch or AUTO_BATCH
         if self._took <= 0 or most == 1:
             return 0
+        # Runs that have turned slow are not over yet: that none has begun for so long says it before they do.
+        took = max(self._took, time.monotonic() - self._began) if self.busy else self._took
         if gated:
-            return min(most, self.lane.concurrency, int(_AHEAD_GATED * self.lane.concurrency / self._took))
-        return min(2 * most, int(_AHEAD * self.lane.concurrency / self._took))
+            return min(most, self.lane.concurrency, int(_AHEAD_GATED * self.lane.concurrency / took))
+        return min(2 * most, int(_AHEAD * self.lane.concurrency / took))
 
     def put(self, held: Held, claims: list[Claim]) -> None:
         """Claims for the next free slots; ``start`` wakes them."""
@@ -171,7 +174,7 @@ class Slots:
             self.start()
             while True:  # not a coroutine more for each run: a no-op is over in three microseconds
                 plan = slot.plan = execution.plan(claim)
-                slot.began = began = time.monotonic()
+                slot.began = self._began = began = time.monotonic()
                 job = slot.job = execution.job(plan, claim, self.worker, slot.name)
                 settlement: Settlement | None = None
                 try:

@@ -15,6 +15,7 @@ from databases import Db, as_time
 from rowmill import Mill, Refused
 from rowmill.store import copied
 from rowmill.store.documents import as_json
+from rowmill.task import Alike
 
 td = timedelta
 
@@ -64,6 +65,37 @@ async def test_calls_of_all_kinds_in_several_parts_get_what_each_was_given(mill:
             assert as_time(row["run_after"]) == day
         else:
             assert abs(as_time(row["run_after"]) - now) < td(minutes=5)
+
+
+ODD = ["\\", "\\N", "\\.", "a\tb", "a\nb", "\r", '"', "'", "\\u0041", "{}", "é\u2028", "\U0001f600", "", "a\\\tb\\"]
+
+
+async def test_text_that_copy_has_a_meaning_for_comes_through_as_it_is(mill: Mill, db: Db) -> None:
+    """Backslashes, tabs and line ends in arguments, and in the name of a task."""
+    seen: list[str] = []
+
+    @mill.task(name="odd\\t\tname")
+    async def note(text: str) -> None:
+        seen.append(text)
+
+    texts = ODD * 20
+    await note.enqueue_many([(text,) for text in texts])
+    await mill.enqueue_many([note.options(priority=n % 2).call(text) for n, text in enumerate(texts)])
+    assert {row["task"] for row in db.query("select task from rowmill_jobs")} == {"odd\\t\tname"}
+    await mill.worker(drain=True).run()
+    assert sorted(seen) == sorted(texts * 2)
+
+
+async def test_many_calls_alike_are_the_calls_they_stand_for(mill: Mill) -> None:
+    @mill.task
+    async def note(n: int) -> None: ...
+
+    calls = note._calls([(n,) for n in range(5)], {"priority": 3})
+    assert isinstance(calls, Alike)
+    assert list(calls) == [note.options(priority=3).call(n) for n in range(5)]
+    assert list(calls[1:3]) == list(calls)[1:3]
+    assert calls[-1].args == {"n": 4}
+    assert len(calls) == 5
 
 
 @pytest.mark.parametrize("at", [20, 1_500, 2_999])

@@ -50,6 +50,36 @@ class Call:
     options: Options
 
 
+class Alike(Sequence[Call]):
+    """Calls of one task with the same options. Each is made when it is asked for: thousands of them at once would
+    keep the garbage collector busier than all the rest keeps the caller.
+    """
+
+    __slots__ = ("args", "options", "task")
+
+    def __init__(self, task: Task[Any, Any], args: Sequence[Mapping[str, Any]], options: Options) -> None:
+        self.task, self.args, self.options = task, args, options
+
+    def __len__(self) -> int:
+        return len(self.args)
+
+    @overload
+    def __getitem__(self, at: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Alike: ...
+
+    def __getitem__(self, at: int | slice) -> Call | Alike:
+        if isinstance(at, slice):
+            return Alike(self.task, self.args[at], self.options)
+        return Call(self.task, self.args[at], self.options)
+
+
+def different(calls: Sequence[Call]) -> Sequence[Call]:
+    """Calls, but of those that differ in nothing but their arguments only the first."""
+    return [calls[0]] if isinstance(calls, Alike) else calls
+
+
 class Desk(Protocol):
     """Where calls are handed in; the Mill has one."""
 
@@ -308,7 +338,7 @@ class Task(Generic[P, R]):
         """``enqueue_many`` for code that does not await."""
         return self.desk.enqueue_sync(self._calls(calls, options))
 
-    def _calls(self, calls: Iterable[Any], options: dict[str, Any]) -> list[Call]:
+    def _calls(self, calls: Iterable[Any], options: dict[str, Any]) -> Sequence[Call]:
         for name in options:
             if name not in OPTIONS:
                 raise WrongArguments(
@@ -318,7 +348,7 @@ class Task(Generic[P, R]):
         where, pack = f"task {self.name!r}", self.signature.pack
         asked = listed_calls(calls)
         if (packed := self.signature.packed_alike(asked)) is not None:
-            return [Call(self, args, common) for args in packed]
+            return Alike(self, packed, common)
         found = []
         for given in asked:
             if isinstance(given, (tuple, list)):

@@ -37,10 +37,10 @@ class Tracer(Protocol):
 
 
 @contextmanager
-def enqueued(tracer: Tracer | None, calls: Sequence[Call]) -> Iterator[list[Call]]:
+def enqueued(tracer: Tracer | None, calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
     """Around the enqueueing of calls: the same, with the trace that each is to carry."""
     if tracer is None or not calls:
-        yield list(calls)
+        yield calls
         return
     with tracer.enqueue([call.task.name for call in calls]) as carrier:
         yield [replace(call, args={**call.args, TRACE: dict(carrier)}) for call in calls]

@@ -28,7 +28,7 @@ from ..events import Events
 from ..store import Database, flows
 from ..store.callers import Verb, caller, drive, drive_async
 from ..store.enqueue import Place, Say, add
-from ..task import Call, Handle, Status
+from ..task import Alike, Call, Handle, Status
 from ..tracing import enqueued
 from .counter import Counter
 
@@ -94,6 +94,8 @@ class Desk:
 
     async def enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         """Hand in calls; in one transaction where they are for one environment."""
+        if self._events.tracer is None:
+            return await self._enqueue(calls)
         with enqueued(self._events.tracer, calls) as traced:
             return await self._enqueue(traced)
 
@@ -106,8 +108,9 @@ class Desk:
                 ids = await self._in_tx(group[0].options.tx, group)
             else:
                 ids = await (await self.counter(environment)).add(group, self._notify)
+            tasks = [group.task] * len(ids) if isinstance(group, Alike) else [call.task for call in group]
             handed: list[Handle[Any]] = [
-                Handle(self, call.task, environment, id) for call, id in zip(group, ids, strict=True)
+                Handle(self, task, environment, id) for task, id in zip(tasks, ids, strict=True)
             ]
             if len(groups) == 1:
                 return handed
@@ -132,16 +135,23 @@ class Desk:
                 handles[place] = Handle(self, calls[place].task, environment, id)
         return [handle for handle in handles if handle is not None]
 
-    def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], list[int]]:
+    def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], Sequence[int]]:
+        """Which calls, by their places, go together: into which transaction, of which environment."""
+        if isinstance(calls, Alike):
+            return {self._goes_to(calls[0]): range(len(calls))}
         groups: dict[tuple[int | None, str], list[int]] = {}
         places: list[int] = []
         task = options = None
         for place, call in enumerate(calls):
             if call.task is not task or call.options is not options:  # many have both in common
-                task, options, tx = call.task, call.options, call.options.tx
-                places = groups.setdefault((None if tx is None else id(tx), self._environment_of(call)), [])
+                task, options = call.task, call.options
+                places = groups.setdefault(self._goes_to(call), [])
             places.append(place)
-        return groups
+        return dict(groups)
+
+    def _goes_to(self, call: Call) -> tuple[int | None, str]:
+        tx = call.options.tx
+        return None if tx is None else id(tx), self._environment_of(call)
 
     def _environment_of(self, call: Call) -> str:
         """As the call says; else the first that its task's queue is served in."""

@@ -13,6 +13,7 @@ from . import schema
 from .base import LaneStore
 from .binding import Binding, bind, fence_time
 from .database import Database
+from .direct import rows_of
 from .fast import lane_kind
 from .gate_rows import GateRows
 from .gating import Dimension, bind_gates
@@ -114,5 +115,5 @@ async def check_conditions(store: LaneStore) -> None:
 async def probe(database: Database, stores: Sequence[LaneStore]) -> list[LaneStore]:
     """Which of these lanes have a ready row: one statement for all lanes of an environment."""
     text = "\nunion all\n".join(f"select {i} where {store.ready_probe()}" for i, store in enumerate(stores))
-    rows = await database.read(lambda run: run(text, ()))
+    rows = await database.read(rows_of(text))
     return [stores[position] for position in sorted(row[0] for row in rows)]

@@ -92,8 +92,8 @@ class LaneStore:
     def forget_bound(self) -> None:
         """Let the next claim look everywhere, whatever it costs."""
 
-    def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
-        """Write settlements of one kind and one set of columns; which of them (by position) were written."""
+    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
+        """What writes settlements of one kind and one set of columns, and says which (by position) were written."""
         raise NotImplementedError
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
@@ -240,7 +240,7 @@ class LaneStore:
 
     async def _settle(self, group: list[Settlement], report: Report) -> None:
         try:
-            written = await self.database.write(lambda run: self.settle_group(run, group))
+            written = await self.database.write(self.settling(group))
         except Refused as error:
             await self._divide(group, error, report)
             return
@@ -345,7 +345,7 @@ class LaneStore:
     async def settle_in(self, connection: AsyncConnection, group: list[Settlement]) -> set[int]:
         """Settle inside a transaction that is under way."""
         with translated(self.database):
-            return await uncut(connection.run_sync(lambda c: self.settle_group(runner(c), group)))
+            return await uncut(connection.run_sync(lambda c: self.settling(group)(runner(c))))
 
     async def run_hooks(self, connection: AsyncConnection, written: list[Settlement]) -> None:
         """Call the lane's ``on_settled`` hooks with what was written, in the same transaction."""

@@ -17,6 +17,7 @@ from typing import Any
 from ..claim import Settlement
 from ..lane import Lane
 from .database import Run
+from .direct import One
 from .jobs import moment
 from .postgres import PostgresLane
 from .postgres_statements import MOST, PostgresStatements
@@ -67,24 +68,30 @@ class QueueLane(PostgresLane):
     def reader(self, column: str) -> Reader:
         return _json_at(self._at[column]) if column in _READ_LATER else super().reader(column)
 
-    def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
+    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
         if group[0].kind != "done" or group[0].columns:
-            return super().settle_group(run, group)
+            return super().settling(group)
         text = self._text("done", self.statements.settle_done)
         known, places = fences([settlement.claim for settlement in group])
         positions: list[dict[int, int]] = [{} for _ in known]
         for position, (place, settlement) in enumerate(zip(places, group, strict=True)):
             positions[place][settlement.claim.key[0]] = position
-        written: set[int] = set()
-        for (at, attempts), alike in zip(known, positions, strict=True):
-            ids = run(text, (list(alike), self.worker, at, attempts))[0][0] or ()
-            written.update(alike.values() if len(ids) == len(alike) else [alike[id] for id in ids])
-        return written
+        each = [
+            One(text, (list(alike), self.worker, at, attempts), functools.partial(_written, alike))
+            for (at, attempts), alike in zip(known, positions, strict=True)
+        ]
+        return each[0] if len(each) == 1 else lambda run: set[int]().union(*[one(run) for one in each])
 
 
 def lane_kind(lane: Lane) -> type[PostgresLane]:
     """The verbs for a lane on PostgreSQL."""
     return QueueLane if lane.own else PostgresLane
+
+
+def _written(alike: dict[int, int], rows: Sequence[Any]) -> set[int]:
+    """Which settlements were written, by position: of those whose rows have these ids."""
+    ids = rows[0][0] or ()
+    return set(alike.values() if len(ids) == len(alike) else [alike[id] for id in ids])
 
 
 def _json_at(at: int) -> Reader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..clock import Clock
 from .base import LaneStore
 from .binding import Binding, fence_time
 from .database import Database, Run
+from .direct import One, rows_of
 from .documents import clean, plain
 from .gating import Dimension
 from .guise import Guise
@@ -75,7 +76,7 @@ class PostgresLane(LaneStore):
             lambda: self._guise.of(self.statements.claim(most, bounded=bound is not None)),
         )
         worker = (self.worker,) if "worker" in self.binding.roles else ()
-        return await self.database.write(lambda run: run(text, (count, *worker, *(bound or ()))))
+        return await self.database.write(rows_of(text, (count, *worker, *(bound or ()))))
 
     def take_units(
         self, run: Run, present: Sequence[Dimension], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
@@ -112,11 +113,11 @@ class PostgresLane(LaneStore):
             rows.append(row)
         return json.dumps(rows, default=plain, ensure_ascii=True)
 
-    def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
+    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
         if kind == "done" and not columns and self._in_arrays:
             text = self._text("done", self.statements.settle_done)
-            return set(run(text, self._arrays(group))[0][0] or ())
+            return One(text, self._arrays(group), lambda rows: set(rows[0][0] or ()))
         text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
         with encoding():
             values = [
@@ -128,7 +129,7 @@ class PostgresLane(LaneStore):
                 for s in group
             ]
             document = self._document([s.claim for s in group], values)
-        return {row[0] for row in run(text, self._parameters(document))}
+        return One(text, self._parameters(document), lambda rows: {row[0] for row in rows})
 
     def _arrays(self, group: Sequence[Settlement]) -> tuple[Any, ...]:
         claims = [settlement.claim for settlement in group]
@@ -153,13 +154,13 @@ class PostgresLane(LaneStore):
     async def mine(self) -> list[Claim]:
         text = self._text("mine", lambda: self.statements.mine("$1::text", "$2"))
         values = (self.worker, self.opened_at) if fence_time(self.binding) else (self.worker,)
-        rows = await self.database.read(lambda run: run(text, values))
+        rows = await self.database.read(rows_of(text, values))
         return self.make_claims(rows)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)
         document = self._document(claims)
-        rows = await self.database.write(lambda run: run(text, self._parameters(document)))
+        rows = await self.database.write(rows_of(text, self._parameters(document)))
         renewed = []
         for position, moment in rows:
             claim = claims[position]
@@ -171,7 +172,7 @@ class PostgresLane(LaneStore):
     async def progress(self, claim: Claim, value: Any) -> bool:
         text = self._text("progress", self.statements.progress)
         document = self._document([claim], [{"_v0": clean(value)}])
-        return bool(await self.database.write(lambda run: run(text, self._parameters(document))))
+        return bool(await self.database.write(rows_of(text, self._parameters(document))))
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
         text = self._text(("sweep", lease), lambda: self.statements.sweep(lease))

@@ -209,7 +209,10 @@ class SqliteLane(LaneStore):
         values = {f"_k{i}": part for i, part in enumerate(claim.key)}
         return {**values, "_at": claim.claimed_at, "_n": claim.attempts, "worker": self.worker}
 
-    def settle_group(self, run: Run, group: Sequence[Settlement]) -> set[int]:
+    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
+        return lambda run: self._settle_one_by_one(run, group)
+
+    def _settle_one_by_one(self, run: Run, group: Sequence[Settlement]) -> set[int]:
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
         text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
         written = set()

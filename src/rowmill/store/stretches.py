@@ -10,6 +10,7 @@ from typing import Any
 from ..claim import Claim
 from .ahead import Ahead
 from .database import Run
+from .direct import rows_of
 from .gating import Dimension
 from .stretch_statements import MOST_STRETCHES, STRETCHES, StretchStatements
 from .turns import Turns
@@ -107,7 +108,7 @@ class Stretches(Turns):
         begun, many = self._last is not None, _AHEAD * count
         text = store._text(("ahead", begun, self._guise.number), lambda: self._guise.of(self.say.ahead(begun=begun)))
         values = (many, *([self._last] if begun else []))
-        rows, keys, stretches, first, versions = (await store.database.read(lambda run: run(text, values)))[0]
+        rows, keys, stretches, first, versions = (await store.database.read(rows_of(text, values)))[0]
         if not rows or not first or len(rows) < many // 2:
             self._in_doubt()
             return False
@@ -121,7 +122,7 @@ class Stretches(Turns):
         text = store._text(("those", self._guise.number), lambda: self._guise.of(self.say.claim_those()))
         part = ahead.next(count)
         values = (part.rows, part.keys, *ahead.versions_of(part), *([store.worker] if self._asks_for_worker else []))
-        claims = self._claims(await store.database.write(lambda run: run(text, values)), began, -1)
+        claims = self._claims(await store.database.write(rows_of(text, values)), began, -1)
         if claims:
             self._last = ahead.took(part)
         if len(claims) == count:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -18,16 +16,21 @@ if TYPE_CHECKING:
     from .database import Database
 
 
-@contextmanager
-def translated(database: Database) -> Iterator[None]:
+class translated:
     """Raise rowmill's errors for the driver's, here and nowhere else."""
-    try:
-        yield
-    except BaseException as error:
-        known = translate(error, database)
-        if known is None or known is error:
-            raise
-        raise known from error
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            known = translate(error, self._database)
+            if known is not None and known is not error:
+                raise known from error
 
 
 def translate(error: BaseException, database: Database) -> DatabaseError | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..claim import Claim
 from ..errors import Refused
+from .direct import rows_of
 from .gating import Dimension, LooseShare
 from .guise import Guise
 from .turn_statements import TurnStatements
@@ -93,7 +94,7 @@ class Turns:
             ("turns", *options.values(), self._guise.number), lambda: self._guise.of(self.say.claim(**options))
         )
         values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
-        return await self.store.database.write(lambda run: run(text, tuple(values)))
+        return await self.store.database.write(rows_of(text, tuple(values)))
 
     def _loose_share(self, count: int) -> int:
         return self._share.of(count) if self.dim.nullable else 0
@@ -120,7 +121,7 @@ class Turns:
         """When to look again, by this process's clock (None: at the next poll); and whether a key is free even now."""
         text = self.store._text("when", self.say.when)
         me = (self.store.worker,) if self.dim.group.process is not None else ()
-        wait, ready = (await self.store.database.read(lambda run: run(text, me)))[0]
+        wait, ready = (await self.store.database.read(rows_of(text, me)))[0]
         now = time.monotonic()
         if wait == 0:  # others were faster, or held its lock
             return now + self._soon(), True

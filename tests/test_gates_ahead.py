@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from datetime import timedelta as td
@@ -15,7 +14,7 @@ import gated
 from databases import Db
 from rowmill import Concurrency, Mill
 from rowmill.claim import Settlement
-from rowmill.store.ahead import Ahead
+from rowmill.store.ahead import Ahead, as_array
 from rowmill.store.stretch_statements import StretchStatements
 from rowmill.store.stretches import Stretches
 from rowmill.testing import Kit
@@ -124,7 +123,7 @@ async def test_small_claims_go_by_one_look(pg: Db) -> None:
 def test_a_claim_by_a_look_ahead_asks_for_every_stretch_that_its_rows_are_in() -> None:
     """C8: keys are in the order of numbers, stretches in that of their digits: 8, 9, then 10, and 5 begins one."""
     keys = ["8", "9", "10", "50", "7"]
-    ahead = Ahead([(0, n) for n in range(5)], keys, [2, 2, 1, 2, 3], ["", "5", "7"], [7, 9, 5], 0.0)
+    ahead = Ahead([f"(0,{n})" for n in range(5)], keys, [2, 2, 1, 2, 3], ["", "5", "7"], [7, 9, 5], 0.0)
     part = ahead.next(1)
     assert (part.keys, ahead.versions_of(part)) == (["8"], (["5"], [9]))
     ahead.took(part)
@@ -179,9 +178,26 @@ async def test_what_was_found_ahead_is_read_where_it_stands(pg: Db) -> None:
         gate = await looked_ahead(kit)
         assert gate._ahead is not None
         part = gate._ahead.next(2)
-        lists = (json.dumps([str(each) for each in many]) for many in (*part[:2], *gate._ahead.versions_of(part)))
-        values = (*(f"{{{many[1:-1]}}}" for many in lists), "me")
+        lists = [[str(each) for each in many] for many in (*part[:2], *gate._ahead.versions_of(part))]
+        values = (*map(as_array, lists), "me")
         assert await buffers(pg, gate.say.claim_those(), values, "force_generic_plan") < 150
+
+
+async def test_keys_with_quotes_and_backslashes_are_claimed_by_a_look_ahead(pg: Db) -> None:
+    """They travel as the text of an array, in which these signs have a meaning."""
+    odd = ['"', "\\", "{", "}", ",", "null", " a ", '\\"', "é'", "x\ny"]
+    async with Kit(many_keys(pg)) as kit:
+        pg.execute("delete from pages")
+        for n in range(400):
+            pg.execute("insert into pages (domain) values (?)", f"{odd[n % len(odd)]}{n}{odd[n // 7 % len(odd)]}")
+        await looked_ahead(kit)
+        store, taken = await kit.store(), 6
+        for _ in range(97):
+            got = await store.claim(4)
+            taken += len(got)
+            await store.settle([Settlement(claim, "done") for claim in got])
+    assert taken == 394
+    assert pg.value("select count(*) from pages where status = 'done'") == 388
 
 
 async def test_rows_without_a_key_have_their_share_of_small_claims(pg: Db) -> None:

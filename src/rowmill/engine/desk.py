@@ -107,7 +107,7 @@ class Desk:
             if tx is not None:
                 ids = await self._in_tx(group[0].options.tx, group)
             else:
-                ids = await (await self.counter(environment)).add(group, self._notify)
+                ids = await (await self._unopened(environment).open()).add(group, self._notify)
             tasks = [group.task] * len(ids) if isinstance(group, Alike) else [call.task for call in group]
             handed: list[Handle[Any]] = [
                 Handle(self, task, environment, id) for task, id in zip(tasks, ids, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 #: Stretches that one claim may lock: the one that it is in, and the next where that ends.
 _AT_ONCE = 2
@@ -18,9 +18,17 @@ _AT_ONCE = 2
 class Part(NamedTuple):
     """Rows for one claim: where they stand, their keys, and the numbers of the stretches they are in, each once."""
 
-    rows: Sequence[Any]
+    rows: Sequence[str]
     keys: Sequence[str]
     stretches: Sequence[int]
+
+
+def as_array(texts: Sequence[str]) -> str:
+    """Texts as PostgreSQL writes an array of them."""
+    whole = "".join(texts)
+    if "\\" in whole or '"' in whole:
+        texts = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
+    return '{"' + '","'.join(texts) + '"}'
 
 
 @dataclass
@@ -28,7 +36,7 @@ class Ahead:
     """What one look has found, in the order of keys."""
 
     #: Where each row stands, its key, and the number of its key's stretch, from 1 on.
-    rows: Sequence[Any]
+    rows: Sequence[str]
     keys: Sequence[str]
     stretches: Sequence[int]
     #: Where stretches begin, and the version that each must have.

@@ -53,12 +53,13 @@ class Notes:
         """Where some failed, learn before they are written: from then on others may start in their place, and must not
         where this was the one too many. Whether the claims still hold is no matter: the runs did fail.
         """
-        fresh = [s for s in settlements if not s.heard]
-        if any(s.kind != "done" and (s.word or s.closes is not None) for s in fresh):
-            self._turned += await self._note(fresh)
+        if any(s.kind != "done" and (s.word or s.closes is not None) and not s.heard for s in settlements):
+            self._turned += await self._note([s for s in settlements if not s.heard])
 
     async def note(self, settlements: Sequence[Settlement]) -> list[Turned]:
         """Learn from the rest of these, in this order; what turned since the last time."""
+        if not self._learns and not self._turned and all(s.closes is None for s in settlements):
+            return []
         self._turned += await self._note([s for s in settlements if not s.heard])
         turned, self._turned = self._turned, []
         return turned

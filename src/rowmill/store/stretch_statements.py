@@ -201,20 +201,24 @@ class StretchStatements(TurnStatements):
   limit (select {self.count})
 )
 select _t.*, _i.first, _i.version from (
-  select array_agg(ctid), array_agg(_rm_key), array_agg(_rm_stretch) from _rm_turns
+  select array_agg(ctid::text), array_agg(_rm_key), array_agg(_rm_stretch) from _rm_turns
 ) _t cross join _rm_known _i"""
 
     def claim_those(self) -> str:
-        """$1 where rows stand, $2 their keys, $3 where their stretches begin, $4 the versions of these; $5 worker if it
+        """$1 where rows stand and $2 their keys, both as the text of an array (the driver takes longer to put one
+        together than the server to read it), $3 where their stretches begin, $4 the versions of these; $5 worker if it
         is asked for. The claim of rows that ``ahead`` has found: they may go if nobody has claimed there since (see
         ``turn_statements``), in none of the stretches, and if nothing was said of single keys meanwhile.
         """
         say, columns = self.say, self.say.binding.columns
         # A place may have got another row since. What is ready is said so that no index on ready rows serves: one that
         # was analysed when nothing was ready looks cheaper than the places themselves.
-        same = f"{self.dim.phrase}::text = ((select $2::text[]))[array_position((select $1::tid[]), ctid)]"
+        asked = "(select rows from _rm_asked)"
+        same = f"{self.dim.phrase}::text = ((select keys from _rm_asked))[array_position({asked}, ctid)]"
         seen = "((select $4::bigint[]))[array_position((select $3::text[]), _g.key)]"
-        return f"""with _rm_held as materialized (
+        return f"""with _rm_asked as materialized (
+  select $1::text::tid[] as rows, $2::text::text[] as keys
+), _rm_held as materialized (
   -- locked only if nothing has changed since the look
   select _g.ctid as spot from {self.table} _g
   where {self.spans} and _g.key = any((select $3::text[])::text[]) and _g.version = {seen}
@@ -222,7 +226,7 @@ select _t.*, _i.first, _i.version from (
   for no key update skip locked
 ), _rm_picked as materialized (
   select ctid from {say.table}
-  where ctid = any((select $1::tid[])::tid[]) and (select count(*) from _rm_held) = cardinality((select $3::text[]))
+  where ctid = any({asked}::tid[]) and (select count(*) from _rm_held) = cardinality((select $3::text[]))
     and {same} and coalesce({say.ready()}, false)
   for no key update skip locked
 ), _rm_bump as (

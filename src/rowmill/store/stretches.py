@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from ..claim import Claim
-from .ahead import Ahead
+from .ahead import Ahead, as_array
 from .database import Run
 from .direct import rows_of
 from .gating import Dimension
@@ -20,8 +20,10 @@ from .turns import Turns
 _CROWDED, _MARK_AGAIN = 1.5, 1.0
 #: Claims that begin with a thorough look once a quick one did not do, at first and at most.
 _DISTRUST = (2, 64)
-#: Claims of up to so many rows go by a look ahead for so many claims, and for so many seconds.
-_SMALL, _AHEAD, _AHEAD_FOR = 128, 16, 0.25
+#: Claims of up to so many rows go by a look ahead, which is gone by for so many seconds.
+_SMALL, _AHEAD_FOR = 128, 0.25
+#: For how many claims it finds rows: for claims of up to so many rows, for larger ones, and for how many at least.
+_TINY, _FOR_TINY, _FOR_SMALL, _LEAST = 32, 32, 16, 8
 
 
 class Stretches(Turns):
@@ -105,11 +107,11 @@ class Stretches(Turns):
         self._ahead, self._without = None, self._without - 1
         if self._without >= 0:
             return False
-        begun, many = self._last is not None, _AHEAD * count
+        begun, many = self._last is not None, count * (_FOR_TINY if count <= _TINY else _FOR_SMALL)
         text = store._text(("ahead", begun, self._guise.number), lambda: self._guise.of(self.say.ahead(begun=begun)))
         values = (many, *([self._last] if begun else []))
         rows, keys, stretches, first, versions = (await store.database.read(rows_of(text, values)))[0]
-        if not rows or not first or len(rows) < many // 2:
+        if not rows or not first or len(rows) < _LEAST * count:
             self._in_doubt()
             return False
         self._ahead = Ahead(rows, keys, stretches, first, versions, began + _AHEAD_FOR)
@@ -121,7 +123,12 @@ class Stretches(Turns):
         assert ahead is not None
         text = store._text(("those", self._guise.number), lambda: self._guise.of(self.say.claim_those()))
         part = ahead.next(count)
-        values = (part.rows, part.keys, *ahead.versions_of(part), *([store.worker] if self._asks_for_worker else []))
+        values = (
+            as_array(part.rows),
+            as_array(part.keys),
+            *ahead.versions_of(part),
+            *([store.worker] if self._asks_for_worker else []),
+        )
         claims = self._claims(await store.database.write(rows_of(text, values)), began, -1)
         if claims:
             self._last = ahead.took(part)

@@ -49,7 +49,7 @@ class Stretches(Turns):
         """A quick look, then a thorough one; who meets somebody else goes on somewhere else."""
         claims: list[Claim] = []
         self._quick, self._due = self._thorough <= 0, min(self._due + super()._loose_share(count), _SMALL)
-        plenty, self._plenty = self._plenty, False
+        plenty, self._plenty, trusted = self._plenty, False, self._quick
         for _ in range(5):
             begun, self._moved = self._last is not None, False
             if plenty and self._quick and await self._looked_ahead(count, began):
@@ -68,6 +68,8 @@ class Stretches(Turns):
                 self._distrust = min(2 * self._distrust, _DISTRUST[1])
             elif begun:
                 self._last = None
+                if trusted and claims:  # the keys are at their end, and that was all that ailed the quick look
+                    trusted, self._quick, self._thorough = False, True, 0
             else:
                 break
         return claims

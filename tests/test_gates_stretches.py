@@ -276,6 +276,29 @@ async def test_rows_that_somebody_has_locked_do_not_hold_up_their_key(pg: Db) ->
         await other.close()
 
 
+@pytest.mark.parametrize(("locked", "batch"), [("<= 'd060'", 10), ("<= 'd012'", 1), ("between 'd080' and 'd130'", 4)])
+async def test_keys_whose_rows_somebody_has_locked_hold_up_no_other(pg: Db, locked: str, batch: int) -> None:
+    """A user's open transaction has all rows of many keys, at the head of the order or in the middle: the others go."""
+    gated.make(pg)
+    pg.execute("insert into pages (domain) select 'd' || lpad(n::text, 3, '0') from generate_series(1, 200) n")
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=[Concurrency(1, by="domain")])
+    other = await asyncpg.connect(pg.direct)
+    try:
+        async with Kit(mill) as kit, other.transaction():
+            held = await other.fetch(f"select id from pages where domain {locked} for update")
+            store, taken = await kit.store(), 0
+            for _ in range(400):
+                claims = await store.claim(batch)
+                taken += len(claims)
+                await store.settle([Settlement(claim, "done") for claim in claims])
+                if taken == 200 - len(held):
+                    break
+            assert taken == 200 - len(held)
+    finally:
+        await other.close()
+
+
 async def test_an_operators_limit_above_the_declared_one_is_used_at_once(pg: Db) -> None:
     """Issue 8: editable; as many at a time as he says."""
     gated.make(pg)

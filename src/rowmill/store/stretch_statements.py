@@ -278,7 +278,8 @@ order by {say.order()}"""
 
     def _taken(self) -> str:
         """What the claim answers with: the rows and their keys, the key that the walk came to, how many stretches there
-        are, and, if others were met on the way, where any other one begins. In a row of its own if nothing was taken.
+        are, if others were met on the way, where any other one begins, and how many rows the walk found, whoever has
+        them locked. In a row of its own if nothing was taken.
         """
         columns = self.say.binding.columns
         # Any other, and yet the same one each time: a schedule that broke something must break it again.
@@ -288,7 +289,7 @@ select {self.say.names(columns, "_rm_taken.")}, _rm_taken._rm_of, _m.*
 from (
   select ({self._served_last()}) as _rm_last, coalesce(cardinality(first), 0) as _rm_stretches, (
     select coalesce(first[1 + ((7 * (version[_rm_stretch] & {_BITS}) + _rm_stretch) % cardinality(first))::int], '')
-    from _rm_held where spot is null limit 1) as _rm_elsewhere
+    from _rm_held where spot is null limit 1) as _rm_elsewhere, (select count(*) from _rm_turns) as _rm_found
   from _rm_known limit 1
 ) _m left join _rm_taken on true"""
 

@@ -33,8 +33,9 @@ class Stretches(Turns):
     say: StretchStatements
     #: How often others were met of late, and when stretches may be made anew.
     _met, _mark_at = 0.0, 0.0
-    #: Whether this look is a quick one; whether keys were left out because others had them.
-    _quick, _moved = True, False
+    #: Whether this look is a quick one; whether keys were left out because others claim there, or rows because somebody
+    #: has them locked although there were as many as were asked for: then the keys are not at their end.
+    _quick, _moved, _locked = True, False, False
     #: How many claims go without a quick look, now and next time.
     _thorough, _distrust = 0, _DISTRUST[0]
     #: How many rows without a key have to be among those that the next claim takes which is not by a look ahead.
@@ -51,7 +52,7 @@ class Stretches(Turns):
         self._quick, self._due = self._thorough <= 0, min(self._due + super()._loose_share(count), _SMALL)
         plenty, self._plenty, trusted = self._plenty, False, self._quick
         for _ in range(5):
-            begun, self._moved = self._last is not None, False
+            begun, self._moved, self._locked = self._last is not None, False, False
             if plenty and self._quick and await self._looked_ahead(count, began):
                 claims += await self._take_those(count - len(claims), began)
             else:
@@ -66,6 +67,8 @@ class Stretches(Turns):
             if self._quick:
                 self._quick, self._thorough = False, self._distrust
                 self._distrust = min(2 * self._distrust, _DISTRUST[1])
+            elif self._locked:
+                continue
             elif begun:
                 self._last = None
                 if trusted and claims:  # the keys are at their end, and that was all that ailed the quick look
@@ -82,7 +85,7 @@ class Stretches(Turns):
     async def _take(self, count: int, began: float) -> list[Claim]:
         self._ahead = None  # some of what it found may be what is taken now
         rows = await self._ask(count)
-        last, stretches, elsewhere = rows[0][-3:]
+        last, stretches, elsewhere, found = rows[0][-4:]
         self._last = last if last is not None else self._last
         self._met *= 0.8
         if elsewhere is not None:
@@ -90,7 +93,9 @@ class Stretches(Turns):
             if not stretches or (self._met > _CROWDED and began > self._mark_at):
                 self._met, self._mark_at = 0.0, began + _MARK_AGAIN * random.uniform(0.7, 1.3)
                 await self.store.database.transact(self._mark_out)
-        return self._claims(rows, began, -4)
+        claims = self._claims(rows, began, -5)
+        self._locked = len(claims) < count <= found
+        return claims
 
     def _manner(self) -> dict[str, Any]:
         return {"quick": self._quick}
@@ -147,9 +152,9 @@ class Stretches(Turns):
         self._without, self._doubt = self._doubt, min(2 * self._doubt, _DISTRUST[1])
 
     async def _look_around(self, claims: list[Claim], count: int, began: float) -> None:
-        if not self._moved:
+        if not self._moved and not self._locked:
             await super()._look_around(claims, count, began)
-        else:  # there is more where others are just now
+        else:  # there is more where others are just now, or behind what somebody has locked
             self.store.look_again = time.monotonic() + self._soon()
 
     def _mark_out(self, run: Run) -> None:

@@ -152,7 +152,8 @@ def work(crowd: Crowd, db: Db, processes: int = 2, patience: float = 120) -> See
     """Import the crowd's bookmarks with so many worker processes, and wait for the end of the import."""
     db.execute(SCHEMA.read_text())
     with crowd.internet() as net:
-        workers = Workers(db, net, concurrency=crowd.concurrency, poll_seconds=1)
+        # A page that comes late on a busy machine is no failure, which would be tried again after five minutes.
+        workers = Workers(db, net, concurrency=crowd.concurrency, poll_seconds=1, fetch_seconds=60)
         try:
             for n in range(processes):
                 workers.start(f"worker-{n + 1}")

@@ -94,8 +94,6 @@ class Desk:
 
     async def enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         """Hand in calls; in one transaction where they are for one environment."""
-        if self._events.tracer is None:
-            return await self._enqueue(calls)
         with enqueued(self._events.tracer, calls) as traced:
             return await self._enqueue(traced)
 

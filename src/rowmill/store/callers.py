@@ -76,13 +76,12 @@ def numbered(sql: str, values: Values) -> tuple[str, tuple[Any, ...]]:
     """``:names`` as ``$1, $2``, for asyncpg."""
     if not values:  # a colon in a literal is no name
         return sql, ()
-    text, order = in_order(sql)
+    text, order = _numbered(sql)
     return text, tuple([values[name] for name in order])
 
 
 @lru_cache(maxsize=256)
-def in_order(sql: str) -> tuple[str, tuple[str, ...]]:
-    """``:names`` as ``$1, $2``, and the names in that order."""
+def _numbered(sql: str) -> tuple[str, tuple[str, ...]]:
     order: dict[str, int] = {}
     text = _NAMES.sub(lambda found: f"${order.setdefault(found.group(1), len(order) + 1)}", sql)
     return text, tuple(order)

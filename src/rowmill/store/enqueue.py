@@ -6,7 +6,6 @@ one of equal ones per transaction, however many rows that adds.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,7 @@ from ..clock import Clock
 from ..errors import KeyTaken, RowmillError
 from ..options import UNFINISHED, Key
 from ..task import Call
-from .callers import Verb, in_order
+from .callers import Verb, numbered
 from .database import Database
 from .direct import Direct
 from .documents import as_json
@@ -87,17 +86,6 @@ select added.id from added, told order by added.id"""
             f"values (:task, :queue, {args}, :priority, :max_attempts{due[1]})\nreturning id",
             wake,
         )
-
-    def one_numbered(self, wake: bool) -> tuple[str, tuple[str, ...]]:
-        """The same as asyncpg takes it, and the names of what it is given; rendered once."""
-        key = (wake, self.clock.shift)
-        if key not in self._numbered:
-            self._numbered[key] = in_order(self.one(wake))
-        return self._numbered[key]
-
-    @functools.cached_property
-    def _numbered(self) -> dict[Any, tuple[str, tuple[str, ...]]]:
-        return {}
 
     def many(self, wake: bool, conflict: str | None = None) -> str:
         """Jobs from one JSON document; ``conflict`` says what becomes of one whose key is taken."""
@@ -298,6 +286,4 @@ def one_statement(calls: Sequence[Call]) -> bool:
 
 async def add_one(direct: Direct, say: Say, call: Call, wake: bool) -> int:
     """The plainest and most frequent call."""
-    text, names = say.one_numbered(wake)
-    values = _plain_values(call)
-    return int((await direct.fetch(text, [values[name] for name in names]))[0][0])
+    return int((await direct.fetch(*numbered(say.one(wake), _plain_values(call))))[0][0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from datetime import timedelta as td
@@ -14,6 +15,7 @@ import gated
 from databases import Db
 from rowmill import Concurrency, Mill
 from rowmill.claim import Settlement
+from rowmill.store import stretches
 from rowmill.store.ahead import Ahead, as_array
 from rowmill.store.stretch_statements import StretchStatements
 from rowmill.store.stretches import Stretches
@@ -21,6 +23,12 @@ from rowmill.testing import Kit
 from test_gates_plans import buffers
 
 VERSION = " and _g.version = ((select $4::bigint[]))"
+
+
+@pytest.fixture(autouse=True)
+def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look is gone by for 250 ms, which a busy machine can take for the two claims of a test."""
+    monkeypatch.setattr(stretches, "_AHEAD_FOR", 60.0)
 
 
 def many_keys(db: Db, rows: int = 1) -> Mill:
@@ -97,6 +105,19 @@ async def test_a_place_that_has_got_another_row_is_left_alone(pg: Db) -> None:
         store = await kit.store()
         keys = [claim.gates["domain"] for claim in await store.gated._take_those(2, 0.0)]  # type: ignore[union-attr]
     assert keys == [kept[at + 1]]
+
+
+async def test_a_look_is_gone_by_for_a_while_only(pg: Db) -> None:
+    """Fairness: rows that came since have their turn, too."""
+    async with Kit(many_keys(pg)) as kit:
+        gate, store = await looked_ahead(kit), await kit.store()
+        first = gate._ahead
+        await store.claim(2)
+        assert gate._ahead is first
+        assert first is not None
+        first.until = time.monotonic()
+        await store.claim(2)
+    assert gate._ahead is not first
 
 
 async def test_small_claims_go_by_one_look(pg: Db) -> None:

@@ -43,10 +43,11 @@ _COLUMNS = """
     url text not null,
     domain text not null
 """
-#: What is claimable, in the lane's order; and what is running, so that a sweep does not read the whole table.
+#: As ``rowmill migrate`` proposes them: what is claimable, in the lane's order; and what is running, so that a sweep
+#: does not read the whole table.
 _INDEXES = (
     "create index {name}_ready on {name} (run_after, id) where status in ('queued', 'failed')",
-    "create index {name}_running on {name} (id) where status = 'running'",
+    "create index {name}_running on {name} (locked_at) where status = 'running'",
 )
 #: The same by domain: what of a key is claimable, and what of it is running.
 _BY_KEY = (

@@ -87,6 +87,25 @@ def test_the_schema_is_byte_for_byte_as_before_after_adopt_migrate_run_and_detac
     assert dump(pg) == before
 
 
+@pytest.mark.parametrize(("renewed", "order"), [("heartbeat_at", "(locked_at)"), ("claimed_at", "(id)")])
+def test_running_rows_are_indexed_by_what_grows_and_no_renewal_moves(
+    pg: Db, command: Command, renewed: str, order: str
+) -> None:
+    """Speed: entries of a random key go all over the index; one on a time that is renewed makes each renewal dear."""
+    pg.execute(
+        "create table jobs (id uuid primary key default gen_random_uuid(), status text not null default 'new',"
+        " worker text, locked_at timestamptz, heartbeat_at timestamptz)"
+    )
+    command.app(pg.url, LANE.replace("unfenced=True", f"renew='{renewed}', order_by='id'"))
+    statements = command.json("migrate")["environments"][0]["statements"]
+    made = [each["statement"] for each in statements if "_running_" in each["statement"]]
+    assert len(made) == 1
+    assert f" {order} where status = 'running'" in made[0]
+    assert command("migrate", "--apply").code == 0
+    again = command.json("migrate")["environments"][0]["statements"]
+    assert not [each for each in again if "_running_" in each["statement"]]
+
+
 def test_detach_leaves_what_somebody_changed_since(pg: Db, command: Command) -> None:
     """Issue: exactly what was added, and nothing else."""
     create_jobs(pg, 10)

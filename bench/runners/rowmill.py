@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Sequence
 from typing import Any
 
 from rowmill import Concurrency, Mill
+from rowmill.engine.child import rest_collector
 
 from ..tables import table
 from .protocol import Recorder, order, serve
@@ -46,7 +46,7 @@ class Runner:
             given["gates"] = [Concurrency(limit, by="domain")]
         self.table.declare(mill, noop, **given)
         worker = mill.worker()
-        gc.freeze()  # as ``rowmill run`` does in a process of its own
+        rest_collector()  # as ``rowmill run`` does in a process of its own
         recorder.wait_for_go()
         await worker.run()
 

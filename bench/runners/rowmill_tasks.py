@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Sequence
 from typing import Any
 
 from rowmill import Mill
+from rowmill.engine.child import rest_collector
 
 from .protocol import Recorder, order, serve
 
@@ -42,7 +42,7 @@ class Runner:
     async def work(self, recorder: Recorder) -> None:
         self.hit = recorder.hit
         worker = self.mill.worker()
-        gc.freeze()  # as ``rowmill run`` does in a process of its own
+        rest_collector()  # as ``rowmill run`` does in a process of its own
         recorder.wait_for_go()
         await worker.run()
 

@@ -116,8 +116,7 @@ async def _serve(worker: Worker, line: Line) -> int:
     worker.tally.told = lambda tally: line.tell(
         counts={"done": tally.completed, "failed": tally.failures, "dead": tally.died, "left": tally.left}
     )
-    # The process is the worker's own, and what is loaded by now stays: no collection of garbage need look at it again.
-    gc.freeze()
+    rest_collector()
     await worker.run()
     if worker.recycling:
         _leave(RECYCLE)
@@ -126,6 +125,14 @@ async def _serve(worker: Worker, line: Line) -> int:
     if unstoppable or _threads_left():
         _leave(0)
     return 0
+
+
+def rest_collector() -> None:
+    """In a process of the worker's own: what is loaded by now stays, so that no collection of garbage need look at it
+    again; and one comes after as many objects as a few batches are, not several times within each.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def _leave(code: int) -> None:

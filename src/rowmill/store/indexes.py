@@ -52,8 +52,13 @@ def _ready(binding: Binding, say: Statements) -> Needed:
 
 
 def _running(binding: Binding, say: Statements) -> Needed:
-    """Over the rows being worked on, by their key: the time of the last heartbeat would make every renewal dear."""
-    return Needed("running", say.names(binding.key), say.running(), "the sweep and the counts find running rows by it")
+    """Over the rows being worked on, by the time of their claim: it grows, so that entries come one behind the other,
+    where those of a random key go all over the index. By the key where renewals move that time: each would write to
+    all indexes.
+    """
+    claimed = binding.roles.get("claimed_at") if binding.renew != "claimed_at" else None
+    order = say.name(claimed) if claimed else say.names(binding.key)
+    return Needed("running", order, say.running(), "the sweep and the counts find running rows by it")
 
 
 def for_gates(binding: Binding, say: Statements) -> list[Needed]:

@@ -162,11 +162,11 @@ JOBS = Step(
             true="true", time="timestamptz", now="now()", json="jsonb", check=_READABLE,
         ),
         *_JOBS_INDEXES,
-        # Every row is written three times and then rests. Half of each page is left for that, and of the key's index
-        # two thirds: a row that must move to another page costs a lock's record and two pages more, an entry that
+        # Every row is written three times and then rests. Of each page two thirds are left for that, and as much of the
+        # key's index: a row that must move to another page costs a lock's record and two pages more, an entry that
         # finds its page full the search for one that may go. And a vacuum that comes by the thousand, not by the
         # share of a table that is mostly ended rows.
-        "alter table own.rowmill_jobs set (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01,"
+        "alter table own.rowmill_jobs set (fillfactor = 33, autovacuum_vacuum_scale_factor = 0.01,"
         " autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_limit = 2000,"
         " autovacuum_analyze_scale_factor = 0.02, autovacuum_analyze_threshold = 5000)",
         "alter table own.rowmill_jobs alter column state set statistics 1000",

@@ -8,7 +8,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from rowmill.store import Database
+import pytest
+
+from rowmill.errors import DatabaseError
+from rowmill.store import Database, line
 
 
 async def test_a_write_waits_for_the_lock_and_finds_it_free(tmp_path: Path) -> None:
@@ -26,5 +29,29 @@ async def test_a_write_waits_for_the_lock_and_finds_it_free(tmp_path: Path) -> N
             await database.write(lambda run: run("insert into jobs values (2)", ()))
             assert time.monotonic() - began >= 0.15
             assert await database.read(lambda run: run("select id from jobs order by id", ())) == [(1,), (2,)]
+        finally:
+            await database.close()
+
+
+async def test_a_write_that_waited_for_long_enough_says_so_and_the_next_one_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad luck gets a clear error and loses nothing: not even the patience of the statements behind it."""
+    monkeypatch.setattr(line, "LOCK_WAIT", 0.3)
+    path = tmp_path / "jobs.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("pragma journal_mode = wal")
+        other.execute("create table jobs (id integer)")
+        database = Database.open(f"sqlite:///{path}")
+        try:
+            other.execute("begin immediate")
+            with pytest.raises(DatabaseError, match="locked"):
+                await database.write(lambda run: run("insert into jobs values (1)", ()))
+            other.rollback()
+            patience = await database.write(
+                lambda run: [run("insert into jobs values (2)", ()), run("pragma busy_timeout", ())]
+            )
+            assert patience[1] == [(300,)]
+            assert await database.read(lambda run: run("select id from jobs", ())) == [(2,)]
         finally:
             await database.close()

@@ -238,16 +238,8 @@ class Sqlite(Database):
 
     async def write(self, verb: Callable[[Run], T]) -> T:
         def work() -> T:
-            connection = self._writer.connection()
-            connection.execute("begin immediate")
-            try:
-                result = verb(self._writer.run)
-                connection.execute("commit")
-                return result
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("rollback")
-                raise
+            with self._writer.transaction() as run:
+                return verb(run)
 
         with translated(self):
             return await self._writer.do(work)

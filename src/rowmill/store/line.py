@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
+#: Seconds between two tries for the write lock, first and at most. SQLite's own wait soon sleeps for 10 to 100 ms, much
+#: longer than a claim holds the lock: of two workers one would sleep while the lock is free.
+_TRY_AGAIN = (0.0002, 0.02)
 
 
 class Line:
@@ -36,6 +41,19 @@ class Line:
     def run(self, sql: str, parameters: Any = ()) -> Sequence[Any]:
         return self.connection().execute(sql, parameters).fetchall()
 
+    @contextmanager
+    def transaction(self) -> Iterator[Callable[..., Sequence[Any]]]:
+        """For work in the thread: with the write lock from the beginning, and committed at the end."""
+        connection = self.connection()
+        _lock(connection)
+        try:
+            yield self.run
+            connection.execute("commit")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("rollback")
+            raise
+
     async def do(self, work: Callable[[], T]) -> T:
         """Work in the thread, after what waits there."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -45,3 +63,21 @@ class Line:
             connection, self._connection = self._connection, None
             await self.do(connection.close)
         self._thread.shutdown(wait=False)
+
+
+def _lock(connection: sqlite3.Connection) -> None:
+    """Begin a transaction with the file's write lock, which is waited for in short steps."""
+    began, (pause, longest) = time.monotonic(), _TRY_AGAIN
+    connection.execute("pragma busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.execute("begin immediate")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() - began > LOCK_WAIT:
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 1.1, longest)
+    finally:
+        connection.execute(f"pragma busy_timeout = {LOCK_WAIT * 1000:.0f}")

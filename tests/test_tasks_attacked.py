@@ -73,6 +73,8 @@ def test_one_name_cannot_be_two_arguments() -> None:
         {"key": "a\0b"},
         {"key": "a\ud800"},
         {"key": "k" * 501},
+        {"priority": True},
+        {"priority": 32768},
         {"env": 5},
     ],
     ids=repr,

@@ -123,7 +123,8 @@ class Options:
             raise WrongArguments(
                 f"run_after={after!r} does not say in which time zone", hint="datetime.now(UTC) + ..., or a timedelta"
             )
-        if self.priority is not None and (not isinstance(self.priority, int) or not -32768 <= self.priority <= 32767):
+        whole = isinstance(self.priority, int) and not isinstance(self.priority, bool)
+        if self.priority is not None and not (whole and -32768 <= self.priority <= 32767):
             raise WrongArguments(f"priority is a whole number, lower goes first; not {self.priority!r}")
         if self.key is not None and not isinstance(self.key, (str, Key)):
             raise WrongArguments(f"key is text or a Key, not {self.key!r}")

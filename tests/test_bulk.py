@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from databases import Db, as_time
 from rowmill import Mill, Refused
+from rowmill.call import Alike
 from rowmill.store import copied
 from rowmill.store.documents import as_json
-from rowmill.task import Alike
 
 td = timedelta
 

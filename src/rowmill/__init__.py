@@ -1,6 +1,7 @@
 """Any table you already have is the queue."""
 
 from .budget import Budget
+from .call import Call, Handle, Status
 from .claim import Claim
 from .domain import domain
 from .engine.flow import Joined
@@ -29,7 +30,7 @@ from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
 from .retry import exponential, fixed
 from .states import NOW
 from .store import Settled
-from .task import Call, Handle, Queue, Status, Task, injected
+from .task import Queue, Task, injected
 
 __all__ = [
     "NOW",

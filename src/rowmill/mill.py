@@ -14,6 +14,7 @@ from . import lane as lanes_words
 from . import models
 from . import task as task_words
 from .budget import Budget
+from .call import Call, Handle
 from .clock import Clock
 from .engine.desk import Desk
 from .engine.host import Host
@@ -28,7 +29,7 @@ from .lane import Lane
 from .schedule import Cron
 from .store import Database
 from .store.enqueue import CHANNEL
-from .task import Call, Handle, Queue, Task
+from .task import Queue, Task
 
 Handler = Callable[..., Any]
 #: What a worker inside a web application may be told.

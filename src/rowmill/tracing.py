@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
+from .call import Call
 from .carrier import TRACE
 from .claim import Settlement
-from .task import Call
 
 #: A trace's context as text, by name: what is kept with a job, and given to a process.
 Carrier = Mapping[str, str]

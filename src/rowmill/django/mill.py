@@ -13,13 +13,14 @@ from typing import Any
 from django.db import connections, transaction
 
 from .. import mill as mills
+from ..call import Call, Handle
 from ..engine.desk import Desk as PlainDesk
 from ..errors import WrongArguments, did_you_mean
 from ..lane import Lane
 from ..schedule import Cron
 from ..store import Database, schema
 from ..store.callers import formatted
-from ..task import Call, Handle, Task
+from ..task import Task
 from .connections import guarded, url
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+from ..call import Call, Status
 from ..clock import Clock
 from ..errors import Busy, RowmillError, Unreachable
 from ..store import Database, schema
@@ -18,7 +19,6 @@ from ..store.enqueue import CHANNEL, Say, add, add_one, one_statement, simple
 from ..store.handlers import uncut
 from ..store.jobs import Jobs
 from ..store.translate import translated
-from ..task import Call, Status
 from .wake import AWAIT, DONE, Bell, listen
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..call import Alike, Call, Handle, Status
 from ..clock import Clock
 from ..errors import (
     DeclarationError,
@@ -28,7 +29,6 @@ from ..events import Events
 from ..store import Database, flows
 from ..store.callers import Verb, caller, drive, drive_async
 from ..store.enqueue import Place, Say, add
-from ..task import Alike, Call, Handle, Status
 from ..tracing import enqueued
 from .counter import Counter
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import Unfit, decode, encode
+from ..call import Call
 from ..claim import Claim, Settlement
 from ..errors import Busy, LostClaim, RowmillError
 from ..outcome import Dead
 from ..store import LaneStore, flows
 from ..store.enqueue import Say
 from ..store.jobs import Jobs
-from ..task import Call
 from ..tracing import enqueued
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..budget import Spent
+from ..call import Call
 from ..claim import Claim, Settlement
 from ..errors import Busy, DatabaseError, DeclarationError, LostClaim, RowmillError, Unreachable, did_you_mean
 from ..outcome import Snooze
 from ..store import LaneStore, Tx, uncut
 from ..store.budgets import take as take_budget
-from ..task import Call
 from .flow import Flow, Joined
 from .held import Held
 

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
+from ..call import Alike, Call, different
 from ..clock import Clock
-from ..task import Alike, Call, different
 from .database import Postgres
 from .direct import Direct
 from .documents import as_json

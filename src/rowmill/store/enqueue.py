@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ..call import Call
 from ..clock import Clock
 from ..errors import KeyTaken, RowmillError
 from ..options import UNFINISHED, Key
-from ..task import Call
 from .callers import Verb, numbered
 from .database import Database
 from .direct import Direct

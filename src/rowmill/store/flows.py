@@ -14,10 +14,10 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..call import Call
 from ..claim import Claim, Settlement
 from ..errors import LostClaim
 from ..options import UNFINISHED
-from ..task import Call
 from .base import LaneStore
 from .callers import drive, on
 from .database import Database, runner

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ..call import Status
 from ..clock import Clock
 from ..options import UNFINISHED, Keep
-from ..task import Status
 from .callers import on
 from .database import Database
 from .enqueue import Say

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ..call import Call
 from ..clock import Clock
 from ..options import Options
 from ..schedule import Cron
-from ..task import Call, Task
+from ..task import Task
 from .callers import drive, on
 from .database import Database, runner
 from .enqueue import Say, add

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from ..call import Call
 from ..errors import DatabaseError, DeclarationError, did_you_mean
 from ..lookout import Lookout
 from ..mill import Mill
@@ -25,7 +26,6 @@ from ..store.inspect import LaneView
 from ..store.keys import Key, parse, written
 from ..store.operate import Operator, Selection, passed_over
 from ..store.pauses import Pause, Target, ensure_gates, pause, resume, standing
-from ..task import Call
 from . import audit
 from .access import require, who
 from .problem import Problem, of

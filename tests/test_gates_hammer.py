@@ -37,9 +37,12 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def hammer(db: Db, gates: list[Any], *, rounds: int, seconds: float) -> tuple[int, int]:
+async def hammer(
+    db: Db, gates: list[Any], *, rounds: int, seconds: float, keep: float | None = None
+) -> tuple[int, int]:
     """Claim and give back in turns; how many were claimed, and the most rows of a key seen running. Ends early where
     the limit is seen broken, and goes on for up to a minute on a machine too busy to claim ``ENOUGH`` in the time.
+    ``keep``: rows are given back after so many seconds, not at once.
     """
     gated.make(db)
     for source in range(3):
@@ -56,6 +59,8 @@ async def hammer(db: Db, gates: list[Any], *, rounds: int, seconds: float) -> tu
             taken += len(claims)
             keys = {claim.gates["domain"] for claim in claims if claim.gates}
             most = max([most, *(running.get(key, 0) for key in keys)])
+            if keep is not None:
+                await asyncio.sleep(keep)
             # Back to any place of its key's order: who goes by an old snapshot is then after other rows than the rest.
             back = [Settlement(claim, "snooze", delay=-td(hours=random.random())) for claim in claims]
             report = await store.settle(back)
@@ -93,7 +98,7 @@ async def test_the_hammer_sees_the_limit_broken_without_what_makes_it_exact(
             text = whole(self, **options)
             assert " and _g.version = _t.version" in text
             # Between its snapshot and its lock a statement may be held up for any time: here it always is, a little.
-            return text.replace(" and _g.version = _t.version", " and (select true from pg_sleep(0.001))")
+            return text.replace(" and _g.version = _t.version", " and (select true from pg_sleep(0.005))")
 
         monkeypatch.setattr(TurnStatements, "claim", unchecked)
     else:
@@ -102,11 +107,11 @@ async def test_the_hammer_sees_the_limit_broken_without_what_makes_it_exact(
         def counted_first(self: Any, dims: Any, spots: Any, *, wait: bool) -> None:
             counts = {dim.label: count(self, dim, [key for label, key in spots if label == dim.label]) for dim in dims}
             self._running = lambda dim, keys: counts[dim.label]
-            self.run("select pg_sleep(0.001)", ())
+            self.run("select pg_sleep(0.005)", ())
             hold(self, dims, spots, wait=wait)
 
         monkeypatch.setattr(_Claim, "_hold", counted_first)
-    _, most = await hammer(pg, GATES[way], rounds=1_000_000, seconds=40)
+    _, most = await hammer(pg, GATES[way], rounds=1_000_000, seconds=40, keep=0.01)
     assert most > LIMIT
 
 

@@ -159,6 +159,8 @@ class Place:
     async def open(self, crew: Crew) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
         me = crew.snapshot()
+        if not all(lane.own for lane in self.lanes):
+            self.database.must_exist()
         own = await ensure_own(self.database) if crew.registers else None
         stores = [
             await open_lane(lane, self.name, self.database, crew.clock, me.id, me.incarnation) for lane in self.lanes

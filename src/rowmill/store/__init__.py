@@ -20,6 +20,7 @@ from .gating import Dimension, bind_gates
 from .handlers import uncut
 from .notes import Notes
 from .postgres import PostgresLane
+from .refusals import check_states
 from .settled import Settled, bounded
 from .sqlite import SqliteLane
 from .stretches import turns_of
@@ -95,7 +96,9 @@ def set_gates(store: LaneStore, dims: Sequence[Dimension]) -> None:
 
 
 async def check_conditions(store: LaneStore) -> None:
-    """Let the database read the user's own SQL, without looking at a row: a mistake is told before the first claim."""
+    """Let the database read the user's own SQL, and the values of his states, without looking at a row: a mistake is
+    told before the first claim.
+    """
     lane, where = store.lane, f"lane {store.lane.name!r}, table {store.binding.table.fullname!r}"
     for part in ("ready", "where"):
         if part == "where" and lane.where is None:
@@ -110,6 +113,7 @@ async def check_conditions(store: LaneStore) -> None:
                 f"{where}: {part} cannot be used as a condition: {said}",
                 hint="SQL text over the table's own columns, or lambda t: t.c.column == value",
             ) from error
+    await check_states(store)
 
 
 async def probe(database: Database, stores: Sequence[LaneStore]) -> list[LaneStore]:

@@ -95,6 +95,9 @@ class Database:
         """An async context manager: a SQLAlchemy connection inside a transaction, from a bounded pool."""
         raise NotImplementedError
 
+    def must_exist(self) -> None:
+        """Raises DeclarationError where there is no database, and opening it would make an empty one."""
+
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
         """Run something that needs a SQLAlchemy connection, such as reflection."""
         raise NotImplementedError
@@ -259,14 +262,17 @@ class Sqlite(Database):
         async with self._handlers.begin() as connection:
             yield connection
 
+    def must_exist(self) -> None:
+        if not os.path.exists(self.path):
+            # SQLite would make an empty file, and from then on the file would seem to be there.
+            raise DeclarationError(
+                f"cannot use {self.url}: there is no file {os.path.abspath(self.path)}",
+                hint="check the path in the URL: sqlite:///relative.db, sqlite:////absolute.db",
+            )
+
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
         def work() -> T:
-            if not os.path.exists(self.path):
-                # SQLite would make an empty file, and from then on the file would seem to be there.
-                raise DeclarationError(
-                    f"cannot use {self.url}: there is no file {os.path.abspath(self.path)}",
-                    hint="check the path in the URL: sqlite:///relative.db, sqlite:////absolute.db",
-                )
+            self.must_exist()
             engine = sa.create_engine(sa.URL.create("sqlite", database=self.path), poolclass=NullPool)
             with engine.connect() as connection:
                 return verb(connection)

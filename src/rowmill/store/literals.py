@@ -37,7 +37,8 @@ def plain_default(text: Any, kind: str) -> Any:
     return None
 
 
-def _mentions(text: str, column: str) -> bool:
+def mentions(text: str, column: str) -> bool:
+    """Whether SQL text names a column, outside of quoted texts."""
     bare = _TEXT.sub("''", text)
     if '"' + column.replace('"', '""') + '"' in bare:
         return True
@@ -46,9 +47,9 @@ def _mentions(text: str, column: str) -> bool:
 
 def allowed_by_check(text: str, column: str, columns: Sequence[str], kind: str) -> tuple[Any, ...]:
     """The values that a check constraint on one column lists; nothing where it says anything else."""
-    if kind not in ("text", "int") or not _mentions(text, column):
+    if kind not in ("text", "int") or not mentions(text, column):
         return ()
-    if any(_mentions(text, other) for other in columns if other.lower() != column.lower()):
+    if any(mentions(text, other) for other in columns if other.lower() != column.lower()):
         return ()
     bare = _TEXT.sub("''", text)
     if kind == "int":
@@ -65,9 +66,9 @@ def allowed_by_check(text: str, column: str, columns: Sequence[str], kind: str) 
 
 def literals_of(predicate: str, column: str, columns: Sequence[str], kind: str) -> tuple[Any, ...]:
     """The values that stand in a predicate over this column alone."""
-    if not _mentions(predicate, column) or "<>" in predicate or "!=" in predicate:
+    if not mentions(predicate, column) or "<>" in predicate or "!=" in predicate:
         return ()
-    if any(_mentions(predicate, other) for other in columns if other != column):
+    if any(mentions(predicate, other) for other in columns if other != column):
         return ()
     if kind == "int":
         bare = re.sub(r"::\w+|\"[^\"]*\"", "", _TEXT.sub("''", predicate))

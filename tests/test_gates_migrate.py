@@ -55,6 +55,27 @@ def test_migrate_adds_the_key_fills_it_and_makes_the_indexes(db: Db, command: Co
     assert "domain" not in db.query("select * from pages limit 1")[0]
 
 
+def test_check_looks_at_gates_too(db: Db, command: Command) -> None:
+    """What ``run`` would refuse, and the index that a gated claim walks, also while the table is small."""
+    make(db, 3)
+    command.app(db.url, LANE)
+    assert command.json("check", code=1)["checked"][0]["findings"][0]["code"] == "declaration"
+    assert command("migrate", "--apply").code == 0
+    db.execute(f"drop index {next(name for name in indexes(db) if '_turns_' in name)}")
+    assert "no_turns_index" in [each["code"] for each in command.json("check")["checked"][0]["findings"]]
+    command.app(db.url, LANE.replace('by="domain"', 'by="domian"').replace("by='domain'", "by='domian'"))
+    ended = command("check")
+    assert ended.code == 1
+    assert "cannot be a gate's key" in " ".join(ended.out.split())
+
+
+def indexes(db: Db) -> list[str]:
+    names = "select indexname from pg_indexes where tablename = 'pages'"
+    if db.dialect != "postgresql":
+        names = "select name from sqlite_master where type = 'index' and tbl_name = 'pages'"
+    return [next(iter(row.values())) for row in db.query(names)]
+
+
 def test_a_fill_that_was_cut_off_goes_on(db: Db, command: Command) -> None:
     make(db, 1500)
     command.app(db.url, LANE)

@@ -28,7 +28,7 @@ class AsyncClient:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the README, each under the name in its first line; the later blocks go on with ``links.py``."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "httpx_stand_in.py").write_text(HTTPX)
+    (folder / "httpx.py").write_text(HTTPX)
     later = []
     for kind, text in BLOCKS:
         named = re.match(r"# (\w+\.py)\n", text)

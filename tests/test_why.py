@@ -134,6 +134,7 @@ def test_it_is_in_no_state_of_this_lane(row: Row) -> None:
     key = row.add(status="odd")
     answer, reason = row.first(key)
     assert (answer["state"], reason["code"], answer["by_itself"]) == ("elsewhere", "no_state", False)
+    assert "status is 'odd'" in reason["text"]
     other = HEAD.replace("'queued'", "'odd'").replace("'running'}", "'odder'}")
     row.app("", f"{other}, name='other')(handler)")
     assert "in lane 'other' it is ready" in row.first(key)[1]["text"]

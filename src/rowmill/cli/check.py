@@ -18,6 +18,8 @@ from ..store import Database, bind, check_conditions, ddl, store_for
 from ..store.binding import Binding
 from ..store.database import runner
 from ..store.findings import ERROR, WARNING, Examined, Finding, across, connections, examine
+from ..store.gate_rows import GateRows
+from ..store.gating import bind_gates
 from ..store.inspect import check_file
 from ..store.survey import read_only
 from . import show
@@ -105,7 +107,9 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
     checked = Checked(name, lane)
     try:
         binding = await bind(lane, name, database)
-        await check_conditions(store_for(binding, database, Clock(), "", ""))
+        store = store_for(binding, database, Clock(), "", "")
+        await check_conditions(store)
+        await bind_gates(binding, database, store.statements, GateRows(database, Clock(), lane.name))
     except DeclarationError as error:
         hint = error.hint
         if await _helped(lane, name, database):

@@ -118,9 +118,10 @@ def _indexes(run: Run, binding: Binding, facts: Facts, found: Examined, add: Any
     for need in needed(binding, say):
         if plans.serves(run, say, need) is not None:
             continue
-        if need.purpose == "ready":
+        if need.purpose in ("ready", "turns"):
             at = "reads the whole table" if facts.rows >= SMALL else "will read the whole table once it is large"
-            add(Finding(WARNING, "no_ready_index", f"no index carries the claim: it {at}", "rowmill migrate"))
+            text = f"no index carries the claim: it {at}"
+            add(Finding(WARNING, f"no_{need.purpose}_index", text, "rowmill migrate"))
         elif facts.rows >= SMALL:
             text = f"no index finds the {need.purpose} rows: {need.why}"
             add(Finding(WARNING, f"no_{need.purpose}_index", text, "rowmill migrate"))

@@ -65,7 +65,7 @@ class Inquiry:
                 lease=lane.lease.total_seconds(), sweep_every=lane.sweep_every.total_seconds(),
             )  # fmt: skip
         if state is None:
-            return Facts(**common, elsewhere=await self._elsewhere(beside))
+            return Facts(**common, elsewhere=await self._elsewhere(beside) or self._shown(row))
         if state not in ("open", "exhausted"):
             return Facts(**common)
         fails = tuple(name for name, holding in holds.items() if not holding)
@@ -119,6 +119,11 @@ class Inquiry:
                 if row.state is not None:
                     return f"in lane {other.lane.name!r} it is {row.state}"
         return None
+
+    def _shown(self, row: Row) -> str | None:
+        """What stands in the columns of the states, where no lane knows it."""
+        columns = sorted(self.binding.state_columns() & row.values.keys())
+        return ", ".join(f"{column} is {row.values[column]!r}" for column in columns) or None
 
     # -- gates
 

@@ -109,6 +109,19 @@ def test_it_is_running(row: Row, command: Command) -> None:
     assert "(for 4" in command("why", "crawl", str(key)).out
 
 
+def test_whoever_held_it_is_gone_and_another_has_the_name(row: Row) -> None:
+    """A supervisor begins a killed child anew under the same name: alive is not who holds the row."""
+    key = row.add(status="running", worker="w-1", claimed_at=ago(seconds=40), heartbeat_at=ago(seconds=30))
+    began = "update rowmill_workers set started_at = ? where id = 'w-1'"
+    row.db.execute(began, ago(minutes=9))
+    assert "it is running by w-1, last sign of life 3" in row.first(key)[1]["text"]
+    row.db.execute(began, ago(seconds=5))
+    answer, reason = row.first(key)
+    assert (answer["state"], reason["code"]) == ("running", "running")
+    assert "it was running by w-1, and that worker has begun anew since" in reason["text"]
+    assert "when its lease of 60 s is over, in about " in reason["text"]
+
+
 def test_it_is_stuck_and_will_be_swept(row: Row) -> None:
     key = row.add(status="running", worker="w-9", claimed_at=ago(minutes=9), heartbeat_at=ago(minutes=5))
     answer, reason = row.first(key)

@@ -70,6 +70,8 @@ class WorkerFacts:
     runs: int = 0
     #: How many runs it may have in all; None: no limit of its own.
     at_once: int | None = None
+    #: Seconds since its process began.
+    up_for: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,10 @@ def _running(facts: Facts) -> Answer:
     if not facts.stuck:
         sign = f", last sign of life {span(facts.silent_for)} ago" if facts.silent_for is not None else ""
         text = f"it is running{by}{sign}; its lease is {span(facts.lease)}"
+        if _began_since(facts):
+            left = max(facts.lease - (facts.silent_for or 0.0), 0.0)
+            text = f"it was running{by}, and that worker has begun anew since: it is taken back when its lease of"
+            text += f" {span(facts.lease)} is over, in about {span(left)}"
         return Answer("running", (Reason("running", text, since),))
     silent = "never a sign of life" if facts.silent_for is None else f"no sign of life for {span(facts.silent_for)}"
     text = f"it is running{by}, but stuck: {silent}, and its lease is {span(facts.lease)}"
@@ -188,6 +194,14 @@ def _running(facts: Facts) -> Answer:
         return Answer("stuck", (reasons[1], reasons[0]), INF)
     swept = f"the next sweep, every {span(facts.sweep_every)}, takes it back"
     return Answer("stuck", (reasons[0], Reason("sweep", swept, None, facts.sweep_every)), facts.sweep_every)
+
+
+def _began_since(facts: Facts) -> bool:
+    """The process that has the holder's name now is younger than the row's last sign of life: it is another one."""
+    same = next((worker for worker in facts.workers or () if worker.alive and worker.id == facts.worker), None)
+    return (
+        same is not None and same.up_for is not None and facts.silent_for is not None and same.up_for < facts.silent_for
+    )
 
 
 def _open(facts: Facts) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from ..allowance import GateState
@@ -194,6 +195,7 @@ class Inquiry:
             if self.lane.name not in worker["lanes"]:
                 continue
             current = worker["current"]
+            up = datetime.fromisoformat(worker["seen_at"]) - datetime.fromisoformat(worker["started_at"])
             found.append(
                 WorkerFacts(
                     worker["id"],
@@ -202,6 +204,7 @@ class Inquiry:
                     sum(1 for job in current if job["lane"] == self.lane.name),
                     len(current),
                     next((job["at_once"] for job in current if job.get("at_once")), None),
+                    worker["silent_for"] + up.total_seconds(),
                 )
             )
         return tuple(found)

@@ -21,6 +21,7 @@ from ..store.findings import ERROR, WARNING, Examined, Finding, across, connecti
 from ..store.gate_rows import GateRows
 from ..store.gating import bind_gates
 from ..store.inspect import check_file
+from ..store.refusals import check_states
 from ..store.survey import read_only
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
@@ -109,6 +110,7 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
         binding = await bind(lane, name, database)
         store = store_for(binding, database, Clock(), "", "")
         await check_conditions(store)
+        await check_states(store)
         await bind_gates(binding, database, store.statements, GateRows(database, Clock(), lane.name))
     except DeclarationError as error:
         hint = error.hint

@@ -19,19 +19,19 @@ from .literals import allowed_by_check, mentions
 from .postgres_statements import PostgresStatements
 
 #: What is written, by the name that it has in the declaration.
-_WRITTEN = ("running", "done", "retry", "dead", "canceled")
+WRITTEN = ("running", "done", "retry", "dead", "canceled")
 #: Constraints may be said to be not enforced from PostgreSQL 18 on.
 _CHECKS = """select pg_get_expr(c.conbin, c.conrelid) from pg_constraint c
 where c.contype = 'c' and c.conrelid = to_regclass($1::text)
   and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)"""
 
 
-async def check_states(store: LaneStore) -> None:
-    """Raises DeclarationError for the first value that the table would refuse."""
+async def check_states(store: LaneStore, written: Sequence[str] = WRITTEN) -> None:
+    """Raises DeclarationError for the first value in these states that the table would refuse."""
     if store.lane.own:
         return
     for text in await _constraints(store):
-        for state in _WRITTEN:
+        for state in written:
             await _ask(store, text, state, _plain(getattr(store.lane, state)))
 
 

@@ -65,6 +65,8 @@ async def open_lane(
     own = await (schema.ensure(database) if lane.groups or lane.budgets else schema.taken(database))
     store = store_for(binding, database, clock, worker, incarnation, own.has(schema.GATES))
     await check_conditions(store)
+    # A claim that is refused harms nothing, and an end that is refused one row; done is what every row's work leads to.
+    await check_states(store, ("done",))
     if lane.groups:
         await open_gates(store, own)
     if column := fence_time(store.binding):
@@ -96,9 +98,7 @@ def set_gates(store: LaneStore, dims: Sequence[Dimension]) -> None:
 
 
 async def check_conditions(store: LaneStore) -> None:
-    """Let the database read the user's own SQL, and the values of his states, without looking at a row: a mistake is
-    told before the first claim.
-    """
+    """Let the database read the user's own SQL, without looking at a row: a mistake is told before the first claim."""
     lane, where = store.lane, f"lane {store.lane.name!r}, table {store.binding.table.fullname!r}"
     for part in ("ready", "where"):
         if part == "where" and lane.where is None:
@@ -113,8 +113,6 @@ async def check_conditions(store: LaneStore) -> None:
                 f"{where}: {part} cannot be used as a condition: {said}",
                 hint="SQL text over the table's own columns, or lambda t: t.c.column == value",
             ) from error
-    # A claim that is refused harms nothing, and an end that is refused one row; done is what every row's work leads to.
-    await check_states(store, ("done",))
 
 
 async def probe(database: Database, stores: Sequence[LaneStore]) -> list[LaneStore]:

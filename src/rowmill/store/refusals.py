@@ -73,7 +73,9 @@ async def _ask(store: LaneStore, text: str, state: str, values: Mapping[str, Any
         raise DeclarationError(
             f"lane {store.lane.name!r}, table {table.fullname!r}: {state} sets {said}, and a check constraint of the"
             f" table refuses that: {text}",
-            hint=did_you_mean(str(values[about[0]]), [str(each) for each in allowed]) if allowed else None,
+            hint=did_you_mean(str(values[about[0]]), [str(each) for each in allowed])
+            if allowed
+            else "a value it allows",
         )
 
 

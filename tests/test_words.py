@@ -279,8 +279,8 @@ def test_the_public_names_are_these() -> None:
         "Concurrency", "DatabaseError", "Dead", "DeclarationError", "Done", "Event", "Handle", "Job",
         "Joined", "Keep", "Key", "KeyTaken", "Lane", "LostClaim", "Mill", "Outcome", "Queue", "Rate",
         "Refused", "Retry", "RowmillError", "Settled", "Snooze", "Status", "SyncJob", "Task",
-        "TaskCanceled", "TaskFailed", "Unreachable", "WorkerIdTaken", "WrongArguments", "configure_logs",
-        "domain", "exponential", "fixed", "injected",
+        "TaskCanceled", "TaskFailed", "Unreachable", "UnreadableValue", "WorkerIdTaken", "WrongArguments",
+        "configure_logs", "domain", "exponential", "fixed", "injected",
     ]  # fmt: skip
     assert all(hasattr(rowmill, name) for name in rowmill.__all__)
     assert all((getattr(rowmill, name).__doc__ or "").strip() for name in rowmill.__all__)

@@ -18,6 +18,7 @@ from .errors import (
     TaskCanceled,
     TaskFailed,
     Unreachable,
+    UnreadableValue,
     WorkerIdTaken,
     WrongArguments,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "TaskCanceled",
     "TaskFailed",
     "Unreachable",
+    "UnreadableValue",
     "WorkerIdTaken",
     "WrongArguments",
     "configure_logs",

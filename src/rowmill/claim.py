@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
@@ -11,12 +11,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What all claims of one lane in one place by one worker have in common."""
+    """What all claims of one lane in one place by one worker have in common.
+
+    A table may be altered while claims are held: each claim's row is read by the columns it was claimed with.
+    """
 
     lane: str
     environment: str
     #: As the worker column has it; None where the lane has no such column.
     worker: str | None
+    #: What reads a column of the row, by the column's name; and where each column stands in it.
+    readers: Mapping[str, Callable[[Any], Any]]
+    at: Mapping[str, int]
 
 
 class Claim:

@@ -5,6 +5,7 @@
     ├── AppError              the application named on the command line cannot be loaded
     ├── WorkerIdTaken         another live worker has the configured id
     ├── LostClaim             the row is no longer this run's: its lease ran out and was taken back
+    ├── UnreadableValue       a column holds a value that Python cannot
     ├── WrongArguments        a task was called with arguments that its handler does not take
     ├── KeyTaken              a job with this key is there already
     ├── TaskFailed            the job whose result was asked for is dead
@@ -13,6 +14,8 @@
         ├── Unreachable       no connection, or it broke; what was under way may have been committed
         ├── Busy              the database is there, but could not serve in time; nothing was written
         └── Refused           the database said no to a value or a statement
+            ├── Unreadable    its reply holds a value that Python cannot; what was written is committed
+            └── Unserved      the statement cannot run as things are (table altered, right missing): no row's fault
 
 Each message says what is wrong and where. ``hint`` says what to do, and is printed behind ``Try:``.
 """
@@ -49,6 +52,10 @@ class WorkerIdTaken(RowmillError):
 
 class LostClaim(RowmillError):
     """The claim behind this run no longer holds; its writes were rolled back."""
+
+
+class UnreadableValue(RowmillError):
+    """A handler asked for a column whose value Python cannot hold: a year beyond 9999, a date BC, 24:00."""
 
 
 class WrongArguments(RowmillError):
@@ -92,6 +99,19 @@ class Busy(DatabaseError):
 
 class Refused(DatabaseError):
     """The database rejected a value or a statement."""
+
+
+class Unreadable(Refused):
+    """A reply holds a value that Python cannot hold, so the driver could not decode it."""
+
+
+class Unserved(Refused):
+    """The statement cannot run as things are: the table was altered, a right is missing, a disk failed.
+
+    No row and no value is at fault, so no row ends by it. ``altered``: looking at the table again may help.
+    """
+
+    altered = False
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -22,7 +22,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..budget import Spent
 from ..call import Call
 from ..claim import Claim, Settlement
-from ..errors import Busy, DatabaseError, DeclarationError, LostClaim, RowmillError, Unreachable, did_you_mean
+from ..errors import (
+    Busy,
+    DatabaseError,
+    DeclarationError,
+    LostClaim,
+    RowmillError,
+    Unreachable,
+    UnreadableValue,
+    did_you_mean,
+)
 from ..outcome import Snooze
 from ..store import LaneStore, Tx, uncut
 from ..store.budgets import take as take_budget
@@ -54,7 +63,8 @@ class Job(Mapping[str, Any]):
 
     def __getitem__(self, column: str) -> Any:
         try:
-            return self._store.readers[column](self._claim.row)
+            claim = self._claim
+            return claim.holder.readers[column](claim.row)
         except (KeyError, IndexError):
             raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.taken)}") from None
 
@@ -71,7 +81,10 @@ class Job(Mapping[str, Any]):
     def id(self) -> Any:
         """The row's key: a value, or a tuple for a composite key."""
         claim = self._claim
-        values = tuple(self._store.value(claim.row, column) for column in self._store.binding.key)
+        try:
+            values = tuple(claim.holder.readers[column](claim.row) for column in self._store.binding.key)
+        except UnreadableValue:
+            return claim.id
         return values[0] if len(values) == 1 else values
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..arguments import Unfit, encode
 from ..claim import Claim, Settlement
+from ..errors import UnreadableValue
 from ..outcome import Dead, Done
 from ..store import bounded
 from ..store.jobs import moment
@@ -57,7 +58,10 @@ class TaskExecution(Execution):
         return settlement
 
     def _history(self, claim: Claim, settlement: Settlement) -> list[dict[str, Any]]:
-        told = self.store.value(claim.row, "history") or []
+        try:
+            told = self.store.value(claim.row, "history") or []
+        except UnreadableValue:
+            told = []
         cause = settlement.cause
         shown = "".join(traceback.format_exception(cause)) if cause is not None and cause.__traceback__ else None
         entry = {

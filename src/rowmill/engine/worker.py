@@ -17,7 +17,7 @@ from typing import Any
 
 from ..claim import Claim, Settlement
 from ..clock import Clock
-from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable, WorkerIdTaken
+from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable, Unreadable, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
 from ..store import Database, probe
@@ -295,6 +295,13 @@ class Worker:
         try:
             await self._claim(held)
             held.refused = None
+        except Unreadable as error:
+            # The rows are this worker's, and the next look reads them so that only the one value is missing.
+            held.unsure, place.look = held.store.marked, True
+            self.events.emit(
+                "value_unreadable", logging.WARNING, environment=place.name, lane=held.store.lane.name,
+                error=error.message, hint="only the run that asks for the value fails",
+            )  # fmt: skip
         except Refused as error:
             held.rests_until, held.refused = time.monotonic() + _REST, error.message
             self.events.emit(

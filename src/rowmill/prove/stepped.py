@@ -74,7 +74,7 @@ class Stepped:
     async def read(self, verb: Callable[[Run], T]) -> T:
         return await self._spawn(verb, "reads")
 
-    async def transact(self, verb: Callable[[Run], T]) -> T:
+    async def transact(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
         with translated(self._database):
             async with self._transaction():
                 return await self._spawn(verb, "sends")

@@ -45,7 +45,7 @@ class SteppedPostgres(Stepped, Postgres):
         rows: Sequence[Any] = await self._own.fetch(sql, *parameters)
         return rows
 
-    async def write(self, verb: Callable[[Run], T]) -> T:
+    async def write(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
         async def send(sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
             async with self._transaction():
                 chance = self.schedule.random.random() if self.schedule is not None else 1.0

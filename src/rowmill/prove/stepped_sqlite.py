@@ -44,7 +44,7 @@ class SteppedSqlite(Stepped, Sqlite):
     async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
         return await self.read(verb)
 
-    async def write(self, verb: Callable[[Run], T]) -> T:
+    async def write(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
         return await self.transact(verb)
 
     async def _run(self, sql: str, parameters: Any) -> Sequence[Any]:

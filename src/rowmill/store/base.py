@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Claim, Holder, Report, Settlement, Swept
 from ..clock import Clock
-from ..errors import Busy, Refused, Unreachable
+from ..errors import Busy, Refused, Unreachable, Unreadable
 from ..states import options
 from .binding import Binding, fence_time
 from .database import Database, Run, runner
@@ -49,10 +49,13 @@ class LaneStore:
         self.database = database
         self.clock = clock
         # Where it is the whole fence, an id is not reused from process to process.
-        self.sign(f"{worker}{INCARNATION}{incarnation}" if binding.incarnated else worker)
+        self.worker = f"{worker}{INCARNATION}{incarnation}" if binding.incarnated else worker
         self._at = {column: i for i, column in enumerate(binding.columns)}
+        #: Replies are read so that a value which Python cannot hold costs its own run alone (see ``unreadable``).
+        self.tolerant = False
         #: What reads a column from a claimed row, by its name; made when it is first asked for.
         self.readers = Readers(self.reader)
+        self.sign(self.worker)
         roles = [binding.roles.get(role) for role in ("attempts", "failures", "max_attempts")]
         #: Where the key, the claim's time and the counters stand in a row: looked up once, read for every claim.
         self._key_at = [self._at[column] for column in binding.key]
@@ -69,15 +72,32 @@ class LaneStore:
         """Claim under this name from now on: what the worker column gets."""
         self.worker = worker
         marked = worker if "worker" in self.binding.roles else None
-        self._holder = Holder(self.lane.name, self.binding.environment, marked)
+        self._holder = Holder(self.lane.name, self.binding.environment, marked, self.readers, self._at)
+
+    def tolerate(self) -> None:
+        """From now on read values that Python cannot hold as Unreadable: slower, and sure."""
+        self.tolerant, self.readers = True, Readers(self.reader)
+        self.sign(self.worker)
 
     # -- the verbs
 
     async def claim(self, count: int) -> list[Claim]:
         """Take up to ``count`` ready rows, in the lane's order; with gates, in that order within each key."""
-        if self.gated is not None:
-            return await self.gated.claim(count)
-        return await self.claim_ungated(count)
+        claim = self.gated.claim if self.gated is not None else self.claim_ungated
+        try:
+            return await claim(count)
+        except Unreadable:
+            if self.tolerant:
+                raise
+            self.tolerate()
+            if self.claims_in_transaction:  # so nothing was claimed
+                return await claim(count)
+            raise  # committed: the rows are this worker's, which ``mine`` finds
+
+    @property
+    def claims_in_transaction(self) -> bool:
+        """A claim whose reply cannot be read is rolled back."""
+        raise NotImplementedError
 
     async def claim_ungated(self, count: int) -> list[Claim]:
         """The claim of a lane without gates. One statement, committed."""
@@ -180,16 +200,19 @@ class LaneStore:
         # asyncpg gives numbers as they are; its dialect's own processor wants to know the wire type.
         native = self.database.dialect.name == "postgresql" and isinstance(kind, (sa.Numeric, sa.Float))
         known = None if native else kind.dialect_impl(self.database.dialect)
-        return reading(self._at[column], known.result_processor(self.database.dialect, None) if known else None)
+        decode = known.result_processor(self.database.dialect, None) if known else None
+        return reading(
+            self._at[column], column, decode, checked=self.tolerant or not self.marked or isinstance(kind, sa.JSON)
+        )
 
     def policy(self, claim: Claim) -> Any:
         """What says ``backoff`` and ``classify`` for a claimed row."""
-        return self.lane.policy(lambda column: claim.row[self._at[column]])
+        return self.lane.policy(lambda column: claim.row[claim.holder.at[column]])
 
     def limit(self, claim: Claim) -> int:
         """How many attempts a claimed row may have: as it says itself, or its task, or its lane."""
-        at = self._places[-1]
-        own = claim.row[at] if at is not None else None
+        column = self.binding.roles.get("max_attempts")
+        own = claim.row[claim.holder.at[column]] if column else None
         return int(self.policy(claim).max_attempts or self.binding.max_attempts if own is None else own)
 
     def error_text(self, text: str) -> str:

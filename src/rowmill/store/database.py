@@ -21,7 +21,7 @@ from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import DeclarationError
+from ..errors import DeclarationError, Unreadable
 from .direct import ISOLATION, Direct
 from .handlers import POOL, Handlers, Lite
 from .line import LOCK_WAIT, Line
@@ -83,11 +83,13 @@ class Database:
         """Run a verb that only reads, each of its statements within a time limit; Busy when that ran out."""
         raise NotImplementedError
 
-    async def write(self, verb: Callable[[Run], T]) -> T:
-        """Run a verb that writes; it is committed when this returns."""
+    async def write(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
+        """Run a verb that writes; it is committed when this returns. ``tolerant``: values that Python cannot hold come
+        as Unreadable; otherwise the error of that name is raised, and on PostgreSQL the write stands all the same.
+        """
         raise NotImplementedError
 
-    async def transact(self, verb: Callable[[Run], T]) -> T:
+    async def transact(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
         """Run a verb of several statements in one transaction of the engine's own."""
         raise NotImplementedError
 
@@ -117,6 +119,7 @@ class Postgres(Database):
         self.patience = patience
         self._pool = pool
         self._direct: Direct | None = None
+        self._tolerant: Direct | None = None
         self._handlers: Handlers | None = None
 
     def _make(self, command_timeout: float | None, **options: Any) -> AsyncEngine:
@@ -158,8 +161,18 @@ class Postgres(Database):
             self._direct = Direct(self, self._pool, self.patience, parsed=True)
         return self._direct
 
+    @property
+    def tolerant(self) -> Direct:
+        """Connections for replies with values that Python cannot hold."""
+        if self._tolerant is None:
+            self._tolerant = Direct(self, self._pool, self.patience, parsed=True, tolerant=True)
+        return self._tolerant
+
     async def read(self, verb: Callable[[Run], T]) -> T:
-        return await self.write(verb)
+        try:
+            return await self.direct.run(verb)
+        except Unreadable:
+            return await self.tolerant.run(verb)
 
     async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
         def limited(run: Run) -> T:
@@ -167,15 +180,18 @@ class Postgres(Database):
             return verb(run)
 
         # Not one of the engine's own connections: what is asked may take its time.
-        async with self.begin() as connection:
-            with translated(self):
-                return await connection.run_sync(lambda c: limited(runner(c)))
+        try:
+            async with self.begin() as connection:
+                with translated(self):
+                    return await connection.run_sync(lambda c: limited(runner(c)))
+        except Unreadable:
+            return await self.tolerant.run(limited, together=True)
 
-    async def write(self, verb: Callable[[Run], T]) -> T:
-        return await self.direct.run(verb)
+    async def write(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
+        return await (self.tolerant if tolerant else self.direct).run(verb)
 
-    async def transact(self, verb: Callable[[Run], T]) -> T:
-        return await self.direct.run(verb, together=True)
+    async def transact(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
+        return await (self.tolerant if tolerant else self.direct).run(verb, together=True)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -202,8 +218,9 @@ class Postgres(Database):
                 return await connection.run_sync(verb)
 
     async def close(self) -> None:
-        if self._direct is not None:
-            await self._direct.close()
+        for direct in (self._direct, self._tolerant):
+            if direct is not None:
+                await direct.close()
         if self._handlers is not None:
             await self._handlers.close()
 
@@ -223,8 +240,18 @@ class Sqlite(Database):
         self._handlers: Handlers | None = None
 
     async def read(self, verb: Callable[[Run], T]) -> T:
-        with translated(self):
-            return await self._reader.do(lambda: verb(self._reader.run))
+        return await self._read(lambda: verb(self._reader.run))
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        def tolerant() -> T:
+            with self._reader.tolerant():
+                return work()
+
+        try:
+            with translated(self):
+                return await self._reader.do(work)
+        except Unreadable:
+            return await self._reader.do(tolerant)
 
     async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
         def work() -> T:
@@ -236,19 +263,18 @@ class Sqlite(Database):
             finally:
                 connection.set_progress_handler(None, _STEPS)
 
-        with translated(self):
-            return await self._reader.do(work)
+        return await self._read(work)
 
-    async def write(self, verb: Callable[[Run], T]) -> T:
+    async def write(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
         def work() -> T:
-            with self._writer.transaction() as run:
+            with self._writer.tolerant(tolerant), self._writer.transaction() as run:
                 return verb(run)
 
         with translated(self):
             return await self._writer.do(work)
 
-    async def transact(self, verb: Callable[[Run], T]) -> T:
-        return await self.write(verb)
+    async def transact(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
+        return await self.write(verb, tolerant=tolerant)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:

@@ -6,7 +6,6 @@ SQLAlchemy's pool and cursor cost more CPU than a small statement itself: measur
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,6 +14,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from ..errors import Refused, Unreachable
 from .translate import translate, translated
+from .unreadable import parse_json, tolerate
 from .urls import redact
 
 if TYPE_CHECKING:
@@ -49,10 +49,19 @@ class Direct:
     """A few connections of one event loop's own. One that raised anything but a refusal is thrown away.
 
     ``parsed``: JSON comes as what it says. ``patience``: what a statement may take, and the wait for a connection.
+    ``tolerant``: values that Python cannot hold come as Unreadable.
     """
 
-    def __init__(self, database: Postgres, most: int = 3, patience: float = 30.0, *, parsed: bool = False) -> None:
-        self._database, self._patience, self._parsed = database, patience, parsed
+    def __init__(
+        self,
+        database: Postgres,
+        most: int = 3,
+        patience: float = 30.0,
+        *,
+        parsed: bool = False,
+        tolerant: bool = False,
+    ) -> None:
+        self._database, self._patience, self._parsed, self._tolerant = database, patience, parsed, tolerant
         self._idle: list[Any] = []
         self._free = asyncio.Semaphore(most)
         self._closed = False
@@ -148,8 +157,14 @@ class Direct:
             if not connection.is_closed():
                 return connection
         connection = await self._database.raw_connection(self._patience)
-        if self._parsed:
-            await _parse(connection)
+        try:
+            if self._parsed:
+                await _parse(connection)
+            if self._tolerant:
+                await tolerate(connection)
+        except BaseException:
+            connection.terminate()
+            raise
         return connection
 
     async def close(self) -> None:
@@ -161,15 +176,11 @@ class Direct:
 
 async def _parse(connection: Any) -> None:
     """JSON as what it says, as through SQLAlchemy."""
-    try:
-        for name, skip in (("json", 0), ("jsonb", 1)):  # a jsonb begins with the number of its version
-            await connection.set_type_codec(
-                name,
-                schema="pg_catalog",
-                format="binary",
-                encoder=lambda text, skip=skip: b"\x01" * skip + text.encode(),
-                decoder=lambda value, skip=skip: json.loads(value[skip:].decode()),
-            )
-    except BaseException:
-        connection.terminate()
-        raise
+    for name, skip in (("json", 0), ("jsonb", 1)):  # a jsonb begins with the number of its version
+        await connection.set_type_codec(
+            name,
+            schema="pg_catalog",
+            format="binary",
+            encoder=lambda text, skip=skip: b"\x01" * skip + text.encode(),
+            decoder=lambda value, skip=skip: parse_json(value[skip:].decode()),
+        )

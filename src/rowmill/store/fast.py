@@ -21,8 +21,9 @@ from .direct import One
 from .jobs import moment
 from .postgres import PostgresLane
 from .postgres_statements import MOST, PostgresStatements
-from .readers import Reader
+from .readers import Reader, unreadable
 from .settled import fences
+from .unreadable import Unreadable
 
 _READ_LATER = ("args", "history")
 
@@ -58,7 +59,7 @@ class QueueLane(PostgresLane):
         try:
             return sorted(rows, key=self._place)
         except TypeError:  # a time without end or beginning comes without a zone, and compares with no other
-            return sorted(rows, key=lambda row: [moment(v) if isinstance(v, datetime) else v for v in self._place(row)])
+            return sorted(rows, key=lambda row: [_comparable(v) for v in self._place(row)])
 
     @functools.cached_property
     def _place(self) -> Callable[[Sequence[Any]], Any]:
@@ -66,7 +67,7 @@ class QueueLane(PostgresLane):
         return operator.itemgetter(*(self._at[column] for column, _ in self.binding.order))
 
     def reader(self, column: str) -> Reader:
-        return _json_at(self._at[column]) if column in _READ_LATER else super().reader(column)
+        return _json_at(self._at[column], column) if column in _READ_LATER else super().reader(column)
 
     def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
         if group[0].kind != "done" or group[0].columns:
@@ -88,19 +89,31 @@ def lane_kind(lane: Lane) -> type[PostgresLane]:
     return QueueLane if lane.own else PostgresLane
 
 
+def _comparable(value: Any) -> Any:
+    """A value of the order that compares with every other of its column; one that Python cannot hold comes last."""
+    if isinstance(value, Unreadable):
+        return True, str(value)
+    return False, moment(value) if isinstance(value, datetime) else value
+
+
 def _written(alike: dict[int, int], rows: Sequence[Any]) -> set[int]:
     """Which settlements were written, by position: of those whose rows have these ids."""
     ids = rows[0][0] or ()
     return set(alike.values() if len(ids) == len(alike) else [alike[id] for id in ids])
 
 
-def _json_at(at: int) -> Reader:
+def _json_at(at: int, column: str) -> Reader:
     """From a claim it comes as text; from other statements as what the text says, and neither column is ever a text."""
     decoder: Any = json.JSONDecoder()
     scan = decoder.scan_once  # without what looks for white space around it
 
     def read(row: Sequence[Any]) -> Any:
         value = row[at]
-        return scan(value, 0)[0] if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        try:
+            return scan(value, 0)[0]
+        except (ValueError, RecursionError) as error:
+            raise unreadable(column, Unreadable(value, str(error) or type(error).__name__)) from None
 
     return read

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from .. import states as states_words
 from ..clock import Clock
-from ..errors import Busy, DeclarationError, Unreachable
+from ..errors import Busy, DeclarationError, Unreachable, UnreadableValue
 from ..lane import Lane
 from ..roles import snake
 from . import schema
@@ -319,7 +319,13 @@ class LaneView:
         sparse: list[Any] = [None] * len(self.binding.columns)
         for value, column in zip(raw, columns, strict=False):
             sparse[self.binding.columns.index(column)] = value
-        return {column: self.store.value(sparse, column) for column in columns}
+        return {column: self._value(sparse, column) for column in columns}
+
+    def _value(self, row: Sequence[Any], column: str) -> Any:
+        try:
+            return self.store.value(row, column)
+        except UnreadableValue:  # then what the database says
+            return str(row[self.binding.columns.index(column)])
 
 
 async def view_lane(lane: Lane, environment: str, database: Database, clock: Clock) -> LaneView:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from .unreadable import parse_text
+
 T = TypeVar("T")
 
 LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
@@ -40,6 +42,19 @@ class Line:
 
     def run(self, sql: str, parameters: Any = ()) -> Sequence[Any]:
         return self.connection().execute(sql, parameters).fetchall()
+
+    @contextmanager
+    def tolerant(self, wanted: bool = True) -> Iterator[None]:
+        """For work in the thread: text that is not UTF-8 comes as Unreadable."""
+        if not wanted:
+            yield
+            return
+        connection = self.connection()
+        connection.text_factory = parse_text
+        try:
+            yield
+        finally:
+            connection.text_factory = str
 
     @contextmanager
     def transaction(self) -> Iterator[Callable[..., Sequence[Any]]]:

@@ -21,6 +21,7 @@ from .horizon import Horizon
 from .postgres_statements import MOST, PostgresStatements
 from .settled import encoding, fences
 from .swept import sweep
+from .walk import Walk
 
 
 class PostgresLane(LaneStore):
@@ -54,11 +55,12 @@ class PostgresLane(LaneStore):
     async def claim_ungated(self, count: int) -> list[Claim]:
         """From the head of the index, or, where dead entries have piled up there, from the remembered lower bound."""
         began = time.monotonic()
-        bound = self._horizon.bound(began) if self._boundable else None
+        boundable = self._boundable and not self.tolerant
+        bound = self._horizon.bound(began) if boundable else None
         rows = await self._claim(count, bound)
         now = time.monotonic()
         self._guise.claimed(now - began, count)
-        if self._boundable:
+        if boundable:
             last = tuple(rows[-1][self._at[column]] for column, _ in self.binding.order) if rows else None
             self._horizon.claimed(
                 last, full=len(rows) == count, count=count, began=began, now=now, bounded=bound is not None
@@ -76,7 +78,17 @@ class PostgresLane(LaneStore):
             lambda: self._guise.of(self.statements.claim(most, bounded=bound is not None)),
         )
         worker = (self.worker,) if "worker" in self.binding.roles else ()
-        return await self.database.write(rows_of(text, (count, *worker, *(bound or ()))))
+        return await self.claim_rows(text, (count, *worker, *(bound or ())))
+
+    async def claim_rows(self, text: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        """The rows that a claim of one statement took. Where no column shows afterwards which these were, the reply
+        must be readable the first time.
+        """
+        return await self.database.write(rows_of(text, values), tolerant=self.tolerant or not self.marked)
+
+    @property
+    def claims_in_transaction(self) -> bool:
+        return isinstance(self.gated, Walk)
 
     def take_units(
         self, run: Run, present: Sequence[Dimension], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
@@ -115,7 +127,7 @@ class PostgresLane(LaneStore):
 
     def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
-        if kind == "done" and not columns and self._in_arrays:
+        if kind == "done" and not columns and self._in_arrays and not self.tolerant:
             text = self._text("done", self.statements.settle_done)
             return One(text, self._arrays(group), lambda rows: set(rows[0][0] or ()))
         text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))

@@ -34,7 +34,8 @@ class Settled:
     def __getitem__(self, column: str) -> Any:
         if column in self._settlement.columns:
             return self._settlement.columns[column]
-        return self._store.value(self._settlement.claim.row, column)
+        claim = self._settlement.claim
+        return claim.holder.readers[column](claim.row)
 
     @property
     def id(self) -> Any:

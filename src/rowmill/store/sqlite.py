@@ -26,6 +26,7 @@ from .gating import Dimension
 from .settled import encoding
 from .statements import Statements
 from .swept import sweep
+from .unreadable import Unreadable
 
 _NUMBERS = (sa.Integer, sa.Numeric, sa.Float)  # Float is a Numeric only before SQLAlchemy 2.1
 _FORMAT = "'%Y-%m-%d %H:%M:%f'"
@@ -175,7 +176,12 @@ class SqliteLane(LaneStore):
 
     async def claim_ungated(self, count: int) -> list[Claim]:
         began = time.monotonic()
-        return self.make_claims(await self.database.write(lambda run: self._take(run, count)), began)
+        rows = await self.database.write(lambda run: self._take(run, count), tolerant=self.tolerant)
+        return self.make_claims(rows, began)
+
+    @property
+    def claims_in_transaction(self) -> bool:
+        return True
 
     def _take(self, run: Run, count: int, also: tuple[str, ...] = (), given: dict[str, Any] | None = None) -> list[Any]:
         """Rows with a place in the order first; those without only where room is left."""
@@ -305,7 +311,7 @@ def _sort_key(position: int) -> Callable[[Any], tuple[int, Any]]:
     """One column in SQLite's own order: numbers, text, blobs."""
 
     def key(row: Any) -> tuple[int, Any]:
-        value = row[position]
+        value = row[position].raw if isinstance(row[position], Unreadable) else row[position]
         return (0 if isinstance(value, (int, float)) else 1 if isinstance(value, str) else 2, value)
 
     return key

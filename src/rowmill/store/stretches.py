@@ -136,7 +136,7 @@ class Stretches(Turns):
             *ahead.versions_of(part),
             *([store.worker] if self._asks_for_worker else []),
         )
-        claims = self._claims(await store.database.write(rows_of(text, values)), began, -1)
+        claims = self._claims(await store.claim_rows(text, values), began, -1)
         if claims:
             self._last = ahead.took(part)
         if len(claims) == count:

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 import asyncpg
 import sqlalchemy as sa
 
-from ..errors import Busy, DatabaseError, Refused, Unreachable
+from ..errors import Busy, DatabaseError, Refused, Unreachable, Unreadable, Unserved
 from .urls import redact
 
 if TYPE_CHECKING:
     from .database import Database
+
+
+#: Classes of errors that no row brings about: the statement, a right, the transaction, the system, the server itself.
+_OF_NO_ROW = ("42", "0A", "25", "26", "34", "3F", "55", "58", "F0", "XX")
+#: A column, a table, a type or a function is no longer what it was when the lane was bound.
+_ALTERED = ("42703", "42P01", "42804", "42883", "42846", "0A000", "3F000")
 
 
 class translated:
@@ -49,7 +55,7 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
             return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
         if state.startswith(("40", "55P03", "57014", "53", "25006")):
             return Busy(text)
-        return Refused(text)
+        return _unserved(text, altered=state in _ALTERED) if _of_no_row(state, text) else Refused(text)
     if isinstance(cause, sqlite3.OperationalError):
         if "locked" in text or "busy" in text or "full" in text or "interrupted" in text:
             return Busy(text)
@@ -58,6 +64,10 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
                 f"cannot use {where}: {text}",
                 hint="check that the file's folder exists and may be written to",
             )
+        if "Could not decode to UTF-8" in text:
+            return Unreadable(f"a value that Python cannot hold: {text}")
+        if "no such column" in text or "no such table" in text or "has no column" in text:
+            return _unserved(text, altered=True)
         return Refused(text)
     if isinstance(cause, sqlite3.DatabaseError) and "not a database" in text:
         return Unreachable(f"cannot use {where}: {text}", hint="check that the URL names the right file")
@@ -71,9 +81,22 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
         return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
     if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
         return Refused(text)
-    if isinstance(cause, (ValueError, OverflowError)) and database.dialect.name == "postgresql":
-        return Refused(f"a value that the driver cannot read or send: {text}")  # a date before the year 1, for one
+    if isinstance(cause, (ValueError, OverflowError, RecursionError)) and database.dialect.name == "postgresql":
+        if isinstance(cause, asyncpg.InterfaceError):
+            return Refused(f"a value that the driver cannot send: {text}")
+        return Unreadable(f"a value that Python cannot hold: {text}")  # a date before the year 1, for one
     return None
+
+
+def _of_no_row(state: str, text: str) -> bool:
+    # A policy on rows looks at the row's values, and answers with the code of a missing right.
+    return state.startswith(_OF_NO_ROW) and not (state == "42501" and "row-level security" in text)
+
+
+def _unserved(text: str, *, altered: bool) -> Unserved:
+    error = Unserved(text)
+    error.altered = altered
+    return error
 
 
 def _first_line(error: BaseException) -> str:

@@ -94,7 +94,7 @@ class Turns:
             ("turns", *options.values(), self._guise.number), lambda: self._guise.of(self.say.claim(**options))
         )
         values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
-        return await self.store.database.write(rows_of(text, tuple(values)))
+        return await self.store.claim_rows(text, tuple(values))
 
     def _loose_share(self, count: int) -> int:
         return self._share.of(count) if self.dim.nullable else 0

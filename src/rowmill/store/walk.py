@@ -44,7 +44,9 @@ class Walk:
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many units as it takes."""
         began = time.monotonic()
-        step = await self.store.database.transact(lambda run: _Claim(self, run, count).take())
+        step = await self.store.database.transact(
+            lambda run: _Claim(self, run, count).take(), tolerant=self.store.tolerant
+        )
         claims = self.store.make_claims([row for _, row in step.rows], began)
         for claim, (keys, _) in zip(claims, step.rows, strict=True):
             claim.gates = keys

@@ -98,6 +98,8 @@ class Settlement:
     duration = 0.0
     #: The exception behind a failure, for the log: where it was raised is not for the row.
     cause: BaseException | None = None
+    #: How often the database has refused to write it at all.
+    refusals = 0
     #: Its gates have heard of it.
     heard = False
 

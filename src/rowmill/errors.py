@@ -98,7 +98,9 @@ class Busy(DatabaseError):
 
 
 class Refused(DatabaseError):
-    """The database rejected a value or a statement."""
+    """The database rejected a value or a statement. ``in_the_way``: because of another row that is there (unique)."""
+
+    in_the_way = False
 
 
 class Unreadable(Refused):

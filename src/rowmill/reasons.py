@@ -115,6 +115,8 @@ class Facts:
     slots: int = 1
     above: tuple[str, ...] = ()
     locked: LockFacts | None = None
+    #: The database's words where it would refuse the claim of this row.
+    refused: str | None = None
     #: Ready rows that go before it; -1: more than were counted.
     ahead: int | None = 0
 
@@ -146,7 +148,7 @@ class Answer:
 
 
 #: What is asked first when nothing else decides. A reason without an end goes before all others.
-_ORDER = ("attempts", "ready", "version", "where", "not_served", "environment_paused", "lane_paused",
+_ORDER = ("refused", "attempts", "ready", "version", "where", "not_served", "environment_paused", "lane_paused",
           "key_paused", "no_worker", "run_after", "untouched_for", "closed", "breaker", "concurrency",
           "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")  # fmt: skip
 _BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")
@@ -347,6 +349,8 @@ def _in_line(facts: Facts) -> Iterable[Reason]:
     if live and len(full) == len(live):
         told = ", ".join(f"{w.id} ({w.runs} running)" for w in full[:3]) + (", ..." if len(full) > 3 else "")
         yield Reason("capacity", f"all slots are busy: {told}")
+    if facts.refused is not None:
+        yield Reason("refused", f"the database refuses its claim: {facts.refused}", None, INF)
     if facts.above:
         yield Reason("above", f"what goes before it has ready rows: {', '.join(facts.above)}")
     if facts.locked is not None:

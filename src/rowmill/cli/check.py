@@ -11,21 +11,26 @@ from rich.text import Text
 
 from ..clock import Clock
 from ..engine.place import _refuse_overlaps
-from ..errors import DeclarationError, RowmillError
+from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
 from ..lane import Lane
 from ..mill import Mill
-from ..store import Database, bind, check_conditions, ddl, store_for
+from ..store import Database, LaneStore, bind, check_conditions, ddl, store_for
 from ..store.binding import Binding
 from ..store.database import runner
 from ..store.findings import ERROR, WARNING, Examined, Finding, across, connections, examine
 from ..store.gate_rows import GateRows
 from ..store.gating import bind_gates
 from ..store.inspect import check_file
+from ..store.keys import written
+from ..store.passed_over import refused_claims
 from ..store.refusals import check_states
 from ..store.survey import read_only
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
 from .sketch import quoted_table
+
+#: Ready rows whose claim is tried.
+_TRIED = 100
 
 #: Connections of one process in one environment, beside the engine's own: heartbeat, listener, finish blocks; and
 #: how many more heartbeats may open while tables are locked.
@@ -120,8 +125,24 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
         return checked
     table = quoted_table(binding.table.schema, binding.table.name)
     checked.examined = await read_only(database, lambda c: examine(c, binding, table))
-    checked.findings = checked.examined.findings
+    checked.findings = [*checked.examined.findings, *await _refused_claims(store)]
     return checked
+
+
+async def _refused_claims(store: LaneStore) -> list[Finding]:
+    """Ready rows whose claim the database would refuse: tried and rolled back, where this role may."""
+    try:
+        refused = await refused_claims(store, _TRIED)
+    except DatabaseError:
+        return []
+    hint = "mend the row, or the trigger or constraint that refuses it; workers set it aside or pass it over"
+    return [
+        Finding(
+            WARNING, "claim_refused", f"the database refuses the claim of row {written(key)}: {error.message}", hint
+        )
+        for key, error in refused
+        if not isinstance(error, Unserved) and not error.in_the_way
+    ]
 
 
 async def _helped(lane: Lane, name: str, database: Database) -> bool:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from .. import retry
 from ..claim import Settlement, Swept
@@ -59,6 +60,11 @@ class FailureLog:
         said = row.refused or (POISONED.strip("'") if row.poison else SWEPT)
         outcome, word = ("dead", POISON) if row.poison else ("swept", retry.TRANSIENT)
         self._add(Failure(lane, written(row.id), None, row.worker, outcome, word, said), None)
+
+    def refused(self, lane: str, id: Any, worker: str | None, error: str, *, dead: bool = False) -> None:
+        """The database refuses to let a row be claimed, or be written at all."""
+        outcome = "dead" if dead else "refused"
+        self._add(Failure(lane, written(id), None, worker, outcome, retry.PERMANENT, error), None)
 
     def _add(self, failure: Failure, cause: BaseException | None) -> None:
         if self._off:

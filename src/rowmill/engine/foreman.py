@@ -152,12 +152,14 @@ class Foreman:
             self._give_back(await slots.close())
         await self._give_back_unsure()
         last = time.monotonic() + (_HURRIED if worker.hurried else _LAST)
+        worker.settler.stopping = True
+        worker.settler.retry_later(float("inf"))
         while time.monotonic() < last:
-            worker.settler.retry_later(float("inf"))
+            worker.settler.retry_later(time.monotonic())
             worker.settler.all(worker.places)
             if not worker.settler.busy(worker.places):
                 break
-            await worker.bell.wait(0.5)
+            await worker.bell.wait(min(max(worker.settler.next_time - time.monotonic(), 0.0), 0.5))
 
     async def _give_back_unsure(self) -> None:
         """Rows whose claim was cut off, by the stop itself or by a lost reply, and stands all the same."""

@@ -17,7 +17,7 @@ from .place import Place
 from .tally import Tally
 
 _BATCH = 1000  # outcomes per statement
-_LOCKED_AGAIN, _STUCK_AGAIN, _NO_RUN_AFTER = 0.5, 10.0, 1.0
+_LOCKED_AGAIN, _NO_RUN_AFTER = 0.5, 1.0
 
 
 class Settler:
@@ -35,6 +35,10 @@ class Settler:
         self._guarded, self._ring, self._crashed = guarded, ring, crashed
         #: Not written, because somebody had the row locked or the table would not take it: when to try again.
         self._later: list[tuple[float, Held, Settlement]] = []
+        #: Pauses before an outcome that the database refuses to take at all is tried again; then it is given up.
+        self.stuck_pauses: Sequence[float] = (1.0, 2.0, 4.0, 8.0, 15.0)
+        #: The worker stops: nothing is kept for later that the database refuses.
+        self.stopping = False
 
     def all(self, places: Sequence[Place]) -> None:
         """Write what has ended, everywhere."""
@@ -113,14 +117,28 @@ class Settler:
             held.rests_until = now + min(max(delays, default=0.0), _NO_RUN_AFTER)
         self._later += [(now + _LOCKED_AGAIN, held, settlement) for settlement in report.locked]
         for settlement, words in report.stuck:
-            self._later.append((now + _STUCK_AGAIN, held, settlement))
-            self._events.emit(
-                "settle_refused", logging.ERROR, lane=held.store.lane.name, id=settlement.claim.id,
-                outcome=settlement.kind, error=words, hint="the table does not take this state; it is tried again",
-            )  # fmt: skip
+            self._refused(held, settlement, words)
         for settlement, error in report.unhooked:
             held.outcomes.append(unhooked(held.store, settlement, error))
             self._ring()
+
+    def _refused(self, held: Held, settlement: Settlement, words: str) -> None:
+        """The database takes no outcome for this row: tried a few more times, then given up, told and passed over."""
+        given_up = self.stopping or settlement.refusals >= len(self.stuck_pauses)
+        if given_up:
+            held.drop([settlement.claim])
+            held.store.passed.add(settlement.claim.key)
+            self._tally.stuck(held, settlement, words)
+        else:
+            pause = self.stuck_pauses[settlement.refusals]
+            settlement.refusals += 1
+            self._later.append((time.monotonic() + pause, held, settlement))
+        self._events.emit(
+            "settle_refused", logging.ERROR, lane=held.store.lane.name, environment=held.store.binding.environment,
+            id=settlement.claim.id, outcome=settlement.kind, error=words, given_up=given_up,
+            hint="a trigger or constraint refuses this row's outcome; it stays running until that is mended"
+            if given_up else "the table takes no outcome for this row; it is tried again",
+        )  # fmt: skip
 
     def finished(self, place: Place, held: Held, settlement: Settlement) -> None:
         """A run has ended itself, in a ``finish`` block: what a written batch brings about is brought about for it."""

@@ -16,6 +16,7 @@ from ..claim import Claim, Settlement, Swept
 from ..events import Events, logger
 from ..store.minutes_table import BOUNDS, TIMES
 from ..store.notes import Turned
+from ..store.passed_over import RefusedRow
 from .held import Held
 
 _SUMMARY_EVERY = 10.0
@@ -155,6 +156,29 @@ class Tally:
         self.events.emit(
             "claim_lost", logging.WARNING, worker=self.worker, lane=claim.lane, environment=claim.environment,
             id=claim.id, hint="the row was taken back: its lease ran out, or somebody released, canceled or deleted it",
+        )  # fmt: skip
+
+    def stuck(self, held: Held, settlement: Settlement, words: str) -> None:
+        """An outcome was given up, because the database takes none for its row, which stays running."""
+        if held.failures is not None:
+            held.failures.refused(held.store.lane.name, settlement.claim.id, settlement.claim.worker, words)
+        self._lane(held)["stuck"] += 1
+        self.leave()
+
+    def refused(self, held: Held, row: RefusedRow) -> None:
+        """A row may not be claimed: it was set aside as dead, or is passed over."""
+        lane, environment = held.store.lane.name, held.store.binding.environment
+        if held.failures is not None:
+            held.failures.refused(lane, row.id, None, row.error, dead=row.dead)
+        self.died += row.dead
+        if row.dead:
+            self._minute(held)["dead"] += 1
+        self._lane(held)["refused"] += 1
+        self.told(self)
+        hint = "it is dead now" if row.dead else "it stays as it is and is passed over"
+        self.events.emit(
+            "row_refused", logging.ERROR, worker=self.worker, lane=lane, environment=environment, id=row.id,
+            error=row.error, dead=row.dead, hint=f"{hint}; mend the row or what refuses it, then rowmill retry",
         )  # fmt: skip
 
     def swept(self, held: Held, row: Swept) -> None:

@@ -311,6 +311,14 @@ class Worker:
         except (Unreachable, asyncio.CancelledError):
             held.unsure = held.store.marked
             raise
+        finally:
+            self._tell_refused(held)
+
+    def _tell_refused(self, held: Held) -> None:
+        """Rows that the database will not let be claimed are told, each once."""
+        rows, held.store.refused_rows = held.store.refused_rows, []
+        for row in rows:
+            self.tally.refused(held, row)
 
     async def recover(self, held: Held) -> list[Claim]:
         """After a lost reply: rows that were claimed for us all the same are ours."""

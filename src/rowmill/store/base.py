@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Claim, Holder, Report, Settlement, Swept
 from ..clock import Clock
-from ..errors import Busy, Refused, Unreachable, Unreadable
+from ..errors import Busy, Refused, Unreachable, Unreadable, Unserved
 from ..states import options
 from .binding import Binding, fence_time
 from .database import Database, Run, runner
 from .handlers import uncut
+from .passed_over import PassedOver, RefusedRow, set_aside
 from .readers import Reader, Readers, reading
 from .settled import ERROR_LENGTH, HookFailed, Settled, bounded, groups
 from .statements import INCARNATION, Statements
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
     from .notes import Notes
     from .turns import Turns
     from .walk import Walk
+
+
+#: Tries of one claim that is refused again and again; rows that it asks for at most.
+_CAREFUL, MOST_AT_ONCE = 12, 1 << 20
 
 
 class LaneStore:
@@ -53,6 +59,12 @@ class LaneStore:
         self._at = {column: i for i, column in enumerate(binding.columns)}
         #: Replies are read so that a value which Python cannot hold costs its own run alone (see ``unreadable``).
         self.tolerant = False
+        #: Rows that may not be claimed: passed over by the claim, and told to the worker once.
+        self.passed = PassedOver(binding)
+        self.refused_rows: list[RefusedRow] = []
+        self._at_once = MOST_AT_ONCE
+        #: A row of this lane was claimed: where another is refused, that is the row's own fault, not the declaration's.
+        self.claims_work = False
         #: What reads a column from a claimed row, by its name; made when it is first asked for.
         self.readers = Readers(self.reader)
         self.sign(self.worker)
@@ -84,6 +96,8 @@ class LaneStore:
     async def claim(self, count: int) -> list[Claim]:
         """Take up to ``count`` ready rows, in the lane's order; with gates, in that order within each key."""
         claim = self.gated.claim if self.gated is not None else self.claim_ungated
+        if self.passed.version:
+            return await self._claim_carefully(claim, count)
         try:
             return await claim(count)
         except Unreadable:
@@ -93,6 +107,35 @@ class LaneStore:
             if self.claims_in_transaction:  # so nothing was claimed
                 return await claim(count)
             raise  # committed: the rows are this worker's, which ``mine`` finds
+        except Unserved:
+            raise
+        except Refused:
+            return await self._claim_carefully(claim, count)
+
+    async def _claim_carefully(self, claim: Callable[[int], Awaitable[list[Claim]]], count: int) -> list[Claim]:
+        """The claim of a lane in which some row was refused. Fewer rows at a time where none is refused by itself."""
+        wanted = count
+        for _ in range(_CAREFUL):
+            self.passed.expire(time.monotonic())
+            count = min(count, self._at_once)
+            try:
+                claims = await claim(count)
+            except (Unreadable, Unserved):
+                raise
+            except Refused:
+                rows, found = await set_aside(self)
+                self.refused_rows += rows
+                if not found and count == 1:
+                    raise
+                self._at_once = count if found else count // 2
+            else:
+                self._at_once = min(2 * self._at_once, MOST_AT_ONCE)
+                more = time.monotonic() if len(claims) == count < wanted else math.inf
+                soonest = min(self.look_again or math.inf, self.passed.next_time(), more)
+                self.look_again = soonest if soonest < math.inf else None
+                return claims
+        self.look_again = time.monotonic()
+        return []
 
     @property
     def claims_in_transaction(self) -> bool:
@@ -182,6 +225,7 @@ class LaneStore:
         time_at, attempts_at, failures_at, _ = self._places
         first, *more = self._key_at
         found = []
+        self.claims_work = self.claims_work or bool(rows)
         for row in rows:
             key = (row[first], *[row[at] for at in more]) if more else (row[first],)
             claimed_at = row[time_at] if time_at is not None else None
@@ -264,6 +308,8 @@ class LaneStore:
     async def _settle(self, group: list[Settlement], report: Report) -> None:
         try:
             written = await self.database.write(self.settling(group))
+        except Unserved:
+            raise  # no row's fault: the outcomes wait
         except Refused as error:
             await self._divide(group, error, report)
             return
@@ -337,7 +383,7 @@ class LaneStore:
         try:
             inner = await self._hooked_transaction(batch)
         except Exception as error:
-            if not isinstance(error, (Refused, HookFailed)):
+            if not isinstance(error, (Refused, HookFailed)) or isinstance(error, Unserved):
                 raise
             if len(batch) > 1:
                 for settlement in batch:

@@ -35,6 +35,7 @@ class PostgresLane(LaneStore):
         super().__init__(binding, database, clock, worker, incarnation)
         own = (database.own("rowmill_workers"), database.own("rowmill_gates") if gates else None)
         self.statements: PostgresStatements = self._say(binding, clock, *own)
+        self.statements.passed = self.passed
         self._texts: dict[Any, str] = {}
         self._boundable = self.statements.bound() is not None
         self._horizon = Horizon()
@@ -44,8 +45,8 @@ class PostgresLane(LaneStore):
         self._asks_for_worker = "\0" in self.statements.fence("t", "", "", "\0")
 
     def _text(self, key: Any, render: Any) -> str:
-        """A statement is rendered once, and again only when a test has moved the time."""
-        key = (key, self.clock.shift)
+        """A statement is rendered once, and again only when a test has moved the time, or rows are passed over."""
+        key = (key, self.clock.shift, self.passed.version)
         if key not in self._texts:
             self._texts[key] = render()
         return self._texts[key]

@@ -276,7 +276,7 @@ join {self.table} t on {self._same_key("t", "s")}"""
             written = back
         worker = f"t.{self.name(self.roles['worker'])}" if "worker" in self.roles else "null"
         keys = ", ".join(f"t.{self.name(c)} as _k{i}" for i, c in enumerate(self.binding.key))
-        stale = f"{self.running('t.')} and {self.stale(lease, 't.')}"
+        stale = f"{self.running('t.')} and {self.stale(lease, 't.')}{self.not_passed('t.')}"
         return f"""with held as materialized (
   select t.ctid as _row, {keys}, {worker} as _worker, {poison or "false"} as _poison
   from {self.table} t

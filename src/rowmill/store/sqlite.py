@@ -148,7 +148,7 @@ where {self.same_key()}"""
         worker = self.name(self.roles["worker"]) if "worker" in self.roles else "null"
         return f"""select {worker}, {self.poison() or "0"}, {self.names(self.binding.key)}
 from {self.table}
-where {self.running()} and {self.stale(lease, self.table + ".")}
+where {self.running()} and {self.stale(lease, self.table + ".")}{self.not_passed()}
 limit :most"""
 
     def sweep(self, *, poison: bool) -> str:
@@ -166,10 +166,11 @@ class SqliteLane(LaneStore):
     ) -> None:
         super().__init__(binding, database, clock, worker, incarnation)
         self.statements: SqliteStatements = SqliteStatements(binding, clock, gates="rowmill_gates" if gates else None)
+        self.statements.passed = self.passed
         self._texts: dict[Any, str] = {}
 
     def _text(self, key: Any, render: Any) -> str:
-        key = (key, self.clock.shift)
+        key = (key, self.clock.shift, self.passed.version)
         if key not in self._texts:
             self._texts[key] = render()
         return self._texts[key]

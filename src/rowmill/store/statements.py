@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -18,6 +18,9 @@ from .. import states
 from ..claim import FINAL
 from ..clock import Clock
 from .binding import Binding, fence_time
+
+if TYPE_CHECKING:
+    from .passed_over import PassedOver
 
 #: What stands between a worker's id and its incarnation in a worker column.
 INCARNATION = "~"
@@ -36,6 +39,8 @@ class Statements:
         self.clock = clock
         self.workers = workers
         self.lane = binding.lane
+        #: Rows that the database will not let be changed.
+        self.passed: PassedOver | None = None
         self.roles = binding.roles
         self._preparer = binding.dialect.identifier_preparer
         self.table = self._preparer.format_table(binding.table)
@@ -125,7 +130,11 @@ class Statements:
 
     def ready(self) -> str:
         """All that makes a row claimable now."""
-        return " and ".join(self.ready_parts().values())
+        return " and ".join(self.ready_parts().values()) + self.not_passed()
+
+    def not_passed(self, prefix: str = "", *, waiting: bool = True) -> str:
+        """And not one of the rows that this worker passes over; mostly there are none, and nothing is said."""
+        return self.passed.condition(prefix, waiting=waiting) if self.passed is not None else ""
 
     def ready_parts(self) -> dict[str, str]:
         """The same, condition by condition, under the name of what asks for it."""
@@ -314,10 +323,11 @@ class Statements:
         return f",\n{indent}".join(f"{self.name(column)} = {value}" for column, value in written.items())
 
     def ready_probe(self) -> str:
-        return f"exists (select 1 from {self.table} where {self.ready()})"
+        ready = " and ".join(self.ready_parts().values())
+        return f"exists (select 1 from {self.table} where {ready}{self.not_passed(waiting=False)})"
 
     def running_probe(self) -> str:
-        return f"exists (select 1 from {self.table} where {self.running()})"
+        return f"exists (select 1 from {self.table} where {self.running()}{self.not_passed()})"
 
     def order(self) -> str:
         """The lane's order, for ORDER BY."""

@@ -7,17 +7,18 @@ Such a row ends as dead, with the database's words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..claim import Swept
-from ..errors import Refused
+from ..errors import Refused, Unserved
 from .database import Run
 from .ended import ending
-from .keys import Marks, among
+from .keys import Marks
+from .passed_over import write_rows
 from .settled import HookFailed
-from .statements import POISONED, Statements
+from .statements import POISONED
 
 if TYPE_CHECKING:
     from .base import LaneStore
@@ -39,6 +40,8 @@ async def sweep(
         if not hooks:
             return await store.database.write(verb)
         return await ending(store, verb, lambda swept: [_key(row.id) for row in swept if row.poison], "dead", _WORDS)
+    except Unserved:
+        raise
     except (Refused, HookFailed):
         return await _singly(store, lease, most)
 
@@ -54,7 +57,7 @@ async def _stale(store: LaneStore, lease: timedelta, most: int) -> Any:
 
 def _condition(store: LaneStore, lease: timedelta) -> str:
     say = store.statements
-    return f"{say.running()} and {say.stale(lease, say.table + '.')}"
+    return f"{say.running()} and {say.stale(lease, say.table + '.')}{say.not_passed()}"
 
 
 async def _singly(store: LaneStore, lease: timedelta, most: int) -> list[Swept]:
@@ -66,9 +69,13 @@ async def _singly(store: LaneStore, lease: timedelta, most: int) -> list[Swept]:
         refused = None
         try:
             if not poison:
-                if await store.database.write(_row(store, say.sweep_set()[0], Marks(store.binding), stale, key)):
+                if await store.database.write(
+                    write_rows(store, say.sweep_set()[0], Marks(store.binding), stale, [_key(key)])
+                ):
                     swept.append(Swept(key, holder, False))
                 continue
+        except Unserved:
+            raise
         except Refused as error:
             refused = f"{NOT_BACK}{error.message}"
         swept += await _end(store, holder, stale, key, refused)
@@ -82,7 +89,7 @@ async def _end(store: LaneStore, holder: Any, stale: str, key: Any, refused: str
         marks = Marks(store.binding)
         known = "error" in store.binding.roles
         said = marks.add(store.error_text(refused)) if refused and known else None
-        return _row(store, store.statements.sweep_set(said)[1], marks, stale, key)
+        return write_rows(store, store.statements.sweep_set(said)[1], marks, stale, [_key(key)])
 
     try:
         if not store.lane.settled_hooks:
@@ -96,27 +103,12 @@ async def _end(store: LaneStore, holder: Any, stale: str, key: Any, refused: str
                 why = f"on_settled failed: {type(failed.error).__name__}: {failed.error}"
                 refused = f"{refused or _WORDS} ({why})"
                 written = await store.database.write(verb())
+    except Unserved:
+        raise
     except Refused as error:
+        store.passed.add(_key(key))
         return [Swept(key, holder, False, error.message)]
     return [Swept(key, holder, True, store.error_text(refused) if refused else None)] if written else []
-
-
-def _row(store: LaneStore, written: Mapping[str, str], marks: Marks, stale: str, key: Any) -> Callable[[Run], bool]:
-    """Write one row, if it still is stale and nobody else has it locked; whether it was."""
-    say: Statements = store.statements
-    mine = f"{among(say.names(store.binding.key), [_key(key)], marks)} and {stale}"
-    assignments = say.assignments(written)
-    if store.database.dialect.name == "postgresql":
-        picked, found = say._match("picked")  # type: ignore[attr-defined]
-        text = f"""with picked as materialized (
-  select {picked} from {say.table} where {mine} for no key update skip locked
-)
-update {say.table} set
-    {assignments}
-where {found} returning 1"""
-    else:
-        text = f"update {say.table} set\n    {assignments}\nwhere {mine} returning 1"
-    return lambda run: bool(run(text, marks.given()))
 
 
 def _key(id: Any) -> tuple[Any, ...]:

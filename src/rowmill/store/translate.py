@@ -55,7 +55,9 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
             return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
         if state.startswith(("40", "55P03", "57014", "53", "25006")):
             return Busy(text)
-        return _unserved(text, altered=state in _ALTERED) if _of_no_row(state, text) else Refused(text)
+        if _of_no_row(state, text):
+            return _unserved(text, altered=state in _ALTERED)
+        return _refused(text, in_the_way=state in ("23505", "23P01"))
     if isinstance(cause, sqlite3.OperationalError):
         if "locked" in text or "busy" in text or "full" in text or "interrupted" in text:
             return Busy(text)
@@ -72,7 +74,7 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
     if isinstance(cause, sqlite3.DatabaseError) and "not a database" in text:
         return Unreachable(f"cannot use {where}: {text}", hint="check that the URL names the right file")
     if isinstance(cause, (sqlite3.Error, OverflowError)) and database.dialect.name == "sqlite":
-        return Refused(text)
+        return _refused(text, in_the_way=text.startswith("UNIQUE constraint"))
     if isinstance(cause, asyncpg.InterfaceError) and "the server expects" in text:
         return Refused(text)  # how many values, that is: the statement is wrong, not the connection
     lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
@@ -91,6 +93,12 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
 def _of_no_row(state: str, text: str) -> bool:
     # A policy on rows looks at the row's values, and answers with the code of a missing right.
     return state.startswith(_OF_NO_ROW) and not (state == "42501" and "row-level security" in text)
+
+
+def _refused(text: str, *, in_the_way: bool) -> Refused:
+    error = Refused(text)
+    error.in_the_way = in_the_way
+    return error
 
 
 def _unserved(text: str, *, altered: bool) -> Unserved:

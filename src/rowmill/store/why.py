@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ..allowance import GateState
-from ..errors import Busy, Refused
+from ..errors import Busy, Refused, Unreachable, Unserved
 from ..reasons import Facts, GateFacts, LockFacts, PauseFacts, Runner, WorkerFacts
 from .database import Run, runner
 from .fleet import Fleet
@@ -16,6 +16,7 @@ from .gate_view import LaneGates, has_table, lane_gates
 from .gating import Dimension
 from .inspect import LaneView, Row
 from .keys import Key, Marks, among, written
+from .passed_over import try_claim
 from .pauses import Target, read_one
 from .statements import INCARNATION
 from .translate import translated
@@ -88,6 +89,7 @@ class Inquiry:
             slots=lane.concurrency,
             above=await self._above(above) if ready else (),
             locked=await self._locked() if ready else None,
+            refused=await self._refused() if ready else None,
             ahead=await self._ahead(keys) if ready else None,
         )
 
@@ -267,6 +269,16 @@ join pg_stat_activity a on a.pid = l.pid limit 1"""
         pid, application, user, since = rows[0]
         who = ", ".join(part for part in (f"pid {pid}", application, f"role {user}" if user else "") if part)
         return LockFacts(who, _number(since))
+
+    async def _refused(self) -> str | None:
+        """What the database says to the claim of this row, tried and rolled back; None: it takes it, or cannot tell."""
+        try:
+            await try_claim(self.view.store, [self.key])
+        except (Unserved, Busy, Unreachable):  # a role that may only read, a replica, a lock
+            return None
+        except Refused as error:
+            return error.message
+        return None
 
     async def _lockable(self, text: str, marks: Marks) -> bool:
         """Rolled back at once, so that nothing is held."""

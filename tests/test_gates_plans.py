@@ -40,7 +40,7 @@ class Heard:
         self.said: list[tuple[str, Any]] = []
         self._write, store.database.write = store.database.write, self.write  # type: ignore[method-assign]
 
-    async def write(self, verb: Any) -> Any:
+    async def write(self, verb: Any, *, tolerant: bool = False) -> Any:
         def listening(run: Any) -> Any:
             def say(sql: str, parameters: Any = ()) -> Any:
                 self.said.append((sql, parameters))

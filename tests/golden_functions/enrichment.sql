@@ -49,7 +49,7 @@ begin
   -- Locked by somebody else means: being claimed. Such rows are passed over, nobody waits, nobody gets a row twice.
   return query
   with picked as materialized (
-    select ctid from public.enrichment_jobs
+    select ctid, tableoid from public.enrichment_jobs
     where status in ('queued', 'failed') and run_after <= now()
     order by run_after, id
     limit 1
@@ -61,7 +61,7 @@ begin
       locked_at = (select clock_timestamp()),
       locked_by = $1,
       attempts = coalesce(attempts, 0) + 1
-    where ctid = any(array(select ctid from picked))
+    where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
     returning *
   )
   select * from taken order by run_after, id;
@@ -119,7 +119,7 @@ begin
   -- Locked by somebody else means: being claimed. Such rows are passed over, nobody waits, nobody gets a row twice.
   return query
   with picked as materialized (
-    select ctid from public.enrichment_jobs
+    select ctid, tableoid from public.enrichment_jobs
     where status in ('queued', 'failed') and run_after <= now()
     order by run_after, id
     limit greatest(coalesce($2, 1), 0)
@@ -131,7 +131,7 @@ begin
       locked_at = (select clock_timestamp()),
       locked_by = $1,
       attempts = coalesce(attempts, 0) + 1
-    where ctid = any(array(select ctid from picked))
+    where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
     returning *
   )
   select * from taken order by run_after, id;

@@ -55,7 +55,7 @@ begin
   -- Locked by somebody else means: being claimed. Such rows are passed over, nobody waits, nobody gets a row twice.
   return query
   with picked as materialized (
-    select ctid from public."AnalysisJob"
+    select ctid, tableoid from public."AnalysisJob"
     where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
     order by "createdAt", id
     limit 1
@@ -66,7 +66,7 @@ begin
       "updatedAt" = (select clock_timestamp()),
       "heartbeatAt" = (select clock_timestamp()),
       "lockedBy" = $1
-    where ctid = any(array(select ctid from picked))
+    where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
     returning *
   )
   select * from taken order by "createdAt", id;
@@ -130,7 +130,7 @@ begin
   -- Locked by somebody else means: being claimed. Such rows are passed over, nobody waits, nobody gets a row twice.
   return query
   with picked as materialized (
-    select ctid from public."AnalysisJob"
+    select ctid, tableoid from public."AnalysisJob"
     where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
     order by "createdAt", id
     limit greatest(coalesce($2, 1), 0)
@@ -141,7 +141,7 @@ begin
       "updatedAt" = (select clock_timestamp()),
       "heartbeatAt" = (select clock_timestamp()),
       "lockedBy" = $1
-    where ctid = any(array(select ctid from picked))
+    where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
     returning *
   )
   select * from taken order by "createdAt", id;

@@ -53,7 +53,7 @@ begin
   -- Locked by somebody else means: being claimed. Such rows are passed over, nobody waits, nobody gets a row twice.
   return query
   with picked as materialized (
-    select ctid from public.scrape_jobs
+    select ctid, tableoid from public.scrape_jobs
     where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
            FROM public.sources
           WHERE sources.enabled)))
@@ -66,7 +66,7 @@ begin
       heartbeat_at = (select clock_timestamp()),
       locked_at = (select clock_timestamp()),
       locked_by = $1
-    where ctid = any(array(select ctid from picked))
+    where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
     returning *
   )
   select * from taken order by created_at, id;
@@ -128,7 +128,7 @@ begin
   -- Locked by somebody else means: being claimed. Such rows are passed over, nobody waits, nobody gets a row twice.
   return query
   with picked as materialized (
-    select ctid from public.scrape_jobs
+    select ctid, tableoid from public.scrape_jobs
     where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
            FROM public.sources
           WHERE sources.enabled)))
@@ -141,7 +141,7 @@ begin
       heartbeat_at = (select clock_timestamp()),
       locked_at = (select clock_timestamp()),
       locked_by = $1
-    where ctid = any(array(select ctid from picked))
+    where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
     returning *
   )
   select * from taken order by created_at, id;

@@ -89,7 +89,7 @@ begin
   where _t.version is null or _l.spot is not null
 ), _rm_picked as materialized (
   select _j.*, _h.spot as _spot, _h.key as _key, _h.turn as _turn, _h.tokens as _tokens, _h.speed as _speed, _h.size as _size from _rm_held _h cross join lateral (
-    select ctid from public.scrape_jobs
+    select ctid, tableoid from public.scrape_jobs
     where source_id >= _h.key::bigint and source_id <= _h.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
            FROM public.sources
           WHERE sources.enabled)))
@@ -106,7 +106,7 @@ begin
   on conflict do nothing
   returning key
 ), _rm_chosen as (
-  select ctid from _rm_picked where _spot is not null
+  select ctid, tableoid from _rm_picked where _spot is not null
 ), _rm_bump as (
   update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from _rm_picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from _rm_picked where _spot = _g.ctid)
   where _g.ctid = any(array(select _spot from _rm_picked where _spot is not null))
@@ -116,7 +116,7 @@ begin
     heartbeat_at = (select clock_timestamp()),
     locked_at = (select clock_timestamp()),
     locked_by = $1
-  where ctid = any(array(select ctid from _rm_chosen))
+  where ctid = any(array(select ctid from _rm_chosen)) and (tableoid = (select min(tableoid) from _rm_chosen) and tableoid = (select max(tableoid) from _rm_chosen) or (tableoid, ctid) in (select tableoid, ctid from _rm_chosen))
   returning *
 )
 select _rm_taken.* from _rm_taken
@@ -159,7 +159,7 @@ order by _rm_taken.created_at, _rm_taken.id;
   where _t.version is null or _l.spot is not null
 ), _rm_picked as materialized (
   select _j.*, _h.spot as _spot, _h.key as _key, _h.turn as _turn, _h.tokens as _tokens, _h.speed as _speed, _h.size as _size from _rm_held _h cross join lateral (
-    select ctid from public.scrape_jobs
+    select ctid, tableoid from public.scrape_jobs
     where source_id >= _h.key::bigint and source_id <= _h.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
            FROM public.sources
           WHERE sources.enabled)))
@@ -176,7 +176,7 @@ order by _rm_taken.created_at, _rm_taken.id;
   on conflict do nothing
   returning key
 ), _rm_chosen as (
-  select ctid from _rm_picked where _spot is not null
+  select ctid, tableoid from _rm_picked where _spot is not null
 ), _rm_bump as (
   update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from _rm_picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from _rm_picked where _spot = _g.ctid)
   where _g.ctid = any(array(select _spot from _rm_picked where _spot is not null))
@@ -186,7 +186,7 @@ order by _rm_taken.created_at, _rm_taken.id;
     heartbeat_at = (select clock_timestamp()),
     locked_at = (select clock_timestamp()),
     locked_by = $1
-  where ctid = any(array(select ctid from _rm_chosen))
+  where ctid = any(array(select ctid from _rm_chosen)) and (tableoid = (select min(tableoid) from _rm_chosen) and tableoid = (select max(tableoid) from _rm_chosen) or (tableoid, ctid) in (select tableoid, ctid from _rm_chosen))
   returning *
 )
 select _rm_taken.* from _rm_taken

@@ -54,7 +54,7 @@ async def grants(
         schemas[quote(place)] = None
         columns = ", ".join(quote(c) for c in seen if c not in secret)
         # Rows are found again by their place; and what is written back is the states, the roles, and what is named.
-        said.append(f"grant select ({columns}, ctid) on {full} to {name}")
+        said.append(f"grant select ({columns}, ctid, tableoid) on {full} to {name}")
         said.append(f"grant update ({', '.join(quote(c) for c in dict.fromkeys(touched))}) on {full} to {name}")
         if secured:
             policy = quote(f"rowmill worker {role}")

@@ -71,8 +71,14 @@ class PostgresStatements(Statements):
 
     def _match(self, step: str) -> tuple[str, str]:
         """How a step names rows, and how the update finds them."""
-        if not self.binding.partitioned:
+        if self.lane.own:
             return "ctid", f"ctid = any(array(select ctid from {step}))"
+        if not self.binding.partitioned:
+            # A table may get children (INHERITS, a hypertable's chunks) while workers run, and a ctid repeats in each.
+            # Mostly all rows are of one table; to look them up in pairs would make the claim a tenth dearer.
+            one = " and ".join(f"tableoid = (select {end}(tableoid) from {step})" for end in ("min", "max"))
+            pairs = f"(tableoid, ctid) in (select tableoid, ctid from {step})"
+            return "ctid, tableoid", f"ctid = any(array(select ctid from {step})) and ({one} or {pairs})"
         # A ctid repeats from partition to partition.
         keys = self.names(self.binding.key)
         return keys, f"({keys}) in (select {keys} from {step})"
@@ -181,16 +187,18 @@ order by {self.order()}"""
         running rows against all claims.
         """
         return f"""with held as materialized (
-  select l._row, s.* from {sent}
+  select l.*, s.* from {sent}
   cross join lateral (
-    select t.ctid as _row from {self.table} t
+    select t.ctid as _row, t.tableoid as _table from {self.table} t
     where {self._same_key("t", "s")} and {fence or self._fence()}
     for no key update skip locked
   ) l
 )"""
 
     def _of_held(self) -> str:
-        return self._same_key("t", "held") if self.binding.partitioned else "t.ctid = held._row"
+        if self.binding.partitioned:
+            return self._same_key("t", "held")
+        return "t.ctid = held._row and t.tableoid = held._table"
 
     def settle(self, kind: str, columns: Sequence[str]) -> str:
         """$1 the claims with their values, $2 worker."""
@@ -278,7 +286,7 @@ join {self.table} t on {self._same_key("t", "s")}"""
         keys = ", ".join(f"t.{self.name(c)} as _k{i}" for i, c in enumerate(self.binding.key))
         stale = f"{self.running('t.')} and {self.stale(lease, 't.')}{self.not_passed('t.')}"
         return f"""with held as materialized (
-  select t.ctid as _row, {keys}, {worker} as _worker, {poison or "false"} as _poison
+  select t.ctid as _row, t.tableoid as _table, {keys}, {worker} as _worker, {poison or "false"} as _poison
   from {self.table} t
   where {stale}
   limit $1::bigint

@@ -188,12 +188,18 @@ class StretchStatements(TurnStatements):
         """Whether claims may go by a look ahead: a row's place says which row it is, and all workers count alike."""
         return not self.say.binding.partitioned and self.group.process is None
 
+    @property
+    def _of_one_table(self) -> str:
+        """Where rows are known by their place alone: not those of children that the table has got since."""
+        return f"tableoid = {as_text(self.say.table)}::regclass"
+
     def ahead(self, *, begun: bool) -> str:
         """$1 how many, $2 the key that was served last where there is one. What quick claims would take one after the
         other: where the rows stand, their keys and the number of each one's stretch; where stretches begin, and their
         versions. Nothing where something was said of single keys.
         """
-        walk = self._rows(self._behind(begun), f"(select {_READ} * {self.count})", _READ * MOST, numbered=False)
+        behind = f"{self._behind(begun)} and {self._of_one_table}"
+        walk = self._rows(behind, f"(select {_READ} * {self.count})", _READ * MOST, numbered=False)
         return f"""with {self._known(begun, True, "")}, _rm_turns as materialized (
   select _k.ctid, _k._rm_key::text as _rm_key, {self._stretch()} as _rm_stretch
   {self._open_rows(walk)}
@@ -226,7 +232,8 @@ select _t.*, _i.first, _i.version from (
   for no key update skip locked
 ), _rm_picked as materialized (
   select ctid from {say.table}
-  where ctid = any({asked}::tid[]) and (select count(*) from _rm_held) = cardinality((select $3::text[]))
+  where ctid = any({asked}::tid[]) and {self._of_one_table}
+    and (select count(*) from _rm_held) = cardinality((select $3::text[]))
     and {same} and coalesce({say.ready()}, false)
   for no key update skip locked
 ), _rm_bump as (
@@ -235,7 +242,7 @@ select _t.*, _i.first, _i.version from (
 ), _rm_taken as (
   update {say.table} set
     {say.assignments(say.claim_set("$5::text"))}
-  where ctid = any(array(select ctid from _rm_picked))
+  where ctid = any(array(select ctid from _rm_picked)) and {self._of_one_table}
   returning {say.names(columns)}, {self.dim.phrase}::text as _rm_of
 )
 select {say.names(columns)}, _rm_of from _rm_taken

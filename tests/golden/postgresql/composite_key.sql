@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready'
     order by tenant, number
     limit 1000
@@ -13,7 +13,7 @@ with picked as materialized (
     status = 'running',
     claimed_at = (select clock_timestamp()),
     worker = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning tenant, number, status, worker, claimed_at
 )
 select tenant, number, status, worker, claimed_at from taken
@@ -22,7 +22,7 @@ order by tenant, number;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready'
     and (tenant, number) >= ($3::text, $4::integer)
     order by tenant, number
@@ -35,7 +35,7 @@ with picked as materialized (
     status = 'running',
     claimed_at = (select clock_timestamp()),
     worker = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning tenant, number, status, worker, claimed_at
 )
 select tenant, number, status, worker, claimed_at from taken
@@ -43,9 +43,9 @@ order by tenant, number;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::text[], $2::integer[], $3::int[]) with ordinality as s(_k0, _k1, _g, _ord)
+  select l.*, s.* from unnest($1::text[], $2::integer[], $3::int[]) with ordinality as s(_k0, _k1, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $5::text and t.claimed_at = ($4::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
@@ -53,16 +53,16 @@ with held as materialized (
   update jobs t set
     status = 'done'
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -70,14 +70,14 @@ with held as materialized (
 update jobs t set
     status = 'done'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -87,14 +87,14 @@ update jobs t set
     worker = null,
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -102,14 +102,14 @@ with held as materialized (
 update jobs t set
     status = 'dead'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -119,14 +119,14 @@ update jobs t set
     worker = null,
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -136,7 +136,7 @@ update jobs t set
     worker = null,
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- read
@@ -147,7 +147,7 @@ join jobs t on t.tenant = s._k0 and t.number = s._k1;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.tenant as _k0, t.number as _k1, t.worker as _worker, false as _poison
+  select t.ctid as _row, t.tableoid as _table, t.tenant as _k0, t.number as _k1, t.worker as _worker, false as _poison
   from jobs t
   where t.status = 'running' and (t.claimed_at is null or t.claimed_at < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -158,7 +158,7 @@ update jobs t set
     worker = null,
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.tenant, t.number;
 
 -- is anything ready

@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready' and (rank > 0)
     order by priority, rank desc nulls last, id
     limit 1000
@@ -13,7 +13,7 @@ with picked as materialized (
     status = 'running',
     claimed_at = (select clock_timestamp()),
     worker = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker, claimed_at, rank, priority
 )
 select id, status, worker, claimed_at, rank, priority from taken
@@ -21,9 +21,9 @@ order by priority, rank desc nulls last, id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $4::text and t.claimed_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
@@ -31,16 +31,16 @@ with held as materialized (
   update jobs t set
     status = 'done'
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -48,14 +48,14 @@ with held as materialized (
 update jobs t set
     status = 'done'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -65,14 +65,14 @@ update jobs t set
     worker = null,
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -80,14 +80,14 @@ with held as materialized (
 update jobs t set
     status = 'dead'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -97,14 +97,14 @@ update jobs t set
     worker = null,
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -114,7 +114,7 @@ update jobs t set
     worker = null,
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- read
@@ -125,7 +125,7 @@ join jobs t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t.worker as _worker, false as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker as _worker, false as _poison
   from jobs t
   where t.status = 'running' and (t.claimed_at is null or t.claimed_at < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -136,7 +136,7 @@ update jobs t set
     worker = null,
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from enrichment_jobs
+    select ctid, tableoid from enrichment_jobs
     where status in ('queued', 'failed') and run_after <= now()
     order by run_after, id
     limit 1000
@@ -15,7 +15,7 @@ with picked as materialized (
     locked_at = (select clock_timestamp()),
     locked_by = $2::text,
     attempts = coalesce(attempts, 0) + 1
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain
 )
 select id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain from taken
@@ -24,7 +24,7 @@ order by run_after, id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from enrichment_jobs
+    select ctid, tableoid from enrichment_jobs
     where status in ('queued', 'failed') and run_after <= now()
     and (run_after, id) >= ($3::timestamp with time zone, $4::uuid)
     order by run_after, id
@@ -39,7 +39,7 @@ with picked as materialized (
     locked_at = (select clock_timestamp()),
     locked_by = $2::text,
     attempts = coalesce(attempts, 0) + 1
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain
 )
 select id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain from taken
@@ -47,9 +47,9 @@ order by run_after, id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from enrichment_jobs t
+    select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $5::text and t.locked_at = ($3::timestamp with time zone[])[s._g] and t.attempts = ($4::integer[])[s._g], false)
     for no key update skip locked
   ) l
@@ -58,16 +58,16 @@ with held as materialized (
     status = 'succeeded',
     updated_at = now()
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from enrichment_jobs t
+    select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -76,14 +76,14 @@ update enrichment_jobs t set
     status = 'succeeded',
     updated_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from enrichment_jobs t
+    select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -96,14 +96,14 @@ update enrichment_jobs t set
     run_after = now() + held._delay * interval '1 second',
     last_error = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from enrichment_jobs t
+    select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -113,14 +113,14 @@ update enrichment_jobs t set
     updated_at = now(),
     last_error = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from enrichment_jobs t
+    select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -133,14 +133,14 @@ update enrichment_jobs t set
     run_after = now() + held._delay * interval '1 second',
     attempts = greatest(attempts - 1, 0)
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from enrichment_jobs t
+    select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -152,14 +152,14 @@ update enrichment_jobs t set
     locked_at = null,
     attempts = greatest(attempts - 1, 0)
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle done with url, domain
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision, _v0 text, _v1 text)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision, _v0 text, _v1 text)
   cross join lateral (
-    select t.ctid as _row from enrichment_jobs t
+    select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -170,7 +170,7 @@ update enrichment_jobs t set
     url = held._v0,
     domain = held._v1
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- read
@@ -181,7 +181,7 @@ join enrichment_jobs t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) > coalesce(max_attempts, 2) + 3 as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) > coalesce(max_attempts, 2) + 3 as _poison
   from enrichment_jobs t
   where t.status = 'running' and (t.locked_at is null or t.locked_at < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -194,7 +194,7 @@ update enrichment_jobs t set
     updated_at = case when held._poison then now()::timestamp with time zone else now() end,
     last_error = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else last_error end
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

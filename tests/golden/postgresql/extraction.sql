@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from extraction_queue
+    select ctid, tableoid from extraction_queue
     where status_id = 1
     order by created_at, id
     limit 1000
@@ -14,7 +14,7 @@ with picked as materialized (
     heartbeat_at = (select clock_timestamp()),
     processing_started_at = (select clock_timestamp()),
     worker_id = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
 )
 select id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at from taken
@@ -23,7 +23,7 @@ order by created_at, id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from extraction_queue
+    select ctid, tableoid from extraction_queue
     where status_id = 1
     and (created_at, id) >= ($3::timestamp with time zone, $4::bigint)
     order by created_at, id
@@ -37,7 +37,7 @@ with picked as materialized (
     heartbeat_at = (select clock_timestamp()),
     processing_started_at = (select clock_timestamp()),
     worker_id = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
 )
 select id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at from taken
@@ -45,9 +45,9 @@ order by created_at, id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::bigint[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::bigint[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $4::text and t.processing_started_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
@@ -55,16 +55,16 @@ with held as materialized (
   update extraction_queue t set
     status_id = 3
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -72,14 +72,14 @@ with held as materialized (
 update extraction_queue t set
     status_id = 3
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -91,14 +91,14 @@ update extraction_queue t set
     heartbeat_at = null,
     error_message = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -107,14 +107,14 @@ update extraction_queue t set
     status_id = 4,
     error_message = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -125,14 +125,14 @@ update extraction_queue t set
     processing_started_at = null,
     heartbeat_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -143,14 +143,14 @@ update extraction_queue t set
     processing_started_at = null,
     heartbeat_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle done with document_type
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 text)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 text)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -159,21 +159,21 @@ update extraction_queue t set
     status_id = 3,
     document_type = held._v0
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- renew
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 2 and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
 update extraction_queue t set heartbeat_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord, t.heartbeat_at;
 
 -- read
@@ -184,7 +184,7 @@ join extraction_queue t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t.worker_id as _worker, false as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker_id as _worker, false as _poison
   from extraction_queue t
   where t.status_id = 2 and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -196,7 +196,7 @@ update extraction_queue t set
     processing_started_at = null,
     heartbeat_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

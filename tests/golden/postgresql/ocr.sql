@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from extraction_queue
+    select ctid, tableoid from extraction_queue
     where status_id = 3
     order by created_at, id
     limit 1000
@@ -15,7 +15,7 @@ with picked as materialized (
     ocr_started_at = (select clock_timestamp()),
     ocr_worker_id = $2::text,
     ocr_attempts = coalesce(ocr_attempts, 0) + 1
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
 )
 select id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at from taken
@@ -24,7 +24,7 @@ order by created_at, id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from extraction_queue
+    select ctid, tableoid from extraction_queue
     where status_id = 3
     and (created_at, id) >= ($3::timestamp with time zone, $4::bigint)
     order by created_at, id
@@ -39,7 +39,7 @@ with picked as materialized (
     ocr_started_at = (select clock_timestamp()),
     ocr_worker_id = $2::text,
     ocr_attempts = coalesce(ocr_attempts, 0) + 1
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
 )
 select id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at from taken
@@ -47,9 +47,9 @@ order by created_at, id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::bigint[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::bigint[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $5::text and t.ocr_started_at = ($3::timestamp with time zone[])[s._g] and t.ocr_attempts = ($4::integer[])[s._g], false)
     for no key update skip locked
   ) l
@@ -57,16 +57,16 @@ with held as materialized (
   update extraction_queue t set
     status_id = 5
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -74,14 +74,14 @@ with held as materialized (
 update extraction_queue t set
     status_id = 5
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -93,14 +93,14 @@ update extraction_queue t set
     ocr_heartbeat_at = null,
     ocr_error = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -109,14 +109,14 @@ update extraction_queue t set
     status_id = 4,
     ocr_error = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -128,14 +128,14 @@ update extraction_queue t set
     ocr_heartbeat_at = null,
     ocr_attempts = greatest(ocr_attempts - 1, 0)
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -147,21 +147,21 @@ update extraction_queue t set
     ocr_heartbeat_at = null,
     ocr_attempts = greatest(ocr_attempts - 1, 0)
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- renew
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _n integer)
   cross join lateral (
-    select t.ctid as _row from extraction_queue t
+    select t.ctid as _row, t.tableoid as _table from extraction_queue t
     where t.id = s._k0 and coalesce(t.status_id = 6 and t.ocr_worker_id = $2::text and t.ocr_started_at = s._at and t.ocr_attempts = s._n, false)
     for no key update skip locked
   ) l
 )
 update extraction_queue t set ocr_heartbeat_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord, t.ocr_heartbeat_at;
 
 -- read
@@ -172,7 +172,7 @@ join extraction_queue t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t.ocr_worker_id as _worker, coalesce(ocr_attempts, 0) > coalesce(ocr_max_attempts, 3) + 3 as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.ocr_worker_id as _worker, coalesce(ocr_attempts, 0) > coalesce(ocr_max_attempts, 3) + 3 as _poison
   from extraction_queue t
   where t.status_id = 6 and (t.ocr_heartbeat_at is null or t.ocr_heartbeat_at < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -185,7 +185,7 @@ update extraction_queue t set
     ocr_heartbeat_at = case when held._poison then ocr_heartbeat_at::timestamp with time zone else null end,
     ocr_error = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else ocr_error end
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

@@ -43,9 +43,9 @@ order by tenant, number;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::text[], $2::integer[], $3::int[]) with ordinality as s(_k0, _k1, _g, _ord)
+  select l.*, s.* from unnest($1::text[], $2::integer[], $3::int[]) with ordinality as s(_k0, _k1, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $5::text and t.claimed_at = ($4::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
@@ -60,9 +60,9 @@ select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -75,9 +75,9 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -92,9 +92,9 @@ returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -107,9 +107,9 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -124,9 +124,9 @@ returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _k1 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.tenant = s._k0 and t.number = s._k1 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -147,7 +147,7 @@ join jobs t on t.tenant = s._k0 and t.number = s._k1;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.tenant as _k0, t.number as _k1, t.worker as _worker, false as _poison
+  select t.ctid as _row, t.tableoid as _table, t.tenant as _k0, t.number as _k1, t.worker as _worker, false as _poison
   from jobs t
   where t.status = 'running' and (t.claimed_at is null or t.claimed_at < now() - interval '300.0 seconds')
   limit $1::bigint

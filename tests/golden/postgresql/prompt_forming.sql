@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from "AnalysisJob"
+    select ctid, tableoid from "AnalysisJob"
     where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
     order by "createdAt", id
     limit 1000
@@ -14,7 +14,7 @@ with picked as materialized (
     "updatedAt" = (select clock_timestamp()),
     "heartbeatAt" = (select clock_timestamp()),
     "lockedBy" = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error
 )
 select id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error from taken
@@ -23,7 +23,7 @@ order by "createdAt", id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from "AnalysisJob"
+    select ctid, tableoid from "AnalysisJob"
     where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = false and ("runAfter" is null or "runAfter" <= now()) and ("updatedAt" is null or "updatedAt" < now() - interval '30.0 seconds') and coalesce("retryCount", 0) < 3
     and ("createdAt", id) >= ($3::timestamp with time zone, $4::text)
     order by "createdAt", id
@@ -37,7 +37,7 @@ with picked as materialized (
     "updatedAt" = (select clock_timestamp()),
     "heartbeatAt" = (select clock_timestamp()),
     "lockedBy" = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error
 )
 select id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error from taken
@@ -45,9 +45,9 @@ order by "createdAt", id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::text[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::text[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from "AnalysisJob" t
+    select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $3::text, false)
     for no key update skip locked
   ) l
@@ -58,16 +58,16 @@ with held as materialized (
     "inProgress" = false,
     "updatedAt" = now()
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from "AnalysisJob" t
+    select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
@@ -78,14 +78,14 @@ update "AnalysisJob" t set
     "inProgress" = false,
     "updatedAt" = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from "AnalysisJob" t
+    select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
@@ -101,14 +101,14 @@ update "AnalysisJob" t set
     "retryCount" = coalesce("retryCount", 0) + 1,
     error = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from "AnalysisJob" t
+    select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
@@ -121,14 +121,14 @@ update "AnalysisJob" t set
     "retryCount" = greatest(coalesce("retryCount", 0) + 1, 3),
     error = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from "AnalysisJob" t
+    select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
@@ -142,14 +142,14 @@ update "AnalysisJob" t set
     "heartbeatAt" = null,
     "runAfter" = now() + held._delay * interval '1 second'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from "AnalysisJob" t
+    select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
@@ -162,14 +162,14 @@ update "AnalysisJob" t set
     "lockedBy" = null,
     "heartbeatAt" = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle done with extractedInfo
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision, _v0 jsonb)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision, _v0 jsonb)
   cross join lateral (
-    select t.ctid as _row from "AnalysisJob" t
+    select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
@@ -181,21 +181,21 @@ update "AnalysisJob" t set
     "updatedAt" = now(),
     "extractedInfo" = held._v0
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- renew
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text)
   cross join lateral (
-    select t.ctid as _row from "AnalysisJob" t
+    select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
     for no key update skip locked
   ) l
 )
 update "AnalysisJob" t set "heartbeatAt" = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord, t."heartbeatAt";
 
 -- read
@@ -206,7 +206,7 @@ join "AnalysisJob" t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) + 1 >= 3 as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) + 1 >= 3 as _poison
   from "AnalysisJob" t
   where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (t."heartbeatAt" is null or t."heartbeatAt" < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -222,7 +222,7 @@ update "AnalysisJob" t set
     "retryCount" = case when held._poison then greatest(coalesce("retryCount", 0) + 1, 3)::integer else coalesce("retryCount", 0) + 1 end,
     error = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else error end
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready'
     order by id
     limit 1000
@@ -12,7 +12,7 @@ with picked as materialized (
   update jobs set
     status = 'running',
     claimed_at = (select clock_timestamp())
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, claimed_at
 )
 select id, status, claimed_at from taken
@@ -21,7 +21,7 @@ order by id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready'
     and (id) >= ($2::integer)
     order by id
@@ -33,7 +33,7 @@ with picked as materialized (
   update jobs set
     status = 'running',
     claimed_at = (select clock_timestamp())
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, claimed_at
 )
 select id, status, claimed_at from taken
@@ -41,9 +41,9 @@ order by id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.claimed_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
@@ -51,16 +51,16 @@ with held as materialized (
   update jobs t set
     status = 'done'
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -68,14 +68,14 @@ with held as materialized (
 update jobs t set
     status = 'done'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -84,14 +84,14 @@ update jobs t set
     status = 'ready',
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -99,14 +99,14 @@ with held as materialized (
 update jobs t set
     status = 'dead'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -115,14 +115,14 @@ update jobs t set
     status = 'ready',
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
@@ -131,21 +131,21 @@ update jobs t set
     status = 'ready',
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- renew
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.claimed_at = s._at, false)
     for no key update skip locked
   ) l
 )
 update jobs t set claimed_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord, t.claimed_at;
 
 -- read
@@ -156,7 +156,7 @@ join jobs t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, null as _worker, false as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, null as _worker, false as _poison
   from jobs t
   where t.status = 'running' and (t.claimed_at is null or t.claimed_at < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -166,7 +166,7 @@ update jobs t set
     status = 'ready',
     claimed_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

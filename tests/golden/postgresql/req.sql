@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from search_sessions
+    select ctid, tableoid from search_sessions
     where status = 'pending_company_selection' and req_completed = false
     order by created_at, id
     limit 1000
@@ -15,7 +15,7 @@ with picked as materialized (
     heartbeat_at = (select clock_timestamp()),
     processing_started_at = (select clock_timestamp()),
     worker_id = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at
 )
 select id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at from taken
@@ -24,7 +24,7 @@ order by created_at, id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from search_sessions
+    select ctid, tableoid from search_sessions
     where status = 'pending_company_selection' and req_completed = false
     and (created_at, id) >= ($3::timestamp with time zone, $4::uuid)
     order by created_at, id
@@ -39,7 +39,7 @@ with picked as materialized (
     heartbeat_at = (select clock_timestamp()),
     processing_started_at = (select clock_timestamp()),
     worker_id = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at
 )
 select id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at from taken
@@ -47,9 +47,9 @@ order by created_at, id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from search_sessions t
+    select t.ctid as _row, t.tableoid as _table from search_sessions t
     where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $4::text and t.processing_started_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
@@ -59,16 +59,16 @@ with held as materialized (
     req_completed = true,
     updated_at = now()
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from search_sessions t
+    select t.ctid as _row, t.tableoid as _table from search_sessions t
     where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -78,14 +78,14 @@ update search_sessions t set
     req_completed = true,
     updated_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from search_sessions t
+    select t.ctid as _row, t.tableoid as _table from search_sessions t
     where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -98,14 +98,14 @@ update search_sessions t set
     processing_started_at = null,
     heartbeat_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from search_sessions t
+    select t.ctid as _row, t.tableoid as _table from search_sessions t
     where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -114,14 +114,14 @@ update search_sessions t set
     status = 'failed',
     updated_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from search_sessions t
+    select t.ctid as _row, t.tableoid as _table from search_sessions t
     where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -134,14 +134,14 @@ update search_sessions t set
     processing_started_at = null,
     heartbeat_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from search_sessions t
+    select t.ctid as _row, t.tableoid as _table from search_sessions t
     where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
@@ -154,21 +154,21 @@ update search_sessions t set
     processing_started_at = null,
     heartbeat_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- renew
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone)
   cross join lateral (
-    select t.ctid as _row from search_sessions t
+    select t.ctid as _row, t.tableoid as _table from search_sessions t
     where t.id = s._k0 and coalesce(t.status = 'scraping_company_data' and t.req_completed = false and t.worker_id = $2::text and t.processing_started_at = s._at, false)
     for no key update skip locked
   ) l
 )
 update search_sessions t set heartbeat_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord, t.heartbeat_at;
 
 -- read
@@ -179,7 +179,7 @@ join search_sessions t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t.worker_id as _worker, false as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker_id as _worker, false as _poison
   from search_sessions t
   where t.status = 'scraping_company_data' and t.req_completed = false and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -193,7 +193,7 @@ update search_sessions t set
     heartbeat_at = null,
     updated_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from scrape_jobs
+    select ctid, tableoid from scrape_jobs
     where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and (source_id in (select id from sources where enabled))
     order by created_at, id
     limit 1000
@@ -14,7 +14,7 @@ with picked as materialized (
     heartbeat_at = (select clock_timestamp()),
     locked_at = (select clock_timestamp()),
     locked_by = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message
 )
 select id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message from taken
@@ -23,7 +23,7 @@ order by created_at, id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from scrape_jobs
+    select ctid, tableoid from scrape_jobs
     where status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and (source_id in (select id from sources where enabled))
     and (created_at, id) >= ($3::timestamp with time zone, $4::bigint)
     order by created_at, id
@@ -37,7 +37,7 @@ with picked as materialized (
     heartbeat_at = (select clock_timestamp()),
     locked_at = (select clock_timestamp()),
     locked_by = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message
 )
 select id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message from taken
@@ -45,9 +45,9 @@ order by created_at, id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::bigint[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::bigint[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from scrape_jobs t
+    select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $4::text and t.locked_at = ($3::timestamp with time zone[])[s._g], false)
     for no key update skip locked
   ) l
@@ -56,16 +56,16 @@ with held as materialized (
     status = 'succeeded',
     completed_at = now()
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from scrape_jobs t
+    select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
@@ -74,14 +74,14 @@ update scrape_jobs t set
     status = 'succeeded',
     completed_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from scrape_jobs t
+    select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
@@ -95,14 +95,14 @@ update scrape_jobs t set
     retry_count = coalesce(retry_count, 0) + 1,
     error_message = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from scrape_jobs t
+    select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
@@ -113,14 +113,14 @@ update scrape_jobs t set
     retry_count = coalesce(retry_count, 0) + 1,
     error_message = held._error
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from scrape_jobs t
+    select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
@@ -132,14 +132,14 @@ update scrape_jobs t set
     heartbeat_at = null,
     next_retry_at = now() + held._delay * interval '1 second'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from scrape_jobs t
+    select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
@@ -150,14 +150,14 @@ update scrape_jobs t set
     locked_at = null,
     heartbeat_at = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle done with query_params
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 jsonb)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision, _v0 jsonb)
   cross join lateral (
-    select t.ctid as _row from scrape_jobs t
+    select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
@@ -167,21 +167,21 @@ update scrape_jobs t set
     completed_at = now(),
     query_params = held._v0
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- renew
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone)
   cross join lateral (
-    select t.ctid as _row from scrape_jobs t
+    select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
     for no key update skip locked
   ) l
 )
 update scrape_jobs t set heartbeat_at = now()
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord, t.heartbeat_at;
 
 -- read
@@ -192,7 +192,7 @@ join scrape_jobs t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison
   from scrape_jobs t
   where t.status = 'running' and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
   limit $1::bigint
@@ -207,7 +207,7 @@ update scrape_jobs t set
     completed_at = case when held._poison then now()::timestamp with time zone else completed_at end,
     error_message = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else error_message end
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

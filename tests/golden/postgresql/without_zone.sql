@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc'))
     order by id
     limit 1000
@@ -15,7 +15,7 @@ with picked as materialized (
     claimed_at = (((select clock_timestamp())) at time zone 'utc'),
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker, claimed_at, run_after, updated_at, attempts
 )
 select id, status, worker, claimed_at, run_after, updated_at, attempts from taken
@@ -24,7 +24,7 @@ order by id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready' and (run_after is null or run_after <= ((now()) at time zone 'utc')) and (updated_at is null or updated_at < ((now() - interval '30.0 seconds') at time zone 'utc'))
     and (id) >= ($3::uuid)
     order by id
@@ -39,7 +39,7 @@ with picked as materialized (
     claimed_at = (((select clock_timestamp())) at time zone 'utc'),
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker, claimed_at, run_after, updated_at, attempts
 )
 select id, status, worker, claimed_at, run_after, updated_at, attempts from taken
@@ -47,9 +47,9 @@ order by id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::uuid[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $5::text and t.claimed_at = ($3::timestamp without time zone[])[s._g] and t.attempts = ($4::integer[])[s._g], false)
     for no key update skip locked
   ) l
@@ -58,16 +58,16 @@ with held as materialized (
     status = 'done',
     updated_at = ((now()) at time zone 'utc')
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -76,14 +76,14 @@ update jobs t set
     status = 'done',
     updated_at = ((now()) at time zone 'utc')
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -95,14 +95,14 @@ update jobs t set
     claimed_at = null,
     run_after = ((now() + held._delay * interval '1 second') at time zone 'utc')
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -111,14 +111,14 @@ update jobs t set
     status = 'dead',
     updated_at = ((now()) at time zone 'utc')
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -131,14 +131,14 @@ update jobs t set
     run_after = ((now() + held._delay * interval '1 second') at time zone 'utc'),
     attempts = greatest(attempts - 1, 0)
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
@@ -150,7 +150,7 @@ update jobs t set
     claimed_at = null,
     attempts = greatest(attempts - 1, 0)
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- read
@@ -161,7 +161,7 @@ join jobs t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t.worker as _worker, coalesce(attempts, 0) > 5 + 3 as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker as _worker, coalesce(attempts, 0) > 5 + 3 as _poison
   from jobs t
   where t.status = 'running' and (t.claimed_at is null or t.claimed_at < ((now() - interval '300.0 seconds') at time zone 'utc'))
   limit $1::bigint
@@ -173,7 +173,7 @@ update jobs t set
     claimed_at = case when held._poison then claimed_at::timestamp without time zone else null end,
     updated_at = case when held._poison then ((now()) at time zone 'utc')::timestamp without time zone else ((now()) at time zone 'utc') end
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

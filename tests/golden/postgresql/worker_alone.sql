@@ -1,7 +1,7 @@
 -- claim
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready'
     order by id
     limit 1000
@@ -12,7 +12,7 @@ with picked as materialized (
   update jobs set
     status = 'running',
     worker = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker
 )
 select id, status, worker from taken
@@ -21,7 +21,7 @@ order by id;
 -- claim from the remembered lower bound
 with picked as materialized (
   select * from (
-    select ctid from jobs
+    select ctid, tableoid from jobs
     where status = 'ready'
     and (id) >= ($3::integer)
     order by id
@@ -33,7 +33,7 @@ with picked as materialized (
   update jobs set
     status = 'running',
     worker = $2::text
-  where ctid = any(array(select ctid from picked))
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker
 )
 select id, status, worker from taken
@@ -41,9 +41,9 @@ order by id;
 
 -- settle done with nothing beside it
 with held as materialized (
-  select l._row, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  select l.*, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $3::text, false)
     for no key update skip locked
   ) l
@@ -51,16 +51,16 @@ with held as materialized (
   update jobs t set
     status = 'done'
   from held
-  where t.ctid = held._row
+  where t.ctid = held._row and t.tableoid = held._table
   returning held._ord
 )
 select array_agg(_ord - 1) from written;
 
 -- settle done
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
@@ -68,14 +68,14 @@ with held as materialized (
 update jobs t set
     status = 'done'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
@@ -84,14 +84,14 @@ update jobs t set
     status = 'ready',
     worker = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle dead
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
@@ -99,14 +99,14 @@ with held as materialized (
 update jobs t set
     status = 'dead'
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
@@ -115,14 +115,14 @@ update jobs t set
     status = 'ready',
     worker = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- settle release
 with held as materialized (
-  select l._row, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _error text, _delay double precision)
   cross join lateral (
-    select t.ctid as _row from jobs t
+    select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text, false)
     for no key update skip locked
   ) l
@@ -131,7 +131,7 @@ update jobs t set
     status = 'ready',
     worker = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
 
 -- read
@@ -142,7 +142,7 @@ join jobs t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.id as _k0, t.worker as _worker, false as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker as _worker, false as _poison
   from jobs t
   where t.status = 'running' and not exists (select 1 from rowmill_workers w where t.worker = w.id || '~' || w.incarnation and not (w.seen_at < now() - interval '300.0 seconds'))
   limit $1::bigint
@@ -152,7 +152,7 @@ update jobs t set
     status = 'ready',
     worker = null
 from held
-where t.ctid = held._row
+where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;
 
 -- is anything ready

@@ -20,6 +20,7 @@ from .errors import (
     Unreachable,
     WorkerIdTaken,
     WrongArguments,
+    WrongResult,
 )
 from .events import Event, configure_logs
 from .gates import Breaker, BreakerColumns, Concurrency, Rate
@@ -73,6 +74,7 @@ __all__ = [
     "Unreachable",
     "WorkerIdTaken",
     "WrongArguments",
+    "WrongResult",
     "configure_logs",
     "domain",
     "exponential",

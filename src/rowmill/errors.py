@@ -6,6 +6,7 @@
     ├── WorkerIdTaken         another live worker has the configured id
     ├── LostClaim             the row is no longer this run's: its lease ran out and was taken back
     ├── WrongArguments        a task was called with arguments that its handler does not take
+    ├── WrongResult           a handler returned a column or a value that cannot be written
     ├── KeyTaken              a job with this key is there already
     ├── TaskFailed            the job whose result was asked for is dead
     │   └── TaskCanceled      ... or was canceled
@@ -53,6 +54,10 @@ class LostClaim(RowmillError):
 
 class WrongArguments(RowmillError):
     """A task's arguments do not fit its handler; nothing was enqueued."""
+
+
+class WrongResult(RowmillError):
+    """A handler returned a column or a value that cannot be written; the run fails and nothing is written."""
 
 
 class KeyTaken(RowmillError):

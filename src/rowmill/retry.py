@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from .errors import WrongResult
 from .outcome import Outcome
 
 Backoff = Callable[[int], timedelta]
@@ -61,8 +62,11 @@ def exponential(
 
 def classify(error: BaseException) -> Verdict:
     """What an exception means when a lane does not say: HTTP 429 and 503 are a rate limit with the server's own
-    delay where it gave one; all else is worth another try within the retry policy.
+    delay where it gave one; a value that cannot be written is permanent; all else is worth another try within the
+    retry policy.
     """
+    if isinstance(error, WrongResult):
+        return PERMANENT
     status, headers = _http(error)
     if status in (429, 503):
         delay = retry_after(headers)

@@ -15,14 +15,14 @@ from typing import Any
 
 from .. import retry
 from ..claim import Claim, Settlement
-from ..errors import LostClaim, RowmillError
+from ..errors import LostClaim, WrongResult
 from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
 from ..store.keys import written
 from ..tracing import Tracer
 from .held import Held
 from .isolate import Child, HandlerDied
-from .job import Job, SyncJob, check_columns
+from .job import Job, SyncJob
 from .resources import Resources
 from .traced import kept_with
 
@@ -178,10 +178,9 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
     match ended:
         case Done(columns=columns):
             try:
-                check_columns(store, columns)
-            except RowmillError as error:
+                return Settlement(claim, "done", columns=store.checked(columns))
+            except WrongResult as error:
                 return _ended(store, claim, "dead", str(error))
-            return Settlement(claim, "done", columns=columns)
         case Snooze(after=after, closes=closes):
             delay = retry.bounded_delay(after) or timedelta(0)
             return Settlement(claim, "snooze", delay=delay, closes=delay if closes else None)
@@ -264,7 +263,7 @@ def _ended(store: LaneStore, claim: Claim, kind: str, text: str, word: str | Non
 def _words(said: Any) -> str:
     """What a reason or an exception says; an exception may fail even at that."""
     try:
-        if isinstance(said, (TimedOut, HandlerDied)) or not isinstance(said, BaseException):
+        if isinstance(said, (TimedOut, HandlerDied, WrongResult)) or not isinstance(said, BaseException):
             return "" if said is None else str(said)
         return f"{type(said).__name__}: {said}"
     except Exception:

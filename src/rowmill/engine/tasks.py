@@ -11,8 +11,8 @@ from typing import Any
 from ..arguments import Unfit, encode
 from ..claim import Claim, Settlement
 from ..outcome import Dead, Done
-from ..store import bounded
 from ..store.jobs import moment
+from ..store.settled import tail
 from ..task import Queue, Task
 from .execute import Execution, Plan
 from .held import Held
@@ -65,16 +65,10 @@ class TaskExecution(Execution):
             "started_at": moment(claim.claimed_at).isoformat(),
             "outcome": settlement.kind,
             "error": settlement.error,
-            "traceback": None if shown is None else _tail(shown),
+            "traceback": None if shown is None else tail(shown, TRACEBACK, self.store.database.encoding),
             "worker": claim.worker,
         }
         return [*told[1 - HISTORY :], entry]
-
-
-def _tail(text: str) -> str:
-    """The end of a traceback is where it was raised."""
-    clean = bounded(text, len(text) + 1)
-    return clean if len(clean) <= TRACEBACK else "…" + clean[1 - TRACEBACK :]
 
 
 def _result(task: Task[Any, Any], ended: Any) -> Any:

@@ -228,8 +228,10 @@ class SqliteLane(LaneStore):
         return written
 
     def _stored(self, column: str, value: Any) -> Any:
-        value = self.encode(column, value)
         kind = self.binding.table.c[column].type
+        if isinstance(kind, sa.DateTime) and isinstance(value, datetime) and value.tzinfo is not None:
+            value = value.astimezone(UTC).replace(tzinfo=None)  # columns without a time zone are UTC
+        value = self.encode(column, value)
         if isinstance(kind, sa.JSON) or isinstance(value, (dict, list, tuple, set, frozenset)):
             return None if value is None else json.dumps(value, default=_plain)
         if isinstance(value, datetime):

@@ -279,7 +279,7 @@ def test_the_public_names_are_these() -> None:
         "Concurrency", "DatabaseError", "Dead", "DeclarationError", "Done", "Event", "Handle", "Job",
         "Joined", "Keep", "Key", "KeyTaken", "Lane", "LostClaim", "Mill", "Outcome", "Queue", "Rate",
         "Refused", "Retry", "RowmillError", "Settled", "Snooze", "Status", "SyncJob", "Task",
-        "TaskCanceled", "TaskFailed", "Unreachable", "WorkerIdTaken", "WrongArguments", "configure_logs",
+        "TaskCanceled", "TaskFailed", "Unreachable", "WorkerIdTaken", "WrongArguments", "WrongResult", "configure_logs",
         "domain", "exponential", "fixed", "injected",
     ]  # fmt: skip
     assert all(hasattr(rowmill, name) for name in rowmill.__all__)

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..arguments import Unfit, encode
 from ..claim import Claim, Settlement
-from ..outcome import Dead, Done
+from ..events import logger
+from ..outcome import Dead, Done, NotForThisVersion
 from ..store.jobs import moment
 from ..store.settled import tail
 from ..task import Queue, Task
@@ -50,11 +51,23 @@ class TaskExecution(Execution):
         if ended is None:
             return Settlement(claim, "done")
         task = self._task(claim)
+        if isinstance(ended, NotForThisVersion):
+            self._leave_to_newer(task, ended)
         settlement = super().settlement(claim, _result(task, ended))
         settlement.cause = ended if isinstance(ended, BaseException) else None
         if settlement.kind in ("retry", "dead"):
             settlement.columns = {"history": self._history(claim, settlement)}
         return settlement
+
+    def _leave_to_newer(self, task: Task[Any, Any], ended: NotForThisVersion) -> None:
+        """A rolling deploy: jobs that this version of a task cannot run are not claimed again by it."""
+        assert isinstance(self.lane, Queue)
+        if self.lane.narrow(task.name):
+            logger.warning("arguments_unknown", extra={"fields": {
+                "lane": self.lane.name, "task": task.name, "error": ended.reason,
+                "hint": "jobs with such arguments are left to workers with a newer version of the task",
+            }})  # fmt: skip
+        self.store.forget_texts()
 
     def _history(self, claim: Claim, settlement: Settlement) -> list[dict[str, Any]]:
         told = self.store.value(claim.row, "history") or []

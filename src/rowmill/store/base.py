@@ -41,6 +41,7 @@ class LaneStore:
     """Claims, settles, renews and sweeps the rows of one lane. Made by ``open_lane``."""
 
     statements: Statements
+    _texts: dict[Any, str]
     #: How long it waits, time after time, before a row that somebody has locked is settled again.
     locked_pauses: Sequence[float] = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
@@ -94,6 +95,10 @@ class LaneStore:
 
     def forget_bound(self) -> None:
         """Let the next claim look everywhere, whatever it costs."""
+
+    def forget_texts(self) -> None:
+        """Render every statement again: what makes a row ready has changed."""
+        self._texts.clear()
 
     def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
         """What writes settlements of one kind and one set of columns, and says which (by position) were written."""

@@ -35,7 +35,7 @@ class PostgresLane(LaneStore):
         super().__init__(binding, database, clock, worker, incarnation)
         own = (database.own("rowmill_workers"), database.own("rowmill_gates") if gates else None)
         self.statements: PostgresStatements = self._say(binding, clock, *own)
-        self._texts: dict[Any, str] = {}
+        self._texts = {}
         self._boundable = self.statements.bound() is not None
         self._horizon = Horizon()
         self._guise = Guise(dear=0.004, per_row=0.00003)

@@ -95,6 +95,10 @@ class SqliteStatements(Statements):
         column, descending = self.binding.order[0]
         return column if self.binding.nullable(column) and column not in self.binding.key and not descending else None
 
+    def only_arguments(self, names: str) -> str:
+        others = f"exists (select 1 from json_each(args) where key not in ({names}))"
+        return f"case when not json_valid(args) or json_type(args) <> 'object' then 1 else not {others} end"
+
     def claim(self, *, placed: bool | None = None, also: Sequence[str] = ()) -> str:
         """:worker, :count. ``placed`` True: only rows with a place in the order; False: only those without."""
         keys = self.names(self.binding.key)
@@ -165,7 +169,7 @@ class SqliteLane(LaneStore):
     ) -> None:
         super().__init__(binding, database, clock, worker, incarnation)
         self.statements: SqliteStatements = SqliteStatements(binding, clock, gates="rowmill_gates" if gates else None)
-        self._texts: dict[Any, str] = {}
+        self._texts = {}
 
     def _text(self, key: Any, render: Any) -> str:
         key = (key, self.clock.shift)

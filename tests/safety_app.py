@@ -36,3 +36,9 @@ async def returns_bytes(job: Any) -> Any:
 @mill.lane("jobs", **STATES, max_attempts=3, isolation="process")
 async def notes_coroutine(job: Any) -> None:
     await job.progress(0.5, fetch())
+
+
+@mill.lane("jobs", **STATES, name="odd/../" + "é" * 300, isolation="process")
+def writes_file(job: Any) -> Any:
+    (job.workdir / "page.html").write_text("x")
+    return {"title": str(job.workdir)}

@@ -77,7 +77,14 @@ class Execution:
         return SyncJob(self.held, claim, worker, slot, asyncio.get_running_loop())
 
     def settlement(self, claim: Claim, ended: Any) -> Settlement:
-        """What a run's end means for its row."""
+        """What a run's end means for its row. An object that raises while it is read fails this run alone."""
+        try:
+            return self._decided(claim, ended)
+        except BaseException as error:
+            said = f"what the handler ended with cannot be read: {type(ended).__name__} raised {type(error).__name__}"
+            return self._decided(claim, Dead(said))
+
+    def _decided(self, claim: Claim, ended: Any) -> Settlement:
         settlement = decide(self.store, claim, ended)
         settlement.cause = ended if isinstance(ended, BaseException) else None
         return settlement
@@ -148,8 +155,8 @@ class Execution:
 def _in_thread(handler: Callable[..., Any], job: Job, resources: dict[str, Any]) -> Any:
     try:
         return handler(job, **resources)
-    except StopIteration as error:  # a bare next(): no future can carry it out of the thread
-        raise RuntimeError(f"StopIteration: {error}") from error
+    except (StopIteration, GeneratorExit) as error:  # a bare next(), a close(): no future can carry these over
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def runs_in_loop(handler: Any) -> bool:

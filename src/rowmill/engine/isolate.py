@@ -61,6 +61,7 @@ class Child:
         The process's start is not the handler's time; but where the lease is not renewed, it is the lease's.
         """
         from .execute import TimedOut
+        from .job import workdir_prefix
 
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(threads, self._start)
@@ -70,7 +71,7 @@ class Child:
         facts: dict[str, Any] = {
             "trace": trace,
             "row": {column: job[column] for column in job},
-            "workdir": os.path.join(tempfile.gettempdir(), f"rowmill-{job.lane}-{uuid.uuid4().hex[:12]}"),
+            "workdir": os.path.join(tempfile.gettempdir(), workdir_prefix(job.lane) + uuid.uuid4().hex[:12]),
             **{name: getattr(job, name) for name in ("id", "attempt", "lane", "environment", "worker", "slot")},
         }
         talk = loop.run_in_executor(threads, self._talk, facts, job, loop)

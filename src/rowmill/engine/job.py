@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -104,7 +105,7 @@ class Job(Mapping[str, Any]):
     def workdir(self) -> Path:
         """A private temporary directory, made on first use, removed after the run."""
         if self._workdir is None:
-            self._workdir = Path(tempfile.mkdtemp(prefix=f"rowmill-{self.lane}-"))
+            self._workdir = Path(tempfile.mkdtemp(prefix=workdir_prefix(self.lane)))
         return self._workdir
 
     @property
@@ -224,6 +225,11 @@ class SyncJob(Job):
     def finish(self) -> SyncFinish:  # type: ignore[override]
         """``with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
         return SyncFinish(super().finish(), self._loop)
+
+
+def workdir_prefix(lane: str) -> str:
+    """How a run's directory is called: by as much of its lane's name as any file system takes."""
+    return f"rowmill-{re.sub('[^A-Za-z0-9_.-]', '_', lane)[:50]}-"
 
 
 def _progress_value(kind: Any, fraction: float, note: str | None) -> Any:

@@ -46,14 +46,14 @@ class TaskExecution(Execution):
         assert isinstance(lane, Queue)
         return lane.tasks[claim.row[self._task_at]]
 
-    def settlement(self, claim: Claim, ended: Any) -> Settlement:
+    def _decided(self, claim: Claim, ended: Any) -> Settlement:
         """What the handler returned is the job's result; how it failed goes into the job's history."""
         if ended is None:
             return Settlement(claim, "done")
         task = self._task(claim)
         if isinstance(ended, NotForThisVersion):
             self._leave_to_newer(task, ended)
-        settlement = super().settlement(claim, _result(task, ended))
+        settlement = super()._decided(claim, _result(task, ended))
         settlement.cause = ended if isinstance(ended, BaseException) else None
         if settlement.kind in ("retry", "dead"):
             settlement.columns = {"history": self._history(claim, settlement)}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from datetime import timedelta as td
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +178,56 @@ async def test_workdir_takes_any_lane_name_in_a_process_of_its_own(lite: Db) -> 
     assert step is not None
     assert (step.outcome, step.error) == ("done", None)
     assert not os.path.exists(lite.value("select title from jobs"))  # noqa: ASYNC240
+
+
+# -- a handler that blocks the event loop
+
+
+@pytest.mark.parametrize("timed", ["lane", "task"])
+async def test_a_handler_that_blocks_the_event_loop_past_its_timeout_is_reported(db: Db, timed: str) -> None:
+    """It cannot be stopped while it blocks; so the heartbeat thread says where, and its result does not count."""
+    table(db)
+    mill, reported = Mill(db.url), threading.Event()
+    events: list[Any] = []
+
+    @mill.on_event
+    def note(event: Any) -> None:
+        if event.name == "loop_blocked":
+            events.append(event)
+            reported.set()
+
+    def blocks() -> None:
+        assert reported.wait(60), "nobody noticed"  # the event loop stands still until then
+
+    if timed == "lane":
+
+        @mill.lane("jobs", **STATES, max_attempts=1, timeout=td(seconds=0.1))
+        async def pages(job: Any) -> Any:
+            blocks()
+            return {"title": "late"}
+
+    else:
+
+        @mill.task(max_attempts=1, timeout=td(seconds=0.1))
+        async def send() -> str:
+            blocks()
+            return "late"
+
+        await send.enqueue()
+    await mill.worker(drain=True).run()
+    (event,) = events
+    lane = "pages" if timed == "lane" else "default"
+    assert (event.fields["lane"], event.fields["id"], event.fields["timeout"]) == (lane, 1, 0.1)
+    assert event.fields["at"].startswith("test_safety_runs.py:")
+    assert event.fields["at"].endswith(" in blocks")
+    words = f"timed out after 0.1 s: it blocked the event loop at {event.fields['at']}"
+    if timed == "lane":
+        assert db.one("select status, title, error from jobs") == {"status": "dead", "title": None, "error": words}
+    else:
+        row = db.one("select state, result, error, history from rowmill_jobs")
+        assert (row["state"], row["result"], row["error"]) == ("dead", None, words)
+        assert json.loads(row["history"])[0]["error"] == words
+    told = db.query("select row_id, outcome, message from rowmill_failures where lane = ? order by outcome", lane)
+    assert [(row["row_id"], row["outcome"]) for row in told] == [("1", "blocked"), ("1", "dead")]
+    assert told[0]["message"] == f"blocks the event loop past its timeout of 0.1 s, at {event.fields['at']}"
+    await mill.close()

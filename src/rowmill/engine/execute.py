@@ -131,11 +131,14 @@ class Execution:
         if plan.is_async:
             try:
                 async with asyncio.timeout(left) as scope:
-                    return await self._handler(plan, job, resources)
+                    result = await self._handler(plan, job, resources)
             except TimeoutError:
                 if scope.expired():
-                    raise TimedOut(plan.timeout) from None
+                    raise TimedOut(plan.timeout, job.blocked_at) from None
                 raise
+            if asyncio.get_running_loop().time() > (scope.when() or 0.0):
+                raise TimedOut(plan.timeout, job.blocked_at)  # it blocked the loop, so nothing could stop it in time
+            return result
         deadline = time.monotonic() + left
         result = await self._handler(plan, job, resources)
         if time.monotonic() > deadline:
@@ -170,8 +173,9 @@ def runs_in_loop(handler: Any) -> bool:
 class TimedOut(TimeoutError):
     """The run took longer than the lane's timeout."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"timed out after {seconds:g} s")
+    def __init__(self, seconds: float, blocked_at: str | None = None) -> None:
+        blocked = f": it blocked the event loop at {blocked_at}" if blocked_at else ""
+        super().__init__(f"timed out after {seconds:g} s{blocked}")
 
 
 def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:

@@ -42,6 +42,8 @@ class Job(Mapping[str, Any]):
     # What most runs never touch stands in the class, so that a job is made fast.
     latest: tuple[float, str | None] | None = None
     finished: Settlement | None = None
+    #: The line at which the heartbeat thread saw it block the event loop past its timeout.
+    blocked_at: str | None = None
     _workdir: Path | None = None
     _told = 0.0
     _flowing: Flow | None = None

@@ -30,7 +30,8 @@ _TIME = "%Y-%m-%d %H:%M:%f"
 class Failure:
     """One run that did not end well, or a claim that was taken back.
 
-    ``outcome``: retry, dead, swept or canceled. ``word``: its class, that is transient, permanent, rate or poison.
+    ``outcome``: retry, dead, swept, canceled, or blocked (still running). ``word``: its class, that is transient,
+    permanent, rate or poison.
     ``ago``: seconds since, where it is not written at once.
     """
 

@@ -324,7 +324,7 @@ async def test_a_handler_in_a_process_of_its_own_ends_like_any_other(lite: Db, t
         "dead": ("dead", "no such document"),
         "error": ("dead", "LookupError: nowhere"),
         "odd": ("dead", having("cannot be pickled")),
-        "lambda": ("dead", having("cannot leave its process")),
+        "lambda": ("dead", having("column 'result': expected data that a column can hold, got function")),
         "finish": ("dead", having("job.finish()")),
         "exit": ("dead", "the handler's process died (exit code 3)"),
         "sys.exit": ("dead", having("4")),

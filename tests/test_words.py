@@ -280,7 +280,7 @@ def test_the_public_names_are_these() -> None:
         "Joined", "Keep", "Key", "KeyTaken", "Lane", "LostClaim", "Mill", "Outcome", "Queue", "Rate",
         "Refused", "Retry", "RowmillError", "Settled", "Snooze", "Status", "SyncJob", "Task",
         "TaskCanceled", "TaskFailed", "Unreachable", "UnreadableValue", "WorkerIdTaken", "WrongArguments",
-        "configure_logs", "domain", "exponential", "fixed", "injected",
+        "WrongResult", "configure_logs", "domain", "exponential", "fixed", "injected",
     ]  # fmt: skip
     assert all(hasattr(rowmill, name) for name in rowmill.__all__)
     assert all((getattr(rowmill, name).__doc__ or "").strip() for name in rowmill.__all__)

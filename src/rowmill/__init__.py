@@ -21,6 +21,7 @@ from .errors import (
     UnreadableValue,
     WorkerIdTaken,
     WrongArguments,
+    WrongResult,
 )
 from .events import Event, configure_logs
 from .gates import Breaker, BreakerColumns, Concurrency, Rate
@@ -75,6 +76,7 @@ __all__ = [
     "UnreadableValue",
     "WorkerIdTaken",
     "WrongArguments",
+    "WrongResult",
     "configure_logs",
     "domain",
     "exponential",

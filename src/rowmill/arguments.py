@@ -40,6 +40,10 @@ _AS_TEXT: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
 }
 
 
+class UnknownArguments(WrongArguments):
+    """Arguments of names that the handler does not take: those of a newer version of the task, perhaps."""
+
+
 class Unfit(Exception):
     """A value that does not fit its hint; says what was wanted."""
 
@@ -379,6 +383,9 @@ class Signature:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         rest = dict(packed)
+        known = self.known()
+        if known is not None and (unknown := [name for name in rest if name not in known]):
+            raise UnknownArguments(f"the handler takes no {', '.join(map(repr, unknown))}: it takes {self}")
         for parameter in self._whole.parameters.values():
             hint = self.hints.get(parameter.name, Any)
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -394,9 +401,12 @@ class Signature:
                     args.append(value)
                 else:
                     kwargs[parameter.name] = value
-        if rest:
-            raise WrongArguments(f"the handler takes no {', '.join(map(repr, rest))}: it takes {self}")
         return args, kwargs
+
+    def known(self) -> frozenset[str] | None:
+        """The names of the arguments that the handler takes; None where it takes any."""
+        anything = any(p.kind is p.VAR_KEYWORD for p in self._whole.parameters.values())
+        return None if anything else self._names
 
     @staticmethod
     def _unpacked(name: str, value: Any, hint: Any) -> Any:

@@ -7,6 +7,7 @@
     ├── LostClaim             the row is no longer this run's: its lease ran out and was taken back
     ├── UnreadableValue       a column holds a value that Python cannot
     ├── WrongArguments        a task was called with arguments that its handler does not take
+    ├── WrongResult           a handler returned a column or a value that cannot be written
     ├── KeyTaken              a job with this key is there already
     ├── TaskFailed            the job whose result was asked for is dead
     │   └── TaskCanceled      ... or was canceled
@@ -60,6 +61,10 @@ class UnreadableValue(RowmillError):
 
 class WrongArguments(RowmillError):
     """A task's arguments do not fit its handler; nothing was enqueued."""
+
+
+class WrongResult(RowmillError):
+    """A handler returned a column or a value that cannot be written; the run fails and nothing is written."""
 
 
 class KeyTaken(RowmillError):

@@ -248,6 +248,11 @@ class Lane:
         """The functions that its runs call."""
         return [self.handler]
 
+    @property
+    def narrowed(self) -> Mapping[str, frozenset[str]]:
+        """Of rowmill's own table: by task, the only arguments with which a job is claimed."""
+        return {}
+
     def resources(self) -> list[str]:
         """Names of the resources the handler asks for: its parameters behind the job."""
         return list(inspect.signature(self.handler).parameters)[1:]

@@ -99,3 +99,7 @@ class Release(Outcome):
     """The engine's own: the row goes back as if it had not been claimed (shutdown, unused prefetch)."""
 
     name = "release"
+
+
+class NotForThisVersion(Release):
+    """The engine's own: a job with arguments that this version of its task does not take goes back untouched."""

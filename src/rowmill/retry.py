@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from .errors import UnreadableValue
+from .errors import UnreadableValue, WrongResult
 from .outcome import Outcome
 
 Backoff = Callable[[int], timedelta]
@@ -62,10 +62,11 @@ def exponential(
 
 def classify(error: BaseException) -> Verdict:
     """What an exception means when a lane does not say: HTTP 429 and 503 are a rate limit with the server's own
-    delay where it gave one; all else is worth another try within the retry policy.
+    delay where it gave one; a value that cannot be written is permanent; all else is worth another try within the
+    retry policy.
     """
-    if isinstance(error, UnreadableValue):
-        return PERMANENT  # the next attempt reads the same row
+    if isinstance(error, (UnreadableValue, WrongResult)):
+        return PERMANENT  # the next attempt would meet the same
     status, headers = _http(error)
     if status in (429, 503):
         delay = retry_after(headers)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from .arguments import Signature
+from .arguments import Signature, UnknownArguments
 from .call import Alike, Call, Desk, Handle
-from .carrier import own_arguments
+from .carrier import TRACE, own_arguments
 from .errors import DeclarationError, WrongArguments, did_you_mean
 from .lane import PARAMETERS, Lane
 from .options import OPTIONS, Keep, Key, Options
-from .outcome import Dead
+from .outcome import Dead, NotForThisVersion
 from .retry import Backoff, Verdict, exponential
 from .schedule import Cron
 
@@ -99,6 +99,8 @@ class Task(Generic[P, R]):
             return self.handler(job, **packed, **resources) if self.takes_job else self.handler(**packed, **resources)
         try:
             args, kwargs = signature.unpack(own_arguments(packed))
+        except UnknownArguments as error:
+            raise NotForThisVersion(error.message) from None
         except WrongArguments as error:
             raise Dead(f"the arguments do not fit the handler: {error.message}") from None
         if self.takes_job:
@@ -278,8 +280,22 @@ class Queue(Lane):
     """
 
     tasks: dict[str, Task[Any, Any]] = field(default_factory=dict)
+    _narrowed: dict[str, frozenset[str]] = field(default_factory=dict, init=False)
 
     own = True
+
+    @property
+    def narrowed(self) -> Mapping[str, frozenset[str]]:
+        """Tasks of which jobs with unknown arguments were met, and the arguments that this version takes."""
+        return self._narrowed
+
+    def narrow(self, name: str) -> bool:
+        """Leave jobs of this task with unknown arguments to newer workers; False where that is so already."""
+        known = self.tasks[name].signature.known()
+        if name in self._narrowed or known is None:
+            return False
+        self._narrowed[name] = known | {TRACE}
+        return True
 
     def policy(self, read: Callable[[str], Any]) -> Any:
         """The task that a row is of."""

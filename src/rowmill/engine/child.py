@@ -84,6 +84,7 @@ def serve(make: Callable[[], Worker], line: Line) -> int:
         return asyncio.run(_serve(make(), line))
     except RowmillError as error:
         line.tell(error={"kind": type(error).__name__, "message": error.message, "hint": error.hint})
+        _end_without_threads(1)
         return 1
     except Exception:
         logger.exception("worker_crashed", extra={"fields": {"pid": os.getpid()}})
@@ -121,9 +122,9 @@ async def _serve(worker: Worker, line: Line) -> int:
     if worker.recycling:
         _leave(RECYCLE)
     line.tell(ended=True, held_back=worker.held_back)
-    unstoppable = any(slots.unstoppable for slots in worker.slots.values())
-    if unstoppable or _threads_left():
+    if any(slots.unstoppable for slots in worker.slots.values()):
         _leave(0)
+    _end_without_threads(0)
     return 0
 
 
@@ -142,9 +143,18 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _threads_left(patience: float = 1.0) -> bool:
-    deadline = time.monotonic() + patience
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("rowmill-handler")]
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0))
-    return any(thread.is_alive() for thread in threads)
+def _end_without_threads(code: int, patience: float = 2.0) -> None:
+    """From now on the process ends, with this code, whatever threads its handlers have left: at its exit Python waits
+    for every thread that is not a daemon. Those that end within ``patience`` seconds are waited for.
+    """
+
+    def wait() -> None:
+        time.sleep(patience)
+        me = (threading.main_thread(), threading.current_thread())
+        left = [thread.name for thread in threading.enumerate() if thread not in me and not thread.daemon]
+        if left:
+            hint = "a handler left them; make them daemon threads, or join them before the handler returns"
+            logger.warning("threads_left", extra={"fields": {"pid": os.getpid(), "threads": left, "hint": hint}})
+            _leave(code)
+
+    threading.Thread(target=wait, name="rowmill-exit", daemon=True).start()

@@ -15,14 +15,14 @@ from typing import Any
 
 from .. import retry
 from ..claim import Claim, Settlement
-from ..errors import LostClaim, RowmillError
+from ..errors import LostClaim, WrongResult
 from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
 from ..store.keys import written
 from ..tracing import Tracer
 from .held import Held
 from .isolate import Child, HandlerDied
-from .job import Job, SyncJob, check_columns
+from .job import Job, SyncJob
 from .resources import Resources
 from .traced import kept_with
 
@@ -77,7 +77,14 @@ class Execution:
         return SyncJob(self.held, claim, worker, slot, asyncio.get_running_loop())
 
     def settlement(self, claim: Claim, ended: Any) -> Settlement:
-        """What a run's end means for its row."""
+        """What a run's end means for its row. An object that raises while it is read fails this run alone."""
+        try:
+            return self._decided(claim, ended)
+        except BaseException as error:
+            said = f"what the handler ended with cannot be read: {type(ended).__name__} raised {type(error).__name__}"
+            return self._decided(claim, Dead(said))
+
+    def _decided(self, claim: Claim, ended: Any) -> Settlement:
         settlement = decide(self.store, claim, ended)
         settlement.cause = ended if isinstance(ended, BaseException) else None
         return settlement
@@ -124,11 +131,14 @@ class Execution:
         if plan.is_async:
             try:
                 async with asyncio.timeout(left) as scope:
-                    return await self._handler(plan, job, resources)
+                    result = await self._handler(plan, job, resources)
             except TimeoutError:
                 if scope.expired():
-                    raise TimedOut(plan.timeout) from None
+                    raise TimedOut(plan.timeout, job.blocked_at) from None
                 raise
+            if asyncio.get_running_loop().time() > (scope.when() or 0.0):
+                raise TimedOut(plan.timeout, job.blocked_at)  # it blocked the loop, so nothing could stop it in time
+            return result
         deadline = time.monotonic() + left
         result = await self._handler(plan, job, resources)
         if time.monotonic() > deadline:
@@ -148,8 +158,8 @@ class Execution:
 def _in_thread(handler: Callable[..., Any], job: Job, resources: dict[str, Any]) -> Any:
     try:
         return handler(job, **resources)
-    except StopIteration as error:  # a bare next(): no future can carry it out of the thread
-        raise RuntimeError(f"StopIteration: {error}") from error
+    except (StopIteration, GeneratorExit) as error:  # a bare next(), a close(): no future can carry these over
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def runs_in_loop(handler: Any) -> bool:
@@ -163,8 +173,9 @@ def runs_in_loop(handler: Any) -> bool:
 class TimedOut(TimeoutError):
     """The run took longer than the lane's timeout."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"timed out after {seconds:g} s")
+    def __init__(self, seconds: float, blocked_at: str | None = None) -> None:
+        blocked = f": it blocked the event loop at {blocked_at}" if blocked_at else ""
+        super().__init__(f"timed out after {seconds:g} s{blocked}")
 
 
 def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
@@ -178,10 +189,9 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
     match ended:
         case Done(columns=columns):
             try:
-                check_columns(store, columns)
-            except RowmillError as error:
+                return Settlement(claim, "done", columns=store.checked(columns))
+            except WrongResult as error:
                 return _ended(store, claim, "dead", str(error))
-            return Settlement(claim, "done", columns=columns)
         case Snooze(after=after, closes=closes):
             delay = retry.bounded_delay(after) or timedelta(0)
             return Settlement(claim, "snooze", delay=delay, closes=delay if closes else None)
@@ -264,7 +274,7 @@ def _ended(store: LaneStore, claim: Claim, kind: str, text: str, word: str | Non
 def _words(said: Any) -> str:
     """What a reason or an exception says; an exception may fail even at that."""
     try:
-        if isinstance(said, (TimedOut, HandlerDied)) or not isinstance(said, BaseException):
+        if isinstance(said, (TimedOut, HandlerDied, WrongResult)) or not isinstance(said, BaseException):
             return "" if said is None else str(said)
         return f"{type(said).__name__}: {said}"
     except Exception:

@@ -9,15 +9,22 @@ import importlib.metadata
 import logging
 import os
 import socket
+import sys
+import threading
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from ..claim import Claim, Settlement
 from ..errors import DatabaseError, RowmillError
+from ..retry import TRANSIENT
 from ..store import pauses
+from ..store.failures import Failure
 from ..store.fleet import WorkerState
+from ..store.keys import written
 from ..store.pauses import HeldBack
 from .held import Held
+from .tally import users_line
 
 if TYPE_CHECKING:
     from .place import Place
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
 _LAST, _HURRIED = 20.0, 3.0  # seconds for the last outcomes, where the database is slow or away
 _ASK_PAUSES = 0.5
+_BLOCKED = 1.0  # seconds without a sign from the event loop: it ticks twice as often
 RECYCLE = 75  # exit code: start this worker again
 
 
@@ -35,6 +43,8 @@ class Foreman:
         self._worker = worker
         #: When it is next asked whether what is left is paused: that may mean a look at every ready row.
         self._ask_pauses_at = 0.0
+        #: Each environment has a heartbeat thread, and one of them is to report.
+        self._watching = threading.Lock()
 
     def watch(self, now: float) -> None:
         """A run that outlives its timeout and cannot be stopped costs this process its life, in good order; so does
@@ -64,9 +74,42 @@ class Foreman:
                 )  # fmt: skip
         worker.tally.summarise(now)
 
-    def end_if_hung(self) -> None:
-        """Called from the heartbeat thread: a handler that blocks the loop past timeout and grace keeps this foreman,
-        too, from its work, and with the heartbeat its row would be held for ever.
+    def watch_loop(self) -> tuple[Held, Failure] | None:
+        """Called from the heartbeat thread. A handler that blocks the event loop past its timeout is reported once, and
+        ends the process past the grace. Returns what the row's history is to show.
+        """
+        with self._watching:
+            seen = self._blocked()
+        if seen is None:
+            self._end_if_hung()
+        return seen
+
+    def _blocked(self) -> tuple[Held, Failure] | None:
+        worker, now = self._worker, time.monotonic()
+        if now - worker.ticked < _BLOCKED:
+            return None
+        for slot in [slot for slots in list(worker.slots.values()) for slot in list(slots.all)]:
+            job, plan = slot.job, slot.plan
+            if job is None or plan is None or job.blocked_at is not None or (slot.over(now) or 0.0) <= 0:
+                continue
+            frame = sys._current_frames().get(worker.thread)
+            if slot.task is None or slot.task is not worker.stepping or frame is None:
+                continue
+            job.blocked_at = users_line(traceback.extract_stack(frame)) or "an unknown line"
+            claim, seconds = job._claim, round(now - slot.began, 1)
+            worker.events.emit(
+                "loop_blocked", logging.WARNING, worker=worker.id, environment=claim.environment, lane=claim.lane,
+                id=claim.id, at=job.blocked_at, seconds=seconds, timeout=plan.timeout,
+                hint='nothing else can run: await there, make the handler a plain function, or isolation="process"',
+            )  # fmt: skip
+            message = f"blocks the event loop past its timeout of {plan.timeout:g} s, at {job.blocked_at}"
+            failure = Failure(claim.lane, written(claim.id), claim.attempt, claim.worker, "blocked", TRANSIENT, message)
+            return job._held, failure
+        return None
+
+    def _end_if_hung(self) -> None:
+        """A handler that blocks the loop past timeout and grace keeps this foreman, too, from its work, and with the
+        heartbeat its row would be held for ever.
         """
         worker, now = self._worker, time.monotonic()
         if not worker.expendable or now - worker.ticked < worker.grace:

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AppError, DeclarationError, RowmillError
 from ..lane import Lane
-from ..outcome import Outcome
+from ..outcome import Done, Outcome
+from ..store.column_values import no_data, note_text
 from .resources import Resources
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Child:
         The process's start is not the handler's time; but where the lease is not renewed, it is the lease's.
         """
         from .execute import TimedOut
+        from .job import workdir_prefix
 
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(threads, self._start)
@@ -69,7 +71,7 @@ class Child:
         facts: dict[str, Any] = {
             "trace": trace,
             "row": {column: job[column] for column in job},
-            "workdir": os.path.join(tempfile.gettempdir(), f"rowmill-{job.lane}-{uuid.uuid4().hex[:12]}"),
+            "workdir": os.path.join(tempfile.gettempdir(), workdir_prefix(job.lane) + uuid.uuid4().hex[:12]),
             **{name: getattr(job, name) for name in ("id", "attempt", "lane", "environment", "worker", "slot")},
         }
         talk = loop.run_in_executor(threads, self._talk, facts, job, loop)
@@ -180,7 +182,7 @@ class IsolatedJob(dict[str, Any]):
 
     def progress(self, fraction: float, note: str | None = None) -> _Told:
         """Say how far the run is; with or without ``await``."""
-        self._pipe.send(("progress", (fraction, note)))
+        self._pipe.send(("progress", (float(fraction), note_text(note))))
         return _Told()
 
     def spend(self, budget: str, *, wait: timedelta = timedelta(minutes=1), **amounts: float) -> _Told:
@@ -285,4 +287,15 @@ def _portable(answer: tuple[str, Any]) -> tuple[str, Any]:
         pass
     if isinstance(value, BaseException):
         return "raised", RuntimeError(f"{type(value).__name__}: {value}")
-    return "raised", TypeError(f"the handler returned a {type(value).__name__} that cannot leave its process")
+    return "raised", _unsendable(value)
+
+
+def _unsendable(value: Any) -> Exception:
+    """Why an answer cannot leave its process: the column at fault, where it is one of a dict."""
+    columns = value.columns if isinstance(value, Done) else value
+    for column, part in columns.items() if type(columns) is dict else ():
+        try:
+            pickle.dumps(part)
+        except Exception:
+            return no_data(part, f"column {column!r}")
+    return TypeError(f"the handler returned a {type(value).__name__} that cannot leave its process")

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -35,6 +36,7 @@ from ..errors import (
 from ..outcome import Snooze
 from ..store import LaneStore, Tx, uncut
 from ..store.budgets import take as take_budget
+from ..store.column_values import note_text
 from .flow import Flow, Joined
 from .held import Held
 
@@ -49,6 +51,8 @@ class Job(Mapping[str, Any]):
     # What most runs never touch stands in the class, so that a job is made fast.
     latest: tuple[float, str | None] | None = None
     finished: Settlement | None = None
+    #: The line at which the heartbeat thread saw it block the event loop past its timeout.
+    blocked_at: str | None = None
     _workdir: Path | None = None
     _told = 0.0
     _flowing: Flow | None = None
@@ -116,7 +120,7 @@ class Job(Mapping[str, Any]):
     def workdir(self) -> Path:
         """A private temporary directory, made on first use, removed after the run."""
         if self._workdir is None:
-            self._workdir = Path(tempfile.mkdtemp(prefix=f"rowmill-{self.lane}-"))
+            self._workdir = Path(tempfile.mkdtemp(prefix=workdir_prefix(self.lane)))
         return self._workdir
 
     @property
@@ -127,7 +131,8 @@ class Job(Mapping[str, Any]):
 
     async def progress(self, fraction: float, note: str | None = None) -> None:
         """Say how far the run is. Shown by ``rowmill workers``; written to the progress column where there is one."""
-        self.latest = (float(fraction), None if note is None else str(note))
+        note = note_text(note, self._store.database.encoding)
+        self.latest = (float(fraction), note)
         column = self._store.binding.roles.get("progress")
         if column is None or (time.monotonic() - self._told < _PROGRESS_EVERY and fraction < 1):
             return
@@ -237,6 +242,11 @@ class SyncJob(Job):
         return SyncFinish(super().finish(), self._loop)
 
 
+def workdir_prefix(lane: str) -> str:
+    """How a run's directory is called: by as much of its lane's name as any file system takes."""
+    return f"rowmill-{re.sub('[^A-Za-z0-9_.-]', '_', lane)[:50]}-"
+
+
 def _progress_value(kind: Any, fraction: float, note: str | None) -> Any:
     if isinstance(kind, sa.JSON):
         return {"fraction": fraction, "note": note}
@@ -308,8 +318,7 @@ class Finish:
         await self._commit(settlement)
 
     async def _settle(self) -> Settlement:
-        check_columns(self._store, self._tx.columns)
-        settlement = Settlement(self._claim, "done", columns=self._tx.columns)
+        settlement = Settlement(self._claim, "done", columns=self._store.checked(self._tx.columns))
         for attempt in range(_LOCKED_TRIES):
             if await self._store.settle_in(self._tx.connection, [settlement]):
                 await self._store.run_hooks(self._tx.connection, [settlement])
@@ -374,21 +383,3 @@ class SyncTx:
 
 def _wait(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-
-def check_columns(store: LaneStore, columns: Mapping[str, Any]) -> None:
-    """Refuse columns that a handler may not set: unknown ones, the key, the state."""
-    binding = store.binding
-    if not isinstance(columns, Mapping):
-        raise RowmillError(f"Done takes a dict of columns, not {type(columns).__name__}")
-    for column in columns:
-        if not isinstance(column, str) or column not in binding.table.c:
-            raise RowmillError(
-                f"the handler returned a column {column!r} that table {binding.table.fullname!r} does not have",
-                hint=did_you_mean(str(column), binding.columns),
-            )
-        if column in binding.key or column in binding.state_columns():
-            raise RowmillError(
-                f"the handler returned {column!r}, which is the row's {'key' if column in binding.key else 'state'}",
-                hint="end the run with an outcome (Done, Retry, Snooze, Dead, Cancel); the lane writes the state",
-            )

@@ -21,6 +21,7 @@ from ..errors import DatabaseError, DeclarationError, Refused, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
 from ..store import Database, LaneStore, open_lane
+from ..store.failures import Failure
 from ..store.fleet import Fleet, WorkerState
 from ..store.minutes import Minutes
 from ..store.schema import FAILURES, MINUTES, Own
@@ -50,7 +51,7 @@ class Crew:
     snapshot: Callable[[], WorkerState]
     lost: Callable[[Held, Claim], None]
     ring: Callable[[], None]
-    hung: Callable[[], None]
+    watch_loop: Callable[[], tuple[Held, Failure] | None]
     registers: bool
     replaces: str | None
 
@@ -191,7 +192,7 @@ class Place:
         if crons:
             self._tasks.append(asyncio.create_task(scheduler.run()))
         fleets = [self.database] if self._fleet else []
-        self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.hung, crew.events)
+        self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.watch_loop, crew.events)
         self._renewer.start()
         awaited = self.follow.awaited if self.follow is not None else None
         self._tasks += [

@@ -7,6 +7,7 @@ CPU in Python, keeps its lease. One statement renews all that this process holds
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -16,6 +17,7 @@ from ..claim import Claim
 from ..errors import DatabaseError
 from ..events import Events
 from ..store import Database, LaneStore, store_for
+from ..store.failures import Failure, Failures
 from ..store.fleet import Fleet, WorkerState
 from .held import Held
 
@@ -23,6 +25,7 @@ _CHUNK = 500
 _SOON = 1.0  # a row that was locked by somebody else is tried again after this
 _ALIVE_EVERY = 5.0
 _MOST_CONNECTIONS = 5
+_RECORD = 5.0  # seconds for a note about a blocked event loop
 
 
 class Renewer(threading.Thread):
@@ -34,12 +37,12 @@ class Renewer(threading.Thread):
         fleets: Sequence[Database],
         snapshot: Callable[[], WorkerState],
         lost: Callable[[Held, Claim], None],
-        hung: Callable[[], None],
+        watch_loop: Callable[[], tuple[Held, Failure] | None],
         events: Events,
     ) -> None:
         super().__init__(name="rowmill-heartbeat", daemon=True)
         self._held, self._databases = held, fleets
-        self._snapshot, self._lost, self._hung, self._events = snapshot, lost, hung, events
+        self._snapshot, self._lost, self._watch_loop, self._events = snapshot, lost, watch_loop, events
         self._over = threading.Event()
         #: Another incarnation has taken the worker's id.
         self.replaced = False
@@ -76,13 +79,21 @@ class Renewer(threading.Thread):
         try:
             while not self._over.is_set() and not any(task.done() for task in tasks):
                 await asyncio.sleep(0.05)
-                self._hung()
+                if (seen := self._watch_loop()) is not None and seen[0].failures is not None:
+                    await self._record(database(seen[0].store.database), seen[1])
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for own in mine.values():
                 await own.close()
+
+    @staticmethod
+    async def _record(database: Database, failure: Failure) -> None:
+        """Write to the row's history what the blocked event loop cannot write, and may not live to write."""
+        with contextlib.suppress(DatabaseError, TimeoutError):
+            async with asyncio.timeout(_RECORD):
+                await Failures(database).add([failure])
 
     def _twin(self, held: Held, database: Database) -> LaneStore:
         twin = store_for(held.store.binding, database, held.store.clock, "", "")

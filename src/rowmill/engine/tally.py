@@ -29,7 +29,11 @@ def raised_at(error: BaseException | None) -> str | None:
     """Where an exception was raised, in the user's own code where it passed through it: ``shop.py:12 in price``."""
     if error is None or error.__traceback__ is None:
         return None
-    frames = traceback.extract_tb(error.__traceback__)
+    return users_line(traceback.extract_tb(error.__traceback__))
+
+
+def users_line(frames: traceback.StackSummary) -> str | None:
+    """The innermost line of the user's own code: ``shop.py:12 in price``."""
     engine = os.path.dirname(os.path.dirname(__file__))
     own = [f for f in frames if not f.filename.startswith(engine) and "site-packages" not in f.filename]
     own = [f for f in own if not f.filename.startswith(_STDLIB)] or own

@@ -11,9 +11,10 @@ from typing import Any
 from ..arguments import Unfit, encode
 from ..claim import Claim, Settlement
 from ..errors import UnreadableValue
-from ..outcome import Dead, Done
-from ..store import bounded
+from ..events import logger
+from ..outcome import Dead, Done, NotForThisVersion
 from ..store.jobs import moment
+from ..store.settled import tail
 from ..task import Queue, Task
 from .execute import Execution, Plan
 from .held import Held
@@ -46,16 +47,28 @@ class TaskExecution(Execution):
         assert isinstance(lane, Queue)
         return lane.tasks[claim.row[self._task_at]]
 
-    def settlement(self, claim: Claim, ended: Any) -> Settlement:
+    def _decided(self, claim: Claim, ended: Any) -> Settlement:
         """What the handler returned is the job's result; how it failed goes into the job's history."""
         if ended is None:
             return Settlement(claim, "done")
         task = self._task(claim)
-        settlement = super().settlement(claim, _result(task, ended))
+        if isinstance(ended, NotForThisVersion):
+            self._leave_to_newer(task, ended)
+        settlement = super()._decided(claim, _result(task, ended))
         settlement.cause = ended if isinstance(ended, BaseException) else None
         if settlement.kind in ("retry", "dead"):
             settlement.columns = {"history": self._history(claim, settlement)}
         return settlement
+
+    def _leave_to_newer(self, task: Task[Any, Any], ended: NotForThisVersion) -> None:
+        """A rolling deploy: jobs that this version of a task cannot run are not claimed again by it."""
+        assert isinstance(self.lane, Queue)
+        if self.lane.narrow(task.name):
+            logger.warning("arguments_unknown", extra={"fields": {
+                "lane": self.lane.name, "task": task.name, "error": ended.reason,
+                "hint": "jobs with such arguments are left to workers with a newer version of the task",
+            }})  # fmt: skip
+        self.store.forget_texts()
 
     def _history(self, claim: Claim, settlement: Settlement) -> list[dict[str, Any]]:
         try:
@@ -69,16 +82,10 @@ class TaskExecution(Execution):
             "started_at": moment(claim.claimed_at).isoformat(),
             "outcome": settlement.kind,
             "error": settlement.error,
-            "traceback": None if shown is None else _tail(shown),
+            "traceback": None if shown is None else tail(shown, TRACEBACK, self.store.database.encoding),
             "worker": claim.worker,
         }
         return [*told[1 - HISTORY :], entry]
-
-
-def _tail(text: str) -> str:
-    """The end of a traceback is where it was raised."""
-    clean = bounded(text, len(text) + 1)
-    return clean if len(clean) <= TRACEBACK else "…" + clean[1 - TRACEBACK :]
 
 
 def _result(task: Task[Any, Any], ended: Any) -> Any:

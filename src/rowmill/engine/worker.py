@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -82,7 +83,7 @@ class Worker:
             self._foreman.snapshot,
             self._lost_in_thread,
             self.bell.ring,
-            self._foreman.end_if_hung,
+            self._foreman.watch_loop,
             register,
             replaces,
         )
@@ -93,6 +94,8 @@ class Worker:
         self._above: list[Held] = []
         self._where: dict[int, Place] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: The thread that its event loop runs in.
+        self.thread = 0
         self._crash: BaseException | None = None
         self._under_way: asyncio.Future[None] | None = None
         self._ticking: asyncio.TimerHandle | None = None
@@ -108,7 +111,7 @@ class Worker:
 
     async def run(self) -> Tally:
         """Work. Returns what was done."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._tick()
         try:
             while not self.stopping:
@@ -144,6 +147,11 @@ class Worker:
         except asyncio.CancelledError:
             if not self.hurried:
                 raise
+
+    @property
+    def stepping(self) -> asyncio.Task[Any] | None:
+        """The task that the event loop is running at this moment; for other threads."""
+        return asyncio.current_task(self._loop) if self._loop is not None else None
 
     def stop(self) -> None:
         """First call: claim nothing more, let runs finish. Second call: at once."""

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..claim import Claim, Holder, Report, Settlement, Swept
 from ..clock import Clock
-from ..errors import Busy, Refused, Unreachable, Unreadable, Unserved
+from ..errors import Busy, Refused, Unreachable, Unreadable, Unserved, WrongResult
 from ..states import options
 from .binding import Binding, fence_time
+from .column_values import ColumnChecks
 from .database import Database, Run, runner
 from .handlers import uncut
 from .passed_over import PassedOver, RefusedRow, set_aside
@@ -46,6 +47,7 @@ class LaneStore:
     """Claims, settles, renews and sweeps the rows of one lane. Made by ``open_lane``."""
 
     statements: Statements
+    _texts: dict[Any, str]
     #: How long it waits, time after time, before a row that somebody has locked is settled again.
     locked_pauses: Sequence[float] = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
@@ -68,6 +70,8 @@ class LaneStore:
         #: What reads a column from a claimed row, by its name; made when it is first asked for.
         self.readers = Readers(self.reader)
         self.sign(self.worker)
+        #: The check of each column that a handler returns, by its name; made when it is first returned.
+        self.checks = ColumnChecks(self)
         roles = [binding.roles.get(role) for role in ("attempts", "failures", "max_attempts")]
         #: Where the key, the claim's time and the counters stand in a row: looked up once, read for every claim.
         self._key_at = [self._at[column] for column in binding.key]
@@ -154,6 +158,10 @@ class LaneStore:
 
     def forget_bound(self) -> None:
         """Let the next claim look everywhere, whatever it costs."""
+
+    def forget_texts(self) -> None:
+        """Render every statement again: what makes a row ready has changed."""
+        self._texts.clear()
 
     def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
         """What writes settlements of one kind and one set of columns, and says which (by position) were written."""
@@ -263,15 +271,35 @@ class LaneStore:
         """Error text as the lane's error column can hold it."""
         column = self.binding.roles.get("error")
         length = getattr(self.binding.table.c[column].type, "length", None) if column else None
-        return bounded(text, min(length or ERROR_LENGTH, ERROR_LENGTH))
+        return bounded(text, min(length or ERROR_LENGTH, ERROR_LENGTH), self.database.encoding)
 
     def encode(self, column: str, value: Any) -> Any:
         """A handler's value for a column whose type knows more than the driver (Python enums, decorated types)."""
+        encode = self.encoder(column)
+        return value if encode is None else encode(value)
+
+    def encoder(self, column: str) -> Callable[[Any], Any] | None:
+        """What turns a value into what the database gets, where the user gave the column's type and it does that."""
         kind = self.binding.table.c[column].type
-        if column in self.binding.given and not isinstance(kind, sa.JSON):
-            processor = kind.dialect_impl(self.database.dialect).bind_processor(self.database.dialect)
-            return processor(value) if processor else value
-        return value
+        if column not in self.binding.given or isinstance(kind, sa.JSON):
+            return None
+        encode: Callable[[Any], Any] | None
+        encode = kind.dialect_impl(self.database.dialect).bind_processor(self.database.dialect)
+        return encode
+
+    def checked(self, columns: Any) -> dict[str, Any]:
+        """The columns that a handler returned, as they are to be written; raises WrongResult."""
+        if not isinstance(columns, Mapping):
+            raise WrongResult(f"Done takes a dict of columns, not {type(columns).__name__}")
+        checks = self.checks
+        try:
+            return {column: checks[column](value) for column, value in columns.items()}
+        except WrongResult:
+            raise
+        except BaseException as error:  # whatever an object of the user's own does when it is read
+            raise WrongResult(
+                f"the columns that the handler returned cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
     async def settle(self, batch: Sequence[Settlement]) -> Report:
         """Write a batch of outcomes, each only where its claim still holds. One bad row does not fail the others.

@@ -7,6 +7,7 @@ inside ``BEGIN IMMEDIATE``.
 
 from __future__ import annotations
 
+import codecs
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -38,6 +39,8 @@ class Database:
     """A database by URL. ``open`` gives the right kind; nothing connects before the first use."""
 
     dialect: sa.Dialect
+    #: What text is stored in, by Python's name for it; known once a connection was made.
+    encoding = "utf-8"
     #: A transaction pooler stands in between: no LISTEN, no prepared statements.
     pooled = False
     #: Where rowmill's own tables live; None: where unqualified names lead.
@@ -149,9 +152,11 @@ class Postgres(Database):
             else {"max_cacheable_statement_size": 0, "server_settings": {"default_transaction_isolation": ISOLATION}}
         )
         try:
-            return await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **options)
+            connection = await asyncpg.connect(self.dsn, timeout=10, command_timeout=command_timeout, **options)
         except ValueError:  # the URL itself cannot be read; the driver's words repeat parts of it
             raise unreadable(self.url) from None
+        self.encoding = _codec(getattr(connection.get_settings(), "server_encoding", "UTF8"))
+        return connection
 
     @property
     def direct(self) -> Direct:
@@ -321,6 +326,14 @@ def runner(connection: sa.Connection) -> Run:
         return result.fetchall() if result.returns_rows else []
 
     return run
+
+
+def _codec(encoding: str) -> str:
+    """Python's name for a server's encoding; UTF-8 where Python has none, and for SQL_ASCII, which holds any bytes."""
+    try:
+        return codecs.lookup(encoding.replace("WIN", "cp").replace("KOI8", "koi8-")).name
+    except LookupError:
+        return "utf-8"
 
 
 def _no_implicit_begin(connection: Any, _record: Any) -> None:

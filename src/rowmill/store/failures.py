@@ -15,7 +15,7 @@ from typing import Any
 from ..fingerprint import fingerprint, shape
 from . import schema
 from .database import Database, Run
-from .settled import bounded
+from .settled import bounded, tail
 
 #: How long a failure is kept, and how many are at most.
 DAYS, MOST = 30, 20_000
@@ -30,7 +30,8 @@ _TIME = "%Y-%m-%d %H:%M:%f"
 class Failure:
     """One run that did not end well, or a claim that was taken back.
 
-    ``outcome``: retry, dead, swept or canceled. ``word``: its class, that is transient, permanent, rate or poison.
+    ``outcome``: retry, dead, swept, canceled, or blocked (still running). ``word``: its class, that is transient,
+    permanent, rate or poison.
     ``ago``: seconds since, where it is not written at once.
     """
 
@@ -44,12 +45,13 @@ class Failure:
     traceback: str | None = None
     ago: float = 0.0
 
-    def value(self) -> dict[str, Any]:
-        """As it is written."""
+    def value(self, encoding: str) -> dict[str, Any]:
+        """As it is written into a database of this encoding."""
         return {
             "ago": self.ago, "lane": self.lane, "row_id": self.row_id, "attempt": self.attempt, "worker": self.worker,
             "outcome": self.outcome, "class": self.word, "fingerprint": fingerprint(self.message),
-            "message": bounded(self.message, MESSAGE), "traceback": _tail(self.traceback),
+            "message": bounded(self.message, MESSAGE, encoding),
+            "traceback": None if self.traceback is None else tail(self.traceback, TRACEBACK, encoding),
         }  # fmt: skip
 
 
@@ -109,7 +111,8 @@ class Failures:
             taken = [f"s.value ->> '{name}'" for name in names]
         text = f"insert into {self.table} (at, {', '.join(names)}) select {at}, {', '.join(taken)} from {source}"
         # Elsewhere: to tell a long message's family takes milliseconds, and the loop has runs to serve.
-        document = await asyncio.to_thread(lambda: json.dumps([failure.value() for failure in failures]))
+        encoding = self.database.encoding
+        document = await asyncio.to_thread(lambda: json.dumps([failure.value(encoding) for failure in failures]))
         given: Any = (document,) if self.postgres else {"doc": document}
         await self.database.write(lambda run: run(text, given))
 
@@ -227,11 +230,3 @@ def moment(value: Any) -> str | None:
         value = datetime.fromisoformat(value).replace(tzinfo=UTC)
     text: str = value.astimezone(UTC).isoformat(timespec="milliseconds")
     return text
-
-
-def _tail(text: str | None) -> str | None:
-    """The end of a traceback is where it was raised."""
-    if text is None:
-        return None
-    clean = bounded(text, len(text) + 1)
-    return clean if len(clean) <= TRACEBACK else "…" + clean[1 - TRACEBACK :]

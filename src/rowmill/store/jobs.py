@@ -83,7 +83,9 @@ class Jobs:
             f"update {self.table} set state = 'canceled', finished_at = {self.say.now()}, error = :reason"
             f" where id = :id and state in ({listed(UNFINISHED)}) returning parent_id"
         )
-        rows = await self._run(text, {"id": id, "reason": bounded(str(reason))}, write=True)
+        rows = await self._run(
+            text, {"id": id, "reason": bounded(str(reason), encoding=self.database.encoding)}, write=True
+        )
         return bool(rows), rows[0][0] if rows else None
 
     # -- retention

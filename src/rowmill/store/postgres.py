@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -36,7 +37,7 @@ class PostgresLane(LaneStore):
         own = (database.own("rowmill_workers"), database.own("rowmill_gates") if gates else None)
         self.statements: PostgresStatements = self._say(binding, clock, *own)
         self.statements.passed = self.passed
-        self._texts: dict[Any, str] = {}
+        self._texts = {}
         self._boundable = self.statements.bound() is not None
         self._horizon = Horizon()
         self._guise = Guise(dear=0.004, per_row=0.00003)
@@ -158,7 +159,8 @@ class PostgresLane(LaneStore):
     def _json(self, column: str, value: Any) -> Any:
         if isinstance(value, datetime) and value.tzinfo and "without time zone" in self.binding.sql_types[column]:
             value = value.astimezone(UTC).replace(tzinfo=None)  # columns without a time zone are UTC
-        return clean(self.encode(column, value))
+        value = self.encode(column, value)
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         text = self._text("read", self.statements.read)

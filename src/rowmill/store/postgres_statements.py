@@ -37,6 +37,10 @@ class PostgresStatements(Statements):
         zoned = "with time zone" in self.binding.sql_types[column]
         return moment if zoned else f"(({moment}) at time zone 'utc')"
 
+    def only_arguments(self, names: str) -> str:
+        others = f"args - array[{names}]::text[]"
+        return f"case when jsonb_typeof(args) = 'object' then {others} = '{{}}'::jsonb else true end"
+
     def now(self, column: str) -> str:
         return self._time(column, self._now())
 

@@ -96,6 +96,10 @@ class SqliteStatements(Statements):
         column, descending = self.binding.order[0]
         return column if self.binding.nullable(column) and column not in self.binding.key and not descending else None
 
+    def only_arguments(self, names: str) -> str:
+        others = f"exists (select 1 from json_each(args) where key not in ({names}))"
+        return f"case when not json_valid(args) or json_type(args) <> 'object' then 1 else not {others} end"
+
     def claim(self, *, placed: bool | None = None, also: Sequence[str] = ()) -> str:
         """:worker, :count. ``placed`` True: only rows with a place in the order; False: only those without."""
         keys = self.names(self.binding.key)
@@ -167,7 +171,7 @@ class SqliteLane(LaneStore):
         super().__init__(binding, database, clock, worker, incarnation)
         self.statements: SqliteStatements = SqliteStatements(binding, clock, gates="rowmill_gates" if gates else None)
         self.statements.passed = self.passed
-        self._texts: dict[Any, str] = {}
+        self._texts = {}
 
     def _text(self, key: Any, render: Any) -> str:
         key = (key, self.clock.shift, self.passed.version)
@@ -235,8 +239,10 @@ class SqliteLane(LaneStore):
         return written
 
     def _stored(self, column: str, value: Any) -> Any:
-        value = self.encode(column, value)
         kind = self.binding.table.c[column].type
+        if isinstance(kind, sa.DateTime) and isinstance(value, datetime) and value.tzinfo is not None:
+            value = value.astimezone(UTC).replace(tzinfo=None)  # columns without a time zone are UTC
+        value = self.encode(column, value)
         if isinstance(kind, sa.JSON) or isinstance(value, (dict, list, tuple, set, frozenset)):
             return None if value is None else json.dumps(value, default=_plain)
         if isinstance(value, datetime):

@@ -153,7 +153,14 @@ class Statements:
             parts["attempts"] = f"coalesce({self.name(counter)}, 0) < {self.exhausted()}"
         if self.lane.where is not None:
             parts["where"] = f"({self.further()})"
+        for task, names in self.lane.narrowed.items():
+            only = self.only_arguments(", ".join(map(_quoted, sorted(names))))
+            parts[f"arguments of {task}"] = f"(task <> {_quoted(task)} or {only})"
         return parts
+
+    def only_arguments(self, names: str) -> str:
+        """Of rowmill's own table: a job has no arguments but these. Arguments that are no object pass."""
+        raise NotImplementedError
 
     def unpaused(self) -> str:
         """Neither the lane nor the environment is paused: asked once per claim."""
@@ -335,3 +342,7 @@ class Statements:
 
 
 POISONED = "'taken back too often: its worker died or stopped renewing in every run'"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -21,7 +21,7 @@ from ..store.findings import ERROR, WARNING, Examined, Finding, across, connecti
 from ..store.gate_rows import GateRows
 from ..store.gating import bind_gates
 from ..store.inspect import check_file
-from ..store.refusals import check_states
+from ..store.refusals import check_states, doubtful_states
 from ..store.survey import read_only
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
@@ -52,7 +52,8 @@ def check(
 ) -> None:
     """Every lane against every environment: errors, warnings, resolved roles, and how the claim finds its rows.
 
-    Reads only. Exit codes: 0 fine, or warnings; 1 errors, or with --strict warnings.
+    Writes nothing: triggers are tried in a transaction that is rolled back.
+    Exit codes: 0 fine, or warnings; 1 errors, or with --strict warnings.
     """
     mill = load(reference)
     mill.select(None)
@@ -121,6 +122,10 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
     table = quoted_table(binding.table.schema, binding.table.name)
     checked.examined = await read_only(database, lambda c: examine(c, binding, table))
     checked.findings = checked.examined.findings
+    for state, reason in (await doubtful_states(store)).items():
+        text = f"on a trial, a trigger of the table refused {state}: {reason}"
+        hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"
+        checked.findings.append(Finding(WARNING, "trigger", text, hint))
     return checked
 
 

@@ -21,6 +21,7 @@ from ..store.findings import ERROR, WARNING, Examined, Finding, across, connecti
 from ..store.gate_rows import GateRows
 from ..store.gating import bind_gates
 from ..store.inspect import check_file
+from ..store.operate import ended_by_others
 from ..store.refusals import check_states, doubtful_states
 from ..store.survey import read_only
 from . import show
@@ -126,6 +127,14 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
         text = f"on a trial, a trigger of the table refused {state}: {reason}"
         hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"
         checked.findings.append(Finding(WARNING, "trigger", text, hint))
+    if foreign := await ended_by_others(store):
+        own = binding.roles["error"]
+        text = (
+            f"{foreign:,} dead rows were ended by another program ({own} is null, another error is not): status counts"
+            " them, and retry would send them into this lane"
+        )
+        hint = f"say in dead what tells this lane's rows apart: {own!r}: NOT_NULL, or IS_NULL for the other's column"
+        checked.findings.append(Finding(WARNING, "shared_dead", text, hint))
     return checked
 
 

@@ -79,7 +79,9 @@ def _said(values: Mapping[str, Any]) -> str:
 
 def _plain(values: Any) -> Mapping[str, Any]:
     """What of a state is known beforehand."""
-    return {c: v for c, v in values.items() if v is not states.NOW} if isinstance(values, Mapping) else {}
+    if not isinstance(values, Mapping):
+        return {}
+    return {column: value for column, value in states.written(values).items() if value is not states.NOW}
 
 
 async def _constraints(store: LaneStore) -> Sequence[str]:

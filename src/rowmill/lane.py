@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from . import roles, states
 from .budget import Budget
@@ -37,6 +38,8 @@ class Lane:
     canceled: Values | None = None
     #: Columns that ``done``, ``dead`` or ``canceled`` write, and by which rows in that state are not recognised.
     only_written: Sequence[str] = ()
+    #: The zone of the times in columns without one, on PostgreSQL; None means UTC.
+    timezone: str | None = None
     where: str | Callable[[Any], Any] | None = None
     untouched_for: timedelta | None = None
     roles: Mapping[str, str | None] = field(default_factory=dict)
@@ -109,6 +112,15 @@ class Lane:
             )
         self._validate_ends(where)
         self._validate_only_written(where)
+        if self.timezone is not None:
+            try:
+                ZoneInfo(self.timezone)
+            except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+                close = did_you_mean(str(self.timezone), available_timezones())
+                raise DeclarationError(
+                    f"{where}: there is no time zone {self.timezone!r}",
+                    hint=close if close.startswith("did") else 'timezone="Asia/Tokyo", timezone="UTC"',
+                ) from None
         for column in self.running:
             if isinstance(self.ready, Mapping) and self.ready.get(column) is states.NOW:
                 raise DeclarationError(

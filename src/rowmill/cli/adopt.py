@@ -23,6 +23,7 @@ from ..proposal import Proposal
 from ..propose import propose
 from ..store import Database, bind, ddl, plans, redact, store_for
 from ..store.database import runner
+from ..store.findings import zones
 from ..store.indexes import needed
 from ..store.inspect import check_file
 from ..store.refusals import check_states
@@ -197,6 +198,10 @@ async def _whole(database: Database, made: Proposal, url: str | None) -> Adoptio
         await check_states(store_for(binding, database, Clock(), "", ""), trial=False)
         say = plans.statements(binding)
         found.now = await read_only(database, lambda c: plans.explain(runner(c), say))
+    if database.dialect.name == "postgresql":
+        relation = plans.statements(binding).table
+        doubts = await read_only(database, lambda c: zones(runner(c), binding, relation))
+        made.notes += [f"{doubt.text}. Try: {doubt.hint}" for doubt in doubts]
     need = needed(outline.binding, plans.statements(outline.binding))[0]
     if any(change.kind == "index" for change in found.changes):
         lacks = {lack.column: lack.sql_type for lack in outline.lacking}

@@ -34,7 +34,7 @@ max_client_conn = 2000
 default_pool_size = 20
 server_idle_timeout = 5
 server_lifetime = 600
-ignore_startup_parameters = extra_float_digits
+ignore_startup_parameters = {ignored}
 logfile = {folder}/pgbouncer.log
 """
 
@@ -47,14 +47,14 @@ def command() -> str | None:
 class Pooler:
     """PgBouncer before one server, as long as it is open."""
 
-    def __init__(self, url: str) -> None:
-        """``url``: any database of the server, directly."""
+    def __init__(self, url: str, ignored: str = "extra_float_digits") -> None:
+        """``url``: any database of the server, directly; ``ignored``: startup parameters that it drops."""
         program = command()
         assert program is not None, "no pgbouncer. Try: make pgbouncer"
         query = dict(parse_qsl(urlsplit(url).query))
         self.host, self.port = query["host"], int(query.get("port", "5432"))
         self._folder = Path(tempfile.mkdtemp(prefix="rmb-", dir="/tmp"))
-        settings = _SETTINGS.format(host=self.host, port=self.port, folder=self._folder, own=_PORT)
+        settings = _SETTINGS.format(host=self.host, port=self.port, folder=self._folder, own=_PORT, ignored=ignored)
         (self._folder / "pgbouncer.ini").write_text(settings)
         (self._folder / "users.txt").write_text('"postgres" ""\n')
         words = [program, "--quiet", str(self._folder / "pgbouncer.ini")]

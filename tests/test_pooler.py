@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import pooler
-from databases import Db
+from databases import Db, Server
 from farm import Farm
+from rowmill import Unreachable
 from rowmill.store import Database, schema
 from rowmill.store.database import Postgres, Run, runner
 
@@ -59,6 +60,39 @@ def test_a_pooler_is_known_by_its_url(url: str, pooled: bool) -> None:
     assert database.pooled is pooled
     assert "pgbouncer" not in database.dsn
     assert ("sslmode=require" in database.dsn) is ("sslmode" in url)
+
+
+@pytest.mark.no_pooler("it goes through a pooler of its own, by a URL that does not say so")
+@pytest.mark.parametrize(
+    ("ignored", "said"),
+    [
+        ("extra_float_digits", "unsupported startup parameter"),  # PgBouncer as Debian ships it
+        ("extra_float_digits,default_transaction_isolation", "prepared statement .* does not exist"),
+    ],
+)
+async def test_a_pooler_that_the_url_does_not_name_is_told_how_to_say_so(
+    server: Server, pg: Db, ignored: str, said: str
+) -> None:
+    """A statement prepared on one server connection is executed on another: no row is to blame, and no row ends."""
+    with pooler.Pooler(server.url, ignored) as own:
+        url = own.before(pg.direct).replace("&pgbouncer=true", "")
+        assert "pgbouncer=true" not in url
+        one, other = Database.open(url, pool=1), Database.open(url, pool=1)
+
+        async def use() -> None:
+            await one.read(lambda run: run("select $1::int", (1,)))
+            async with other.begin() as connection:  # takes the server connection with the prepared statement
+                await connection.exec_driver_sql("select 1")
+                await one.read(lambda run: run("select $1::int", (2,)))
+
+        try:
+            with pytest.raises(Unreachable, match=said) as told:
+                await use()
+            assert told.value.hint is not None
+            assert "add &pgbouncer=true to the database URL" in told.value.hint
+        finally:
+            await one.close()
+            await other.close()
 
 
 #: What must work behind any pooler, as a part of every run; ``make pooler`` runs all tests on PostgreSQL that way.

@@ -275,7 +275,8 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str | None) -> Non
 def test_the_public_names_are_these() -> None:
     """STYLE 9: the public surface is listed and tested."""
     assert rowmill.__all__ == [
-        "NOW", "AppError", "Breaker", "BreakerColumns", "Budget", "Busy", "Call", "Cancel", "Claim",
+        "IS_NULL", "NOT_NULL", "NOW",
+        "AppError", "Breaker", "BreakerColumns", "Budget", "Busy", "Call", "Cancel", "Claim",
         "Concurrency", "DatabaseError", "Dead", "DeclarationError", "Done", "Event", "Handle", "Job",
         "Joined", "Keep", "Key", "KeyTaken", "Lane", "LostClaim", "Mill", "Outcome", "Queue", "Rate",
         "Refused", "Retry", "RowmillError", "Settled", "Snooze", "Status", "SyncJob", "Task",

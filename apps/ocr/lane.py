@@ -23,7 +23,7 @@ from apps.ocr.provider import BUDGET, Booster, Reader
 from apps.ocr.settings import Settings
 from apps.registre.tables import Status
 from apps.storage import Damaged, NotThere, Storage, StorageError
-from rowmill import Breaker, Dead, Job, Lane, Mill, exponential
+from rowmill import NOT_NULL, Breaker, Dead, Job, Lane, Mill, exponential
 
 #: Columns of ocr's own: what registre wrote about the extraction stays as it was.
 ROLES = {
@@ -74,7 +74,7 @@ def declare(mill: Mill, settings: Settings, status: type[enum.IntEnum] = Status)
         running={"status_id": status["OCR_PROCESSING"].value},
         done={"status_id": status["EXTRACTION_COMPLETE"].value},
         retry={"status_id": status["COMPLETE"].value},
-        dead={"status_id": status["ERREUR"].value},
+        dead={"status_id": status["ERREUR"].value, "ocr_error": NOT_NULL},  # registre's own have none
         roles=ROLES,
         order_by="created_at",
         max_attempts=3,

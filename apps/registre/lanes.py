@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from apps.storage import Storage
-from rowmill import Job, Mill
+from rowmill import IS_NULL, Job, Mill
 
 from . import land, searches, settings, sites, tables
 from .browser import Chromium
@@ -71,7 +71,7 @@ def storage() -> Storage:
     ready={"status_id": Status.EN_ATTENTE},
     running={"status_id": Status.EN_TRAITEMENT},
     done={"status_id": Status.COMPLETE},
-    dead={"status_id": Status.ERREUR},
+    dead={"status_id": Status.ERREUR, "ocr_error": IS_NULL},  # ocr ends its rows in the same status
     **_POLICY,
 )
 async def extraction(job: Job, registry: Session, storage: Storage) -> dict[str, Any]:

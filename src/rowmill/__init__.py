@@ -30,11 +30,13 @@ from .mill import Mill
 from .options import Keep, Key
 from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
 from .retry import exponential, fixed
-from .states import NOW
+from .states import IS_NULL, NOT_NULL, NOW
 from .store import Settled
 from .task import Queue, Task, injected
 
 __all__ = [
+    "IS_NULL",
+    "NOT_NULL",
     "NOW",
     "AppError",
     "Breaker",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from . import roles, states
 from .budget import Budget
@@ -35,6 +36,10 @@ class Lane:
     retry: Values | None = None
     dead: Values | None = None
     canceled: Values | None = None
+    #: Columns that ``done``, ``dead`` or ``canceled`` write, and by which rows in that state are not recognised.
+    only_written: Sequence[str] = ()
+    #: The zone of the times in columns without one, on PostgreSQL; None means UTC.
+    timezone: str | None = None
     where: str | Callable[[Any], Any] | None = None
     untouched_for: timedelta | None = None
     roles: Mapping[str, str | None] = field(default_factory=dict)
@@ -106,6 +111,16 @@ class Lane:
                 hint="; ".join(["give running a value that ready does not have", *meant]),
             )
         self._validate_ends(where)
+        self._validate_only_written(where)
+        if self.timezone is not None:
+            try:
+                ZoneInfo(self.timezone)
+            except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+                close = did_you_mean(str(self.timezone), available_timezones())
+                raise DeclarationError(
+                    f"{where}: there is no time zone {self.timezone!r}",
+                    hint=close if close.startswith("did") else 'timezone="Asia/Tokyo", timezone="UTC"',
+                ) from None
         for column in self.running:
             if isinstance(self.ready, Mapping) and self.ready.get(column) is states.NOW:
                 raise DeclarationError(
@@ -145,7 +160,8 @@ class Lane:
         """Every state that is written must lead out of running, or the row would be swept and run again for ever."""
         for state in ("done", "dead", "canceled", "retry"):
             values = getattr(self, state)
-            if values and states.overlaps(self.running_condition, {**self.running_condition, **values}):
+            after = {**self.running_condition, **states.written(values or {})}
+            if values and states.overlaps(self.running_condition, after):
                 meant = [did_you_mean(c, self.running) for c in values if c not in self.running]
                 raise DeclarationError(
                     f"{where}: a row that is {state} ({dict(values)!r}) would still look as if it were running",
@@ -155,6 +171,24 @@ class Lane:
                 raise DeclarationError(
                     f"{where}: a row that is {state} would be ready again, and worked on for ever",
                     hint=f"give {state} a value that ready does not have",
+                )
+
+    def _validate_only_written(self, where: str) -> None:
+        if isinstance(self.only_written, str):
+            self.only_written = [self.only_written]
+        ends = {state: values for state in ("done", "dead", "canceled") if (values := getattr(self, state))}
+        known = {column for values in ends.values() for column in states.written(values)}
+        for column in self.only_written:
+            if column not in known:
+                raise DeclarationError(
+                    f"{where}: only_written names {column!r}, and neither done, dead nor canceled writes it",
+                    hint=did_you_mean(column, known),
+                )
+        for state, values in ends.items():
+            if not values.keys() - set(self.only_written):
+                raise DeclarationError(
+                    f"{where}: every column of {state} is only written, so no row can be recognised as {state}",
+                    hint=f"leave one of {_names(values)} out of only_written",
                 )
 
     def _validate_version(self, where: str) -> None:
@@ -178,7 +212,7 @@ class Lane:
         """Whether a running row that gets these values is ready again."""
         if isinstance(self.ready, str):
             return False
-        return states.overlaps(self.ready, {**self.running_condition, **values})
+        return states.overlaps(self.ready, {**self.running_condition, **states.written(values)})
 
     def _validate_numbers(self, where: str) -> None:
         for name in ("batch", "concurrency", "max_attempts"):

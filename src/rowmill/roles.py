@@ -36,6 +36,11 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
+def like(role: str, column: str) -> bool:
+    """Whether a column's name says that it has this role for some lane: ``ocr_error``, ``error_message``."""
+    return any(snake(column) == twin or snake(column).endswith(f"_{twin}") for twin in ROLES[role][1])
+
+
 def validate(roles: Mapping[str, str | None], where: str) -> None:
     """Refuse a role that does not exist."""
     for role in roles:

@@ -24,6 +24,33 @@ class _Now:
 NOW: Final = _Now()
 
 
+class _Null:
+    """Recognises rows by whether a column is NULL, and writes nothing to it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+#: In ``done``, ``dead`` and ``canceled``: rows in the state have a value in this column (IS_NULL: have none), and the
+#: state does not write it. So two lanes over one table tell their dead rows apart:
+#: ``dead={"status": 4, "ocr_error": NOT_NULL}``.
+NOT_NULL: Final = _Null("NOT_NULL")
+IS_NULL: Final = _Null("IS_NULL")
+
+
+def written(values: Values) -> dict[str, Any]:
+    """What a state writes: its values, without those that only recognise a row."""
+    return {column: value for column, value in values.items() if not isinstance(value, _Null)}
+
+
+def null_test(value: Any) -> str | None:
+    """The SQL test for a marker that says whether a column is NULL; None for a plain value."""
+    return "is not null" if value is NOW or value is NOT_NULL else "is null" if value is IS_NULL else None
+
+
 def options(value: Any) -> list[Any]:
     """The values a column may have: one, or any of a list."""
     return list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
@@ -52,8 +79,8 @@ def overlaps(one: Values, other: Values) -> bool:
 
 
 def _alike(x: Any, y: Any) -> bool:
-    if x is NOW or y is NOW:
-        return x is not None and y is not None
+    if any(isinstance(value, (_Now, _Null)) for value in (x, y)):
+        return (x is None or x is IS_NULL) == (y is None or y is IS_NULL)
     return bool(x == y and type(x) is type(y))
 
 
@@ -66,6 +93,11 @@ def validate(name: str, values: object, where: str, *, lists: bool = False) -> N
         if not isinstance(column, str):
             raise DeclarationError(f"{where}: {name} has a column name that is not text: {column!r}")
         several = isinstance(value, (list, tuple, set, frozenset))
+        if name not in ("done", "dead", "canceled") and any(isinstance(part, _Null) for part in options(value)):
+            raise DeclarationError(
+                f"{where}: {name}[{column!r}]: {value!r} only recognises rows, so it stands in done, dead or canceled",
+                hint="where=... for a further condition on ready rows" if name == "ready" else "a value to be written",
+            )
         if several and (not lists or not value):
             wanted = "one value" if not lists else "at least one value"
             raise DeclarationError(
@@ -76,3 +108,7 @@ def validate(name: str, values: object, where: str, *, lists: bool = False) -> N
             raise DeclarationError(
                 f"{where}: {name}[{column!r}]: NOW does not go into a list", hint=f'{name}={{"{column}": NOW}}'
             )
+    if not written(values):
+        raise DeclarationError(
+            f"{where}: {name} writes no column", hint=f'a value beside {values!r}: {name}={{"status": "{name}", ...}}'
+        )

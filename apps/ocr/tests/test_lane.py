@@ -10,8 +10,13 @@ from datetime import timedelta as td
 
 from apps.ocr.__main__ import active_workers
 from apps.ocr.tests.office import Office, small_print
+from apps.registre.lanes import extraction
 from apps.registre.standin.pdfs import document_pdf
 from databases import as_time
+from rowmill.clock import Clock
+from rowmill.store import Database
+from rowmill.store.inspect import view_lane
+from rowmill.store.operate import Operator, Selection
 from rowmill.testing import Kit
 
 
@@ -191,3 +196,19 @@ async def test_a_table_with_other_status_ids_is_another_line_in_the_declaration(
         for claim in claims:
             await kit.run(claim)
     assert [office.row(key)["status_id"] for key in (good, bad, gone)] == [50, 40, 30]
+
+
+async def test_registre_and_ocr_tell_their_dead_rows_apart(office: Office) -> None:
+    """B6, B10: both end rows in status 4; a retry in one must not send the other's document into the wrong phase."""
+    (never_stored,) = office.add(b"", status_id=4, file_path=None, error_message="not found")
+    (unreadable,) = office.add(b"", status_id=4, error_message="first try failed", ocr_error="damaged")
+    database = Database.open(office.db.url)
+    try:
+        for lane, mine, ready in ((extraction, never_stored, 1), (office.mill().lanes["ocr"], unreadable, 3)):
+            view = await view_lane(lane, "prod", database, Clock())
+            assert (await view.count()).states["dead"] == 1
+            assert [keys async for keys in Operator(view).retry(Selection(("dead",)))] == [[(mine,)]]
+            assert office.row(mine)["status_id"] == ready
+    finally:
+        await database.close()
+    assert office.row(unreadable)["error_message"] == "first try failed"

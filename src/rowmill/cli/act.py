@@ -16,7 +16,7 @@ from ..mill import Mill
 from ..store.families import members
 from ..store.inspect import LaneView
 from ..store.keys import Key, parse
-from ..store.operate import Operator, Selection, passed_over
+from ..store.operate import Operator, Selection, ended_by_others, passed_over
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, app, console, errors, lane_names, load, print_json, run_async, said
 from .lookout import Lookout, one_environment, one_lane
@@ -95,18 +95,26 @@ class Action:
             number = await Operator(view).count(chosen, ASK_ABOVE + 1)
         except Busy:
             number = ASK_ABOVE + 1
-        self._few(mill, view, chosen.states, number)
+        foreign = await ended_by_others(view.store) if "dead" in chosen.states and number else 0
+        self._few(mill, view, chosen.states, number, foreign)
 
-    def _few(self, mill: Mill, view: LaneView, states: tuple[str, ...], number: int) -> None:
+    def _few(self, mill: Mill, view: LaneView, states: tuple[str, ...], number: int, foreign: int = 0) -> None:
+        """``foreign``: how many of the rows another program ended."""
         others = _sharing(mill, view, states)
-        if self.yes or not number or (number <= ASK_ABOVE and not others):
+        if self.yes or not number or (number <= ASK_ABOVE and not others and not foreign):
             return
         many = f"more than {ASK_ABOVE} rows" if number > ASK_ABOVE else _rows(number)
         what = f"{self.verb} {many} of lane {view.lane.name!r} in {view.environment!r}"
         if others:
             what += f", among them those of {' and '.join(map(repr, others))}, which {_has(others)} the same state"
+        if foreign:
+            own = view.binding.roles["error"]
+            what += f", among them {_rows(foreign)} that another program ended: {own} is null, another error is not"
         if not sys.stdin.isatty():
-            raise RowmillError(f"this would {what}", hint="--yes, or the rows one by one with --id")
+            hint = "--yes, or the rows one by one with --id"
+            if foreign:
+                hint = f"say in dead what tells this lane's rows apart: {own!r}: NOT_NULL; or {hint}"
+            raise RowmillError(f"this would {what}", hint=hint)
         if not typer.confirm(f"This will {what}. Go on?", err=True):
             raise typer.Exit(1)
 

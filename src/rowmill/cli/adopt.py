@@ -16,14 +16,17 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from .. import lane as lanes_words
+from ..clock import Clock
 from ..errors import DeclarationError, RowmillError
 from ..facts import Facts
 from ..proposal import Proposal
 from ..propose import propose
-from ..store import Database, bind, ddl, plans, redact
+from ..store import Database, bind, ddl, plans, redact, store_for
 from ..store.database import runner
+from ..store.findings import zones
 from ..store.indexes import needed
 from ..store.inspect import check_file
+from ..store.refusals import check_states
 from ..store.survey import read_only, survey
 from . import show
 from .app import AsJson, UsageError, app, console, errors, print_json, print_out, run_async
@@ -192,8 +195,13 @@ async def _whole(database: Database, made: Proposal, url: str | None) -> Adoptio
         found.first = error.message
         binding = outline.binding
     else:
+        await check_states(store_for(binding, database, Clock(), "", ""), trial=False)
         say = plans.statements(binding)
         found.now = await read_only(database, lambda c: plans.explain(runner(c), say))
+    if database.dialect.name == "postgresql":
+        relation = plans.statements(binding).table
+        doubts = await read_only(database, lambda c: zones(runner(c), binding, relation))
+        made.notes += [f"{doubt.text}. Try: {doubt.hint}" for doubt in doubts]
     need = needed(outline.binding, plans.statements(outline.binding))[0]
     if any(change.kind == "index" for change in found.changes):
         lacks = {lack.column: lack.sql_type for lack in outline.lacking}

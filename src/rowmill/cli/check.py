@@ -22,8 +22,9 @@ from ..store.gate_rows import GateRows
 from ..store.gating import bind_gates
 from ..store.inspect import check_file
 from ..store.keys import written
+from ..store.operate import ended_by_others
 from ..store.passed_over import refused_claims
-from ..store.refusals import check_states
+from ..store.refusals import check_states, doubtful_states
 from ..store.survey import read_only
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
@@ -57,7 +58,8 @@ def check(
 ) -> None:
     """Every lane against every environment: errors, warnings, resolved roles, and how the claim finds its rows.
 
-    Reads only. Exit codes: 0 fine, or warnings; 1 errors, or with --strict warnings.
+    Writes nothing: triggers are tried in a transaction that is rolled back.
+    Exit codes: 0 fine, or warnings; 1 errors, or with --strict warnings.
     """
     mill = load(reference)
     mill.select(None)
@@ -126,6 +128,18 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
     table = quoted_table(binding.table.schema, binding.table.name)
     checked.examined = await read_only(database, lambda c: examine(c, binding, table))
     checked.findings = [*checked.examined.findings, *await _refused_claims(store)]
+    for state, reason in (await doubtful_states(store)).items():
+        text = f"on a trial, a trigger of the table refused {state}: {reason}"
+        hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"
+        checked.findings.append(Finding(WARNING, "trigger", text, hint))
+    if foreign := await ended_by_others(store):
+        own = binding.roles["error"]
+        text = (
+            f"{foreign:,} dead rows were ended by another program ({own} is null, another error is not): status counts"
+            " them, and retry would send them into this lane"
+        )
+        hint = f"say in dead what tells this lane's rows apart: {own!r}: NOT_NULL, or IS_NULL for the other's column"
+        checked.findings.append(Finding(WARNING, "shared_dead", text, hint))
     return checked
 
 

@@ -107,7 +107,7 @@ class Chaos:
         if say.gates:
             texts.append(f"delete from {say.gates}")  # the last schedule may have left the lane paused
         ends = [values for values in (self.lane.done, self.lane.dead, self.lane.canceled) if values]
-        when = " or ".join(f"({say.condition(values, 'new.')})" for values in ends)
+        when = " or ".join(f"({say.final(values, 'new.')})" for values in ends)
         key = " || ',' || ".join(f"cast(new.{say.name(column)} as text)" for column in self._store.binding.key)
         if postgres:
             texts += [

@@ -86,9 +86,9 @@ class Watch:
     def text(self) -> str:
         """SQL for all rows: key, state, worker, counters, signs of life, the gates' keys."""
         say, lane, roles = self.store.statements, self.store.lane, self.store.binding.roles
-        cases = [f"when {say.running()} then 'running'", f"when {say.condition(lane.done)} then 'done'"]
-        cases += [f"when {say.condition(lane.canceled)} then 'canceled'"] if lane.canceled else []
-        cases += [f"when {say.condition(lane.dead)} then 'dead'"] if lane.dead else []
+        cases = [f"when {say.running()} then 'running'", f"when {say.final(lane.done)} then 'done'"]
+        cases += [f"when {say.final(lane.canceled)} then 'canceled'"] if lane.canceled else []
+        cases += [f"when {say.final(lane.dead)} then 'dead'"] if lane.dead else []
         again = say.condition(self.store.binding.retry_values)
         idle = f"({say.ready_state()} or {again})"
         if not lane.dead and (counter := self.store.binding.counter):

@@ -7,6 +7,7 @@ column and the fix.
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,7 +134,28 @@ class Binding:
         """Columns the states are written in."""
         lane = self.lane
         written = (lane.running, lane.done, lane.retry, lane.dead, lane.canceled, self.ready_again)
-        return {column for values in written if values for column in values}
+        return {column for values in written if values for column in states.written(values)}
+
+    @property
+    def only_written(self) -> set[str]:
+        """Columns that a final state writes and is not recognised by: those that the lane names, and those with a role
+        (a counter, an error, a time), unless they stand in ready or running or are all that tells two states apart.
+        """
+        lane = self.lane
+        ready = lane.ready if isinstance(lane.ready, Mapping) else {}
+        ends = [values for values in (lane.done, lane.dead, lane.canceled) if values]
+        roles = set(self.roles.values()) - ready.keys() - lane.running.keys()
+        roles -= {column for values in ends for column in values.keys() - states.written(values).keys()}
+        known = [self.running, *([ready] if ready else []), *ends]
+        bare = [{c: v for c, v in values.items() if c not in roles} for values in known]
+        pairs = itertools.combinations(zip(known, bare, strict=True), 2)
+        apart = all(states.overlaps(one[0], other[0]) or not states.overlaps(one[1], other[1]) for one, other in pairs)
+        return {*lane.only_written, *(roles if apart and all(bare) else ())}
+
+    def recognised(self, values: states.Values) -> dict[str, Any]:
+        """What rows in a final state look like, also those that another program brought there."""
+        left_out = self.only_written
+        return {column: value for column, value in values.items() if column not in left_out}
 
 
 def fence_time(binding: Binding) -> str | None:
@@ -250,6 +272,8 @@ def _check_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], where:
             continue
         for name, value in values.items():
             column = _column(table, name, state, where)
+            if isinstance(value, type(states.NOT_NULL)):
+                continue
             if value is states.NOW:
                 _check_time(kinds[name], f"{where}: {state}[{name!r}]", dialect)
                 continue

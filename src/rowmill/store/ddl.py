@@ -263,7 +263,8 @@ def _statistics(run: Run, several: Sequence[Outline], relation: str) -> list[Cha
 def states_in(binding: Binding) -> set[str]:
     """Columns whose values are states: no flags, no times."""
     kinds = (sa.String, sa.Integer, sa.Enum)
-    return {c for c in binding.state_columns() if isinstance(binding.kinds[c], kinds) and c not in binding.claimed}
+    found = binding.state_columns() - binding.claimed - binding.only_written
+    return {column for column in found if isinstance(binding.kinds[column], kinds)}
 
 
 def _storage(run: Run, several: Sequence[Outline], relation: str) -> list[Change]:

@@ -60,6 +60,7 @@ def examine(connection: sa.Connection, binding: Binding, table: str) -> Examined
     postgres = isinstance(say, PostgresStatements)
     if postgres:
         _rights(run, say.table, add)
+        found.findings += zones(run, binding, say.table)
     _roles(binding, facts, add)
     for role, cost in binding.lacks().items():
         add(Finding(WARNING, f"no_{role}", f"no column has the role {role}: {cost}", "rowmill migrate adds one"))
@@ -107,6 +108,61 @@ def _roles(binding: Binding, facts: Facts, add: Any) -> None:
         if role == "worker" and column.length is not None and column.length < WORKER_LENGTH:
             text = f"{where} holds {column.length} characters, and a worker's id may have more: the claim would fail"
             add(Finding(WARNING, "worker_short", text, "a short --worker-id, or alter its type to text"))
+
+
+def zones(run: Run, binding: Binding, relation: str) -> list[Finding]:
+    """Columns without a time zone whose times the lane would read and write in another zone than other programs do."""
+    kinds = binding.sql_types
+    naive = sorted({c for c in binding.roles.values() if "timestamp" in kinds[c] and "without time zone" in kinds[c]})
+    if not naive:
+        return []
+    zone = binding.lane.timezone or "UTC"
+    # At three moments: a zone may differ in summer alone.
+    server, differs = run(
+        "select current_setting('TimeZone'),"
+        f" bool_or(t at time zone current_setting('TimeZone') <> t at time zone '{zone}')"
+        " from (values (now()), (timestamptz '2024-01-15 12:00Z'), (timestamptz '2024-07-15 12:00Z')) v(t)",
+        (),
+    )[0]
+    if not differs:
+        return []
+    hint = f'timezone="{server}" on the lane if other programs write local time there, or columns of type timestamptz'
+    defaults = dict(
+        run(
+            "select a.attname, pg_get_expr(d.adbin, d.adrelid) from pg_attrdef d join pg_attribute a"
+            " on a.attrelid = d.adrelid and a.attnum = d.adnum where d.adrelid = to_regclass($1::text)",
+            (relation,),
+        )
+    )
+    local = [column for column in naive if column in defaults and _is_local(run, defaults[column], zone)]
+    if local:
+        text = (
+            f"a fresh default of {', '.join(local)} is the server's local time ({server}), and the lane takes it for"
+            f" {zone}: rows wait, or are taken back, hours too late or too early"
+        )
+        return [Finding(ERROR, "time_zone", text, hint)]
+    left = [column for column in naive if column not in defaults]
+    if binding.lane.timezone is not None or not left:
+        return []
+    text = (
+        f"{', '.join(left)} have no time zone, and the server's is {server}: the lane reads and writes UTC there,"
+        " programs that write now() local time"
+    )
+    return [Finding(WARNING, "time_zone", text, f'{hint}; timezone="UTC" if they write UTC, too')]
+
+
+def _is_local(run: Run, default: str, zone: str) -> bool:
+    """Whether a fresh default is the session's local time, and not the zone's."""
+    off = "abs(extract(epoch from ({})::timestamp - ({}))) {} 60"
+    here = off.format(default, "localtimestamp", "<")
+    away = off.format(default, f"now() at time zone '{zone}'", ">")
+    run("savepoint fresh", ())
+    try:
+        return bool(run(f"select {here} and {away}", ())[0][0])
+    except sa.exc.DBAPIError:  # a function that writes, or that the role may not call
+        return False
+    finally:
+        run("rollback to savepoint fresh", ())
 
 
 def _off(role: str) -> str:

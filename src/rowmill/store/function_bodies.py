@@ -60,6 +60,9 @@ class FunctionStatements(PostgresStatements):
         parts = []
         for column, value in values.items():
             name = prefix + self.name(column)
+            if test := states.null_test(value):
+                parts.append(f"{name} {test}")
+                continue
             tests = [
                 f"{name} is null" if option is None else f"{name}{self.equals}{self.literal(column, option)}"
                 for option in states.options(value)

@@ -114,11 +114,11 @@ class LaneView:
             case "stuck":
                 return f"{say.running()} and {say.stale(lane.lease, say.table + '.')}" if self._fleet else None
             case "done":
-                return say.condition(lane.done)
+                return say.final(lane.done)
             case "dead":
-                return say.condition(lane.dead) if lane.dead else f"{self._idle()} and {self._spent()}"
+                return say.final(lane.dead) if lane.dead else f"{self._idle()} and {self._spent()}"
             case _:
-                return say.condition(lane.canceled) if lane.canceled else None
+                return say.final(lane.canceled) if lane.canceled else None
 
     def _idle(self) -> str:
         """Ready or waiting to be, by the state alone; a retried row counts even where ``ready`` does not name it."""

@@ -6,8 +6,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from ..claim import Claim, Settlement, Swept
 from ..clock import Clock
@@ -158,7 +159,7 @@ class PostgresLane(LaneStore):
 
     def _json(self, column: str, value: Any) -> Any:
         if isinstance(value, datetime) and value.tzinfo and "without time zone" in self.binding.sql_types[column]:
-            value = value.astimezone(UTC).replace(tzinfo=None)  # columns without a time zone are UTC
+            value = value.astimezone(ZoneInfo(self.lane.timezone or "UTC")).replace(tzinfo=None)
         value = self.encode(column, value)
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -33,9 +33,8 @@ class PostgresStatements(Statements):
         return f"(now() + interval '{shift} seconds')" if shift else "now()"
 
     def _time(self, column: str, moment: str) -> str:
-        # Columns without a time zone are UTC.
         zoned = "with time zone" in self.binding.sql_types[column]
-        return moment if zoned else f"(({moment}) at time zone 'utc')"
+        return moment if zoned else f"(({moment}) at time zone '{self.lane.timezone or 'utc'}')"
 
     def only_arguments(self, names: str) -> str:
         others = f"args - array[{names}]::text[]"

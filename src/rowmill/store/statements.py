@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from .. import roles as roles_words
 from .. import states
 from ..claim import FINAL
 from ..clock import Clock
@@ -69,17 +70,35 @@ class Statements:
 
     def shows(self, column: str, found: Any, value: Any) -> bool:
         """Whether what was read from a row is this value; a Python enum and its name are one to the database."""
-        if value is states.NOW or found is None:
-            return found is not None if value is states.NOW else value is None
+        if test := states.null_test(value):
+            return (found is None) is (test == "is null")
+        if found is None:
+            return value is None
         return self.literal(column, found) == self.literal(column, value)
+
+    def final(self, values: states.Values, prefix: str = "") -> str:
+        """Rows in a final state, by the columns that identify it."""
+        return self.condition(self.binding.recognised(values), prefix)
+
+    def ended_by_others(self) -> str | None:
+        """Dead rows that hold no error of this lane but one in a column of another program's; None where nothing tells.
+
+        This lane writes its error with every row that it ends, so such rows are not its own.
+        """
+        own, table = self.roles.get("error"), self.binding.table
+        others = [c.name for c in table.c if c.name not in self.roles.values() and roles_words.like("error", c.name)]
+        if self.lane.dead is None or own is None or not others:
+            return None
+        told = " or ".join(f"{self.name(column)} is not null" for column in others)
+        return f"{self.final(self.lane.dead)} and {self.name(own)} is null and ({told})"
 
     def condition(self, values: states.Values, prefix: str = "") -> str:
         """``status in ('queued', 'failed') and flag is null``."""
         parts = []
         for column, value in values.items():
             name = prefix + self.name(column)
-            if value is states.NOW:
-                parts.append(f"{name} is not null")
+            if test := states.null_test(value):
+                parts.append(f"{name} {test}")
                 continue
             options = states.options(value)
             known = [self.literal(column, option) for option in options if option is not None]
@@ -276,7 +295,8 @@ class Statements:
             "snooze": self.binding.ready_again,
             "release": self.binding.ready_again,
         }
-        written = {column: self.literal(column, value) for column, value in (states_of[kind] or {}).items()}
+        values = states.written(states_of[kind] or {})
+        written = {column: self.literal(column, value) for column, value in values.items()}
         if column := r.get("updated_at"):
             written[column] = self.now(column)
         if kind in FINAL:

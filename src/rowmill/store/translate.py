@@ -50,6 +50,14 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
     text = _first_line(cause)
     where = redact(database.url)
     if isinstance(state, str):
+        # 26000, 42P05: a prepared statement that is not there, or is there already
+        if not database.pooled and (state in ("26000", "42P05") or "unsupported startup parameter" in text):
+            mark = "&" if "?" in database.url else "?"
+            return Unreachable(
+                f"cannot use {where}: {text}",
+                hint=f"if a transaction pooler (PgBouncer, Supavisor) is in between, add {mark}pgbouncer=true to the"
+                " database URL",
+            )
         # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login, 3D000 no such database
         if state.startswith(("08", "57P0", "533", "28", "3D")):
             return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")

@@ -107,6 +107,8 @@ def _said(view: LaneView, state: str) -> str | None:
         return given
     return " and ".join(
         f"{column} {'in' if isinstance(value, (list, tuple, set, frozenset)) else '='} {_plainly(value)}"
+        if (test := states.null_test(value)) is None or value is states.NOW
+        else f"{column} {test}"
         for column, value in given.items()
     )
 

@@ -253,6 +253,10 @@ class LaneView:
             return self._row(raw[:split], columns), raw[split:]
         return None
 
+    def owns(self, row: Row) -> bool:
+        """Whether a row belongs to this lane: it is in one of its states, or in its queue of ``rowmill_jobs``."""
+        return row.state is not None or (self.lane.own and row.values.get("queue") == self.lane.name)
+
     def age_of(self, role: str) -> str | None:
         """Seconds since a role's time, as SQL."""
         return self._ages().get(role)

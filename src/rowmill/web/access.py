@@ -6,10 +6,13 @@ everything. As soon as one token was made, or the server is reached from elsewhe
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import time
 from dataclasses import dataclass
 from hashlib import sha256
+from weakref import WeakValueDictionary
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
@@ -63,6 +66,9 @@ class Identity:
         return hmac.new(self.secret.encode(), b"rowmill form", sha256).hexdigest() if self.secret else ""
 
 
+NOBODY = Identity("nobody", "none")
+
+
 def who(request: HTTPConnection) -> Identity:
     """Who sent this request."""
     found: Identity = request.state.who
@@ -95,6 +101,11 @@ class Limiter:
     def __init__(self, failures: int = _FAILURES, window: float = _WINDOW) -> None:
         self._failures, self._window = failures, window
         self._failed: dict[str, list[float]] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def turn(self, address: str) -> asyncio.Lock:
+        """Tries from one address are looked at one after another: else many at once would all be too early to count."""
+        return self._turns.setdefault(address, asyncio.Lock())
 
     def wait(self, address: str) -> float:
         """Seconds until an address may try again; 0: now."""
@@ -147,14 +158,21 @@ class Door:
     async def token(self, request: HTTPConnection, secret: str) -> Token:
         """The token that a secret is; counts those that are none."""
         address = request.client.host if request.client else ""
-        if digest(secret) not in self._known:  # who has shown a good one does not wait for what others tried
-            self.limiter.check(address)
-        token = await self._find(secret)
-        if token is None or token.session_of is not None:
+        async with contextlib.AsyncExitStack() as stack:
+            if digest(secret) not in self._known:
+                await stack.enter_async_context(self.limiter.turn(address))
+            if digest(secret) not in self._known:  # who has shown a good one does not wait for what others tried
+                self.limiter.check(address)
+            token = await self._find(secret)
+            if token is not None and token.session_of is None:
+                return token
             self._known.pop(digest(secret), None)
             self.limiter.failed(address)
-            raise _unauthorized("this token is not valid: unknown, revoked or past its end")
-        return token
+        refused = _unauthorized("this token is not valid: unknown, revoked or past its end")
+        await audit.record(
+            request, "login", target=request.url.path, outcome="refused", detail=str(refused.detail), identity=NOBODY
+        )
+        raise refused
 
     async def _find(self, secret: str) -> Token | None:
         if not await self.closed(at_once=True):

@@ -56,3 +56,32 @@ def test_json_of_a_usual_depth_is_taken(client: TestClient) -> None:
     nested = json.loads("[" * 90 + "]" * 90)
     answer = client.post(f"{API}/environments/default/lanes/fetch/rows", json={"columns": {"url": nested}})
     assert answer.status_code == 201, answer.text
+
+
+FOREIGN = ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "https://evil.example"})
+PATHS = (
+    "/",
+    "/lane?lane=fetch&exact=ready",
+    "/row?lane=fetch&id=1",
+    f"{API}/status",
+    f"{API}/errors",
+    "/metrics",
+    "/?live=1",
+)
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=["cross-site", "same-site", "origin"])
+def test_another_sites_page_reads_nothing_from_a_dashboard_without_tokens(
+    db: Db, client: TestClient, headers: dict[str, str]
+) -> None:
+    """Everybody on this machine may read it; a page in the same browser may not."""
+    for path in PATHS:
+        answer = client.get(path, headers={**HTML, **headers})
+        assert answer.status_code == 403, path
+        assert "Try:" in answer.text or "hint" in answer.json()
+    assert client.get("/", headers={**HTML, "Sec-Fetch-Site": "same-origin"}).status_code == 200
+    assert client.get("/", headers={**HTML, "Sec-Fetch-Site": "none"}).status_code == 200
+    assert client.get("/static/style.css", headers=headers).status_code == 200
+    # A token or a session says who it is: links from elsewhere work.
+    token = web.bearer(web.token(db, "read"))
+    assert client.get(f"{API}/status", headers={**headers, **token}).status_code == 200

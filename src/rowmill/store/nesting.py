@@ -23,7 +23,7 @@ def _parts(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
 
 
-def readable(text: str) -> Any:
+def readable(text: str | bytes) -> Any:
     """The value that JSON text has; the text itself where Python cannot read or show it."""
     try:
         value = json.loads(text)

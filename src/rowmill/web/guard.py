@@ -58,6 +58,9 @@ class Guard:
                 door: Door = scope["app"].state.door
                 identity = await door.identify(request, visit if new else request.cookies[VISIT])
                 scope.setdefault("state", {})["who"] = identity
+                if identity.how == "open" and _cross_site(request):
+                    hint = "open the address yourself, or ask for tokens: rowmill token create APP NAME"
+                    raise Problem(403, "a page of another site asked for this, and no token is needed here", hint=hint)
                 if scope["method"] not in _SAFE and identity.how != "token":
                     receive = await _meant(scope, receive, identity)
         except Exception as error:

@@ -8,7 +8,7 @@ from .. import inquiry
 from ..lane import Lane
 from ..store import values
 from ..store.failures import Failures
-from ..store.inspect import LaneView, Row
+from ..store.inspect import PAGE_CELL, LaneView, Row
 from ..store.jobs import Jobs
 from ..store.keys import written
 from .looks import visible_row
@@ -18,7 +18,7 @@ from .views import Sees, Sight
 async def row(sight: Sight, sees: Sees, environment: str, lane: str, key: str) -> dict[str, Any]:
     """One row: all its columns, what happened to it, and why it is not running."""
     view = await sight.view(environment, lane)
-    one = await visible_row(view, sees, key)
+    one = await visible_row(view, sees, key, PAGE_CELL)
 
     async def other(name: str, beside: Lane) -> LaneView:
         return await sight.view(name, beside.name)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from weakref import WeakValueDictionary
@@ -28,6 +29,8 @@ COOKIE, VISIT = "rowmill_session", "rowmill_visit"
 FIELD, HEADER = "csrf", "x-csrf-token"
 #: Failed logins from one address, within so many seconds, before it has to wait.
 _FAILURES, _WINDOW, _ADDRESSES = 10, 60.0, 10_000
+#: Headers of proxies, beside X-Forwarded-For and its kind.
+_PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
 #: Seconds between two notes that a token was used, and between two looks whether there is one.
 _NOTE_EVERY, _LOOK_EVERY = 60.0, 2.0
 
@@ -196,8 +199,12 @@ class Door:
 
     async def _open(self, request: HTTPConnection) -> bool:
         # What a proxy on this machine hands on comes from somewhere else.
-        forwarded = "x-forwarded-for" in request.headers or "forwarded" in request.headers
-        return self.may_open and not forwarded and not await self.closed()
+        return self.may_open and not forwarded(request.headers) and not await self.closed()
+
+
+def forwarded(headers: Iterable[str]) -> bool:
+    """Whether one of these headers is one that proxies add."""
+    return any(name.startswith("x-forwarded-") or name in _PROXY_HEADERS for name in headers)
 
 
 def _identity(token: Token, how: str, secret: str) -> Identity:

@@ -158,7 +158,7 @@ async def _body(request: Request) -> Any:
     except ValueError as error:
         raise Problem(400, f"the body is not JSON: {error}") from None
     if deep:
-        raise Problem(422, f"the body is nested more than {DEPTH} levels deep", hint="send the inner part as text")
+        raise Problem(400, f"the body is nested more than {DEPTH} levels deep", hint="send the inner part as text")
     return body
 
 

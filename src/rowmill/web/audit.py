@@ -48,7 +48,9 @@ class Entry:
     async def write(self, outcome: str, detail: str | None = None) -> None:
         """``outcome``: started, done, nothing, refused or failed."""
         entry = {**self._told, "outcome": outcome, "detail": detail}
-        log.info("%s", {name: value for name, value in entry.items() if value is not None})
+        # One line in the log for each action: how it ended.
+        level = logging.DEBUG if outcome == "started" else logging.INFO
+        log.log(level, "%s", {name: value for name, value in entry.items() if value is not None})
         try:
             if self._id is not None:
                 await self._audit.complete(self._id, outcome, detail)

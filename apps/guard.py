@@ -23,6 +23,8 @@ from apps.standins import internet as standin
 
 Resolve = Callable[[str], Awaitable[list[str]]]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+#: All that is given out for the public internet. Outside of it are local NAT64 (64:ff9b:1::/48) and ::127.0.0.1.
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 
 
 class Forbidden(httpx.ConnectError):
@@ -44,7 +46,7 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-        if ip.is_site_local:
+        if ip not in _GLOBAL_UNICAST:
             return False
     return ip.is_global and not ip.is_multicast
 

@@ -122,7 +122,7 @@ def test_one_row_has_all_its_columns_and_a_script_in_one_is_only_text(client: Te
     page = client.get("/<script>alert(1)</script>", headers={"Accept": "text/html"})
     assert page.status_code == 404
     assert "<script>" not in page.text
-    assert get(client, f"{FETCH}/rows/99", 404)["detail"] == "no row has the id '99'"
+    assert get(client, f"{FETCH}/rows/99", 404)["detail"] == "no row of lane 'fetch' in 'default' has the id '99'"
     assert "is not an id" in get(client, f"{FETCH}/rows/seven", 422)["detail"]
 
 

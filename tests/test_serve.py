@@ -68,7 +68,8 @@ def test_what_makes_no_token_says_what_to_do(lite: Db, command: Command) -> None
 
 def test_beyond_loopback_nothing_is_served_without_a_token(lite: Db, command: Command) -> None:
     app(command, lite)
-    for words in (["--host", "0.0.0.0"], ["--host", "::"], ["--proxy"], ["--allow-host", "mill.example"]):
+    ways = (["--host", "0.0.0.0"], ["--host", "::"], ["--proxy"], ["--trust-proxy", "10.0.0.0/8"])
+    for words in (*ways, ["--allow-host", "mill.example"]):
         ended = command("serve", *words)
         assert ended.code == 2, ended
         assert "there is no token yet" in ended.err

@@ -8,7 +8,7 @@ import re
 from .scrub import EMAIL, URL, UUID, without_addresses
 
 #: How much of a text is looked at, and how much of its shape tells it from others.
-_READ, _KEPT = 4000, 300
+READ, _KEPT = 4000, 300
 LENGTH = 12
 
 _QUOTED = re.compile(r"(?<![\w<])(?:'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|`[^`\n]{0,400}`)(?!\w)|[«“][^»”\n]{0,400}[»”]")
@@ -27,7 +27,7 @@ _ROW_OF_NUMBERS = re.compile(r"<n>(?:\s?[,;:/x.-]\s?<n>)+")
 
 def shape(text: str) -> str:
     """An error's text with numbers, ids, URLs, e-mail and IP addresses, paths, times and quoted values left out."""
-    text = text[:_READ]
+    text = text[:READ]
     text = URL.sub("<url>", text)
     if "@" in text or "%40" in text:  # without one, a long word costs as much as a thousand short ones
         text = EMAIL.sub("<email>", text)

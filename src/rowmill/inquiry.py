@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import reasons
@@ -21,6 +21,7 @@ from .store.why import Inquiry, inquire
 _PATIENCE = 3.0
 
 View = Callable[[str, Lane], Awaitable[LaneView]]
+Sees = Callable[[str], bool]
 
 
 async def why(mill: Mill, environment: str, lane: Lane, text: str, databases: Mapping[str, Database]) -> Answer:
@@ -32,20 +33,30 @@ async def why(mill: Mill, environment: str, lane: Lane, text: str, databases: Ma
     return await why_in(mill, await view(environment, lane), text, databases, view)
 
 
-async def why_in(mill: Mill, view: LaneView, text: str, databases: Mapping[str, Database], other: View) -> Answer:
-    """The same where lanes are bound already, or bound by ``other``."""
+async def why_in(
+    mill: Mill,
+    view: LaneView,
+    text: str,
+    databases: Mapping[str, Database],
+    other: View,
+    sees: Sees = lambda lane: True,
+) -> Answer:
+    """The same with lanes bound by ``other``. The answer names only lanes that ``sees`` allows."""
     lane, environment = view.lane, view.environment
     inquiry = await inquire(view, parse(view.binding, text))
-    beside = [o for o in mill.lanes.values() if o is not lane and o.serves(environment) and view.same_table(o)]
+    seen = [o for o in mill.lanes.values() if o is lane or sees(o.name)]
+    beside = [o for o in seen if o is not lane and o.serves(environment) and view.same_table(o)]
     views = [await other(environment, one) for one in beside]
-    return reasons.why(await inquiry.facts(await _above(mill, inquiry, databases, other), views))
+    return reasons.why(await inquiry.facts(await _above(seen, inquiry, databases, other), views))
 
 
-async def _above(mill: Mill, inquiry: Inquiry, databases: Mapping[str, Database], view: View) -> list[LaneView]:
+async def _above(
+    lanes: Sequence[Lane], inquiry: Inquiry, databases: Mapping[str, Database], view: View
+) -> list[LaneView]:
     """The lanes that the workers of this one serve before it: in environments above, and here by priority."""
     lane, here, live = inquiry.lane, inquiry.view.environment, inquiry.live
-    ordered = sorted(mill.lanes.values(), key=lambda other: other.priority)
-    common = {name for worker in live for name in worker["lanes"]} if live else set(mill.lanes)
+    ordered = sorted(lanes, key=lambda other: other.priority)
+    common = {name for worker in live for name in worker["lanes"]} if live else {other.name for other in lanes}
     found: list[LaneView] = []
     for name, database in databases.items():
         first = ordered if name != here else ordered[: ordered.index(lane)]

@@ -44,8 +44,16 @@ def serve(
         typer.Option("--allow-insert", help="a lane whose rows the API may create (may be given again)", callback=said),
     ] = None,
     proxy: Annotated[
-        bool, typer.Option("--proxy", help="behind a proxy: believe its X-Forwarded-For and -Proto")
+        bool, typer.Option("--proxy", help="behind a proxy on this machine: believe its X-Forwarded-For and -Proto")
     ] = False,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust-proxy",
+            help="behind a proxy with this address, or in this network (10.0.0.0/8); may be given again",
+            callback=said,
+        ),
+    ] = None,
 ) -> None:
     """The dashboard and the HTTP API, until Ctrl-C.
 
@@ -58,9 +66,11 @@ def serve(
 
     from ..web.app import application
     from ..web.guard import LOOPBACK
+    from ..web.proxies import Proxies, check_address
 
+    trusted = [*(["127.0.0.1", "::1"] if proxy else []), *map(check_address, trust_proxy or ())]
     mill = load(reference)
-    local = is_loopback(host) and not proxy and not allow_host
+    local = is_loopback(host) and not trusted and not allow_host
     if not local and not run_async(_has_token(mill)):
         what = f"{host} can be reached from elsewhere" if not is_loopback(host) else "a proxy lets others in"
         raise UsageError(f"{what}, and there is no token yet", hint="rowmill token create APP NAME --scope read")
@@ -68,8 +78,8 @@ def serve(
     hosts = LOOPBACK | {host.strip("[]").lower()} | (names or set()) if names or is_loopback(host) else None
     made = application(mill, hosts=hosts, may_open=local, inserts=allow_insert or ())
     config = uvicorn.Config(
-        made, host=host.strip("[]"), port=port, proxy_headers=proxy, server_header=False, log_level="warning",
-        timeout_graceful_shutdown=3,
+        Proxies(made, trusted), host=host.strip("[]"), port=port, proxy_headers=False, server_header=False,
+        log_level="warning", timeout_graceful_shutdown=3,
     )  # fmt: skip
     listening = _listen(host.strip("[]"), port)
     shown = f"[{host.strip('[]')}]" if ":" in host.strip("[]") else host

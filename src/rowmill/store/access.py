@@ -203,12 +203,19 @@ class Audit(_Own):
     name = "rowmill_audit"
     _forgot = -_FORGET_EVERY
 
-    async def record(self, entry: Mapping[str, str | None]) -> None:
-        """Add an entry: who, token, address, action, environment, lane, target, outcome, detail."""
+    async def record(self, entry: Mapping[str, str | None]) -> int:
+        """Add an entry: who, token, address, action, environment, lane, target, outcome, detail. Returns its id."""
         names = [name for name in _ENTRY.split(", ") if name not in ("id", "at")]
         marks = self.marks(len(names))
-        text = f"insert into {self.table} (at, {', '.join(names)}) values ({self.now}, {', '.join(marks)})"
+        text = f"insert into {self.table} (at, {', '.join(names)}) values ({self.now}, {', '.join(marks)}) returning id"
         values = tuple(None if (value := entry.get(name)) is None else _clean(value) for name in names)
+        return int((await self.database.write(lambda run: run(text, values)))[0][0])
+
+    async def complete(self, id: int, outcome: str, detail: str | None) -> None:
+        """Add to an entry how its action ended."""
+        marks = self.marks(2)
+        text = f"update {self.table} set outcome = {marks[0]}, detail = {marks[1]} where id = {int(id)}"
+        values = (_clean(outcome), None if detail is None else _clean(detail))
         await self.database.write(lambda run: run(text, values))
 
     async def entries(

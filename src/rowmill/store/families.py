@@ -9,10 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import Busy
-from ..fingerprint import fingerprint, shape
-from .failures import Failures, Family
+from ..fingerprint import READ, fingerprint, shape
+from .failures import MESSAGE, Failures, Family
 from .inspect import LaneView
 from .keys import Key, Marks, parse, written
+from .settled import bounded
 
 #: Dead rows of a lane that are looked at for failures that nobody wrote down, and seconds PostgreSQL may take for them.
 SAMPLE, _SECONDS = 1000, 0.25
@@ -54,7 +55,7 @@ async def errors(views: Sequence[LaneView], *, hours: float = 24.0, buckets: int
         for row_id, said in rows or ():
             place = (view.lane.name, _of(said))
             if place not in known:
-                example = {"row_id": row_id, "message": said, "outcome": "dead"}
+                example = {"row_id": row_id, "message": bounded(said, MESSAGE), "outcome": "dead"}
                 known[place] = Family(
                     environment, *place, shape(said), None, 0, 0, 0, None, None, [0] * buckets, example
                 )  # fmt: skip
@@ -110,11 +111,10 @@ async def _errors_of(
     if column is None or not tests:
         return
     say, keys, last = view.statements, view.statements.names(view.binding.key), None
-    columns = [*view.binding.key, column]
     met = f"({' or '.join(f'({test})' for test in tests)}) and {say.name(column)} is not null"
     while True:
         marks = Marks(view.binding)
-        text = f"select {say.names(columns)} from {say.table} where {met}"
+        text = f"select {keys}, {view.cell(column, READ)} from {say.table} where {met}"
         if last is not None:
             text += f" and ({keys}) > {marks.key(last)}"
         text += f" limit {most}" if most is not None else f" order by {keys} limit {_PAGE}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import DOMAIN
 
 from .. import states as states_words
 from ..clock import Clock
@@ -24,9 +25,11 @@ from .database import Database, Sqlite
 from .fast import lane_kind
 from .fleet import Fleet
 from .keys import Key, Marks, among
+from .nesting import readable, too_deep
 from .postgres import PostgresLane
 from .postgres_statements import PostgresStatements
 from .reflect import table_name
+from .settled import ERROR_LENGTH
 from .sqlite import SqliteLane, SqliteStatements
 from .statements import INCARNATION
 
@@ -38,6 +41,10 @@ SAMPLE, KINDS = 10_000, 5
 #: Roles a row is shown with, beside its key and its state.
 SHOWN = ("worker", "attempts", "failures", "reclaims", "run_after", "claimed_at", "heartbeat_at", "finished_at",
          "updated_at", "progress", "error")  # fmt: skip
+#: Characters of a cell in a list of rows, and on the page of one row: longer ones are cut in the database.
+CELL, PAGE_CELL = ERROR_LENGTH, 100_000
+#: Types whose values cannot be long.
+_SHORT = (sa.Integer, sa.Float, sa.Numeric, sa.Boolean, sa.DateTime, sa.Date, sa.Time, sa.Interval, sa.Uuid, sa.Enum)
 _TIMES = ("run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at", "created_at")
 #: Seconds PostgreSQL may take: for all counts of a lane at once, for each alone after that, for rows.
 _ALL, _EACH, _ROWS = 3.0, 1.5, 5.0
@@ -220,12 +227,12 @@ class LaneView:
     async def rows(self, state: str | None = None, limit: int = 20) -> list[Row]:
         """Rows of a state, or of all the lane's states: ready ones as they will be claimed, others newest first."""
         condition = self.need(state) if state is not None else self.any_state()
-        text = f"{self._select(self._brief())} where {condition}"
+        text = f"{self._select(self._brief(), cut=CELL)} where {condition}"
         try:
             found = await self.ask(f"{text} order by {self.order(state)} limit {limit}")
         except Busy:  # too many to sort: some of them, then
             found = await self.ask(f"{text} limit {limit}")
-        return [self._row(row, self._brief()) for row in found]
+        return [self._row(row, self._brief(), CELL) for row in found]
 
     async def sample(self, columns: Sequence[str]) -> Elsewhere | None:
         """What the table's first rows have in these columns, whatever their state; None where it has no rows."""
@@ -235,23 +242,33 @@ class LaneView:
         found = await self.ask(f"{text} order by n desc, {names} limit {KINDS}")
         if not found:
             return None
-        kinds = [(self._values(row, columns), int(row[-2])) for row in found]
+        kinds = [(self._values(row, columns, None), int(row[-2])) for row in found]
         return Elsewhere(self.environment, self.binding.table.fullname, int(found[0][-1]), kinds)
 
-    async def find(self, keys: Sequence[Key], *, whole: bool = True) -> list[Row]:
-        """The rows with these keys, in whatever state, with all their columns or only those that are shown."""
+    async def find(self, keys: Sequence[Key], *, whole: bool = True, cut: int | None = None) -> list[Row]:
+        """The rows with these keys, in whatever state: with all their columns, those cut to ``cut`` characters where
+        that is given; or only with the columns that a list shows.
+        """
         marks, columns = Marks(self.binding), list(self.binding.columns) if whole else self._brief()
-        text = f"{self._select(columns)} where {among(self.statements.names(self.binding.key), keys, marks)}"
-        return [self._row(row, columns) for row in await self.ask(text, marks)]
+        cut = cut if whole else CELL
+        text = f"{self._select(columns, cut=cut)} where {among(self.statements.names(self.binding.key), keys, marks)}"
+        return [self._row(row, columns, cut) for row in await self.ask(text, marks)]
 
     async def examine(self, key: Key, further: Sequence[str]) -> tuple[Row, Sequence[Any]] | None:
-        """One row, whole, and what further SQL expressions say of it, all at one moment."""
+        """One row with all its columns, cut as in a list, and what further SQL expressions say of it, all at one
+        moment.
+        """
         marks, columns = Marks(self.binding), list(self.binding.columns)
-        text = f"{self._select(columns, further)} where {among(self.statements.names(self.binding.key), [key], marks)}"
+        which = among(self.statements.names(self.binding.key), [key], marks)
+        text = f"{self._select(columns, further, CELL)} where {which}"
         for raw in await self.ask(text, marks):
             split = len(raw) - len(further)
-            return self._row(raw[:split], columns), raw[split:]
+            return self._row(raw[:split], columns, CELL), raw[split:]
         return None
+
+    def owns(self, row: Row) -> bool:
+        """Whether a row belongs to this lane: it is in one of its states, or in its queue of ``rowmill_jobs``."""
+        return row.state is not None or (self.lane.own and row.values.get("queue") == self.lane.name)
 
     def age_of(self, role: str) -> str | None:
         """Seconds since a role's time, as SQL."""
@@ -274,17 +291,42 @@ class LaneView:
     async def select(self, rest: str, marks: Marks, seconds: float, further: Sequence[str] = ()) -> list[Row]:
         """Rows with what they are shown with, and further columns; ``rest``: WHERE and all that follows."""
         columns = list(dict.fromkeys([*self._brief(), *further]))
-        return [self._row(row, columns) for row in await self.ask(f"{self._select(columns)} {rest}", marks, seconds)]
+        found = await self.ask(f"{self._select(columns, cut=CELL)} {rest}", marks, seconds)
+        return [self._row(row, columns, CELL) for row in found]
 
     def _brief(self) -> list[str]:
         roles = (self.binding.roles.get(role) for role in SHOWN)
         return list(dict.fromkeys(c for c in (*self.binding.key, *roles, self.created) if c))
 
-    def _select(self, columns: list[str], further: Sequence[str] = ()) -> str:
+    def _kind(self, column: str) -> Any:
+        """A column's type without what a domain or a decorator adds to it."""
+        kind: Any = self.binding.table.c[column].type
+        while isinstance(kind, (sa.TypeDecorator, DOMAIN)):
+            kind = kind.data_type if isinstance(kind, DOMAIN) else kind.impl_instance
+        return kind
+
+    def cell(self, column: str, cut: int | None) -> str:
+        """A column as SQL, cut to one character more than ``cut``: the last one tells that there was more."""
+        name, kind = self.statements.name(column), self._kind(column)
+        if column in self.binding.key:
+            return name
+        if cut is None:  # the driver fails with JSON that Python cannot read
+            return f"{name}::text" if self.postgres and isinstance(kind, sa.JSON) else name
+        if not self.postgres:  # any column may hold anything
+            return f"case when typeof({name}) in ('text', 'blob') then substr({name}, 1, {cut + 1}) else {name} end"
+        if isinstance(kind, _SHORT):
+            return name
+        if isinstance(kind, sa.LargeBinary):
+            return f"substring({name} from 1 for {cut + 1})"
+        return f"left({f'to_json({name})' if isinstance(kind, sa.ARRAY) else name}::text, {cut + 1})"
+
+    def _select(self, columns: list[str], further: Sequence[str] = (), cut: int | None = None) -> str:
         tests = [(s, self.condition(s)) for s in ("running", "ready", "waiting", "canceled", "dead", "done")]
         state = " ".join(f"when {test} then '{s}'" for s, test in tests if test)
         extra = ", ".join([f"case {state} end", self._silence(), *self._ages().values(), *further])
-        return f"select {self.statements.names(columns)}, {extra} from {self.statements.table}"
+        # With a name of their own: ORDER BY must mean the table's column, also where that is called "left".
+        cells = ", ".join(f"{self.cell(column, cut)} as _cell{n}" for n, column in enumerate(columns))
+        return f"select {cells}, {extra} from {self.statements.table}"
 
     def order(self, state: str | None) -> str:
         """In what order rows of a state are shown: ready ones as they will be claimed."""
@@ -303,29 +345,37 @@ class LaneView:
         first = next((roles[role] for role in times if role in roles), self.created)
         return ", ".join([f"{say.name(first)} desc nulls last", *keys] if first else keys)
 
-    def _row(self, raw: Sequence[Any], columns: list[str]) -> Row:
+    def _row(self, raw: Sequence[Any], columns: list[str], cut: int | None) -> Row:
         state, silent, *ages = raw[len(columns) :]
         key = tuple(raw[columns.index(c)] for c in self.binding.key)
         return Row(
             id=key[0] if len(key) == 1 else key,
             state=state,
-            values=self._values(raw, columns),
+            values=self._values(raw, columns, cut),
             ages={role: _seconds(age) for role, age in zip(self._timed, ages, strict=True)},
             silent_for=_seconds(silent) if state == "running" else None,
         )
 
-    def _values(self, raw: Sequence[Any], columns: Sequence[str]) -> dict[str, Any]:
-        """What stands in these columns, the first of a row, as Python has it."""
+    def _values(self, raw: Sequence[Any], columns: Sequence[str], cut: int | None) -> dict[str, Any]:
+        """What stands in these columns, the first of a row, as Python has it; text where Python cannot read it."""
         sparse: list[Any] = [None] * len(self.binding.columns)
         for value, column in zip(raw, columns, strict=False):
             sparse[self.binding.columns.index(column)] = value
-        return {column: self._value(sparse, column) for column in columns}
+        return {column: self._value(sparse, column, cut) for column in columns}
 
-    def _value(self, row: Sequence[Any], column: str) -> Any:
+    def _value(self, sparse: list[Any], column: str, cut: int | None) -> Any:
+        """One of them. On PostgreSQL JSON comes as text, and in a list also arrays and types that we do not know."""
+        raw, kind = sparse[self.binding.columns.index(column)], self._kind(column)
+        if column not in self.binding.key and isinstance(raw, (str, bytes)):
+            if cut is not None and len(raw) > cut:
+                return (raw[:cut] if isinstance(raw, str) else "\\x" + raw[: cut // 2].hex()) + "…"
+            if self.postgres and not isinstance(kind, (*_SHORT, sa.String, sa.LargeBinary)):
+                return readable(raw) if isinstance(kind, (sa.JSON, sa.ARRAY)) else raw
         try:
-            return self.store.value(row, column)
-        except UnreadableValue:  # then what the database says
-            return str(row[self.binding.columns.index(column)])
+            value = self.store.value(sparse, column)
+        except UnreadableValue:
+            return str(raw)  # what the database says
+        return raw if isinstance(raw, str) and too_deep(value) else value
 
 
 async def view_lane(lane: Lane, environment: str, database: Database, clock: Clock) -> LaneView:

@@ -13,10 +13,12 @@ from ..options import UNFINISHED, Keep
 from .callers import on
 from .database import Database
 from .enqueue import Say
+from .nesting import readable
 from .settled import bounded
 
 OVER = ("done", "dead", "canceled")
-_STATUS = "id, task, state, attempts, run_after, progress, error, result, history"
+_STATUS = ("id", "task", "state", "attempts", "run_after", "progress", "error", "result", "history")
+_JSON = ("progress", "result", "history")
 PRUNE = 1000  # rows in one step
 
 
@@ -41,15 +43,16 @@ class Jobs:
 
     async def status(self, id: int) -> Status | None:
         """One job as it is now."""
-        rows = await self._run(f"select {_STATUS} from {self.table} where id = :id", {"id": id})
+        # JSON as text: what Python cannot read is shown as that.
+        columns = ", ".join(f"cast({c} as text)" if c in _JSON else c for c in _STATUS)
+        rows = await self._run(f"select {columns} from {self.table} where id = :id", {"id": id})
         if not rows:
             return None
         children = await self.children([id])
         task = rows[0]
         return Status(
             id=task[0], task=task[1], state=task[2], attempts=task[3], run_after=moment(task[4]),
-            progress=read(task[5], self.dialect), error=task[6], result=read(task[7], self.dialect),
-            history=read(task[8], self.dialect) or [],
+            progress=_shown(task[5]), error=task[6], result=_shown(task[7]), history=_shown(task[8]) or [],
             children=children.get(id, {}),
         )  # fmt: skip
 
@@ -119,6 +122,10 @@ class Jobs:
       select 1 from {self.table} p where p.id = j.parent_id and p.state in ({listed(UNFINISHED)})))
   limit {PRUNE}{lock}
 ) returning id"""
+
+
+def _shown(text: str | None) -> Any:
+    return None if text is None else readable(text)
 
 
 def read(value: Any, dialect: str) -> Any:

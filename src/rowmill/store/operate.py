@@ -207,8 +207,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
             left = set(chosen.keys[start : start + STEP])
             for _ in range(_TRIES):
                 part = Selection(chosen.states, tuple(left), chosen.worker)
-                done = [step async for step in self._pages(part, written, marks, canceled)]
-                for step in done:
+                async for step in self._pages(part, written, marks, canceled):
                     left -= set(step)
                     yield step
                 # A row in the right state that was not written is locked: by a renewal, or by its own handler.

@@ -6,10 +6,14 @@ everything. As soon as one token was made, or the server is reached from elsewhe
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from weakref import WeakValueDictionary
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
@@ -25,6 +29,8 @@ COOKIE, VISIT = "rowmill_session", "rowmill_visit"
 FIELD, HEADER = "csrf", "x-csrf-token"
 #: Failed logins from one address, within so many seconds, before it has to wait.
 _FAILURES, _WINDOW, _ADDRESSES = 10, 60.0, 10_000
+#: Headers of proxies, beside X-Forwarded-For and its kind.
+_PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
 #: Seconds between two notes that a token was used, and between two looks whether there is one.
 _NOTE_EVERY, _LOOK_EVERY = 60.0, 2.0
 
@@ -63,6 +69,9 @@ class Identity:
         return hmac.new(self.secret.encode(), b"rowmill form", sha256).hexdigest() if self.secret else ""
 
 
+NOBODY = Identity("nobody", "none")
+
+
 def who(request: HTTPConnection) -> Identity:
     """Who sent this request."""
     found: Identity = request.state.who
@@ -95,6 +104,11 @@ class Limiter:
     def __init__(self, failures: int = _FAILURES, window: float = _WINDOW) -> None:
         self._failures, self._window = failures, window
         self._failed: dict[str, list[float]] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def turn(self, address: str) -> asyncio.Lock:
+        """Tries from one address are looked at one after another: else many at once would all be too early to count."""
+        return self._turns.setdefault(address, asyncio.Lock())
 
     def wait(self, address: str) -> float:
         """Seconds until an address may try again; 0: now."""
@@ -147,14 +161,21 @@ class Door:
     async def token(self, request: HTTPConnection, secret: str) -> Token:
         """The token that a secret is; counts those that are none."""
         address = request.client.host if request.client else ""
-        if digest(secret) not in self._known:  # who has shown a good one does not wait for what others tried
-            self.limiter.check(address)
-        token = await self._find(secret)
-        if token is None or token.session_of is not None:
+        async with contextlib.AsyncExitStack() as stack:
+            if digest(secret) not in self._known:
+                await stack.enter_async_context(self.limiter.turn(address))
+            if digest(secret) not in self._known:  # who has shown a good one does not wait for what others tried
+                self.limiter.check(address)
+            token = await self._find(secret)
+            if token is not None and token.session_of is None:
+                return token
             self._known.pop(digest(secret), None)
             self.limiter.failed(address)
-            raise _unauthorized("this token is not valid: unknown, revoked or past its end")
-        return token
+        refused = _unauthorized("this token is not valid: unknown, revoked or past its end")
+        await audit.record(
+            request, "login", target=request.url.path, outcome="refused", detail=str(refused.detail), identity=NOBODY
+        )
+        raise refused
 
     async def _find(self, secret: str) -> Token | None:
         if not await self.closed(at_once=True):
@@ -178,8 +199,12 @@ class Door:
 
     async def _open(self, request: HTTPConnection) -> bool:
         # What a proxy on this machine hands on comes from somewhere else.
-        forwarded = "x-forwarded-for" in request.headers or "forwarded" in request.headers
-        return self.may_open and not forwarded and not await self.closed()
+        return self.may_open and not forwarded(request.headers) and not await self.closed()
+
+
+def forwarded(headers: Iterable[str]) -> bool:
+    """Whether one of these headers is one that proxies add."""
+    return any(name.startswith("x-forwarded-") or name in _PROXY_HEADERS for name in headers)
 
 
 def _identity(token: Token, how: str, secret: str) -> Identity:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -36,6 +37,17 @@ _PATIENCE = 20.0
 _LONGEST_TARGET = 2000
 
 
+@dataclass
+class Progress:
+    """Rows that an action has written so far."""
+
+    rows: int = 0
+
+    def __str__(self) -> str:
+        """For the audit log, behind what ended the action."""
+        return f"; at least {self.rows:,} rows were written before" if self.rows else ""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where something is done: an environment, or one lane in it."""
@@ -44,6 +56,7 @@ class Place:
     environment: str
     lane: str | None
     inserts: frozenset[str] = frozenset()
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def mill(self) -> Mill:
@@ -91,22 +104,27 @@ def place(request: Request, environment: str, lane: str | None = None) -> Place:
 
 
 async def perform(request: Request, action: str, environment: str, lane: str | None, given: Given) -> dict[str, Any]:
-    """Do something if whoever asks may, and write down what became of it."""
+    """Do something if the sender may. The audit log has it before it is done, and how it ended after."""
     scope, work = ACTIONS[action]
-    told: dict[str, Any] = {"environment": environment, "lane": lane, "target": _target(given)}
+    here = place(request, environment, lane)
+    entry = audit.Entry(request, action, environment=environment, lane=lane, target=_target(given))
     try:
         require(request, scope, lane)
-        found = await work(place(request, environment, lane), given)
+        await entry.write("started")
+        found = await work(here, given)
     except Exception as error:
         problem = of(error)
         if who(request).how != "none":
             outcome = "refused" if problem.status_code < 500 else "failed"
-            await audit.record(request, action, **told, outcome=outcome, detail=str(problem.detail))
+            await entry.write(outcome, f"{problem.detail}{here.progress}")
             problem.audited = True
         raise problem from error
+    except BaseException:  # cut off by the time limit or by the server's shutdown
+        await asyncio.shield(entry.write("failed", f"cut off{here.progress}"))
+        raise
     nothing = found.get("count") == 0 or ("resumed" in found and found["resumed"] is None)
     detail = f"{found['count']} rows" if "count" in found else None
-    await audit.record(request, action, **told, outcome="nothing" if nothing else "done", detail=detail)
+    await entry.write("nothing" if nothing else "done", detail)
     return found
 
 
@@ -140,6 +158,7 @@ async def _write(
     async with contextlib.aclosing(work(Operator(view), chosen)) as steps:  # type: ignore[type-var]
         async for step in steps:
             keys += step
+            here.progress.rows += len(step)
             if chosen.keys is None and time.monotonic() - began > _PATIENCE:
                 more = True
                 break

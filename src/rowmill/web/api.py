@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError, did_you_mean
+from ..store.nesting import DEPTH, too_deep
 from . import audit
 from .access import require
 from .calls import Call
@@ -137,7 +138,7 @@ def _unkept(value: Any) -> str | None:
         return "text with a NUL or a half of a letter" if broken else None
     if isinstance(value, float):
         return None if math.isfinite(value) else "a number that is too large"
-    parts: Iterable[Any] = ()
+    parts: Iterable[Any] = ()  # no deeper than _body lets through
     if isinstance(value, dict):
         parts = (*value.keys(), *value.values())
     elif isinstance(value, list):
@@ -150,9 +151,15 @@ async def _body(request: Request) -> Any:
     if kind != "application/json":
         raise Problem(415, "the body of a request is application/json", hint="Content-Type: application/json")
     try:
-        return json.loads(await request.body(), parse_constant=_no_such_number)
-    except (ValueError, RecursionError) as error:
+        body = json.loads(await request.body(), parse_constant=_no_such_number)
+        deep = too_deep(body)
+    except RecursionError:
+        deep = True
+    except ValueError as error:
         raise Problem(400, f"the body is not JSON: {error}") from None
+    if deep:
+        raise Problem(400, f"the body is nested more than {DEPTH} levels deep", hint="send the inner part as text")
+    return body
 
 
 def _no_such_number(word: str) -> Any:

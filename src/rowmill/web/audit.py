@@ -1,4 +1,4 @@
-"""What was done through the dashboard and the API, written down: who, what, when, how it ended."""
+"""The audit log of the dashboard and the API: who did what, when, and how it ended."""
 
 from __future__ import annotations
 
@@ -14,41 +14,58 @@ from ..store.access import Audit
 log = logging.getLogger("rowmill.audit")
 
 
-async def record(
-    request: HTTPConnection,
-    action: str,
-    *,
-    environment: str | None = None,
-    lane: str | None = None,
-    target: str | None = None,
-    outcome: str = "done",
-    detail: str | None = None,
-    identity: Any = None,
-) -> None:
-    """Write an action down, in the log and in ``rowmill_audit``. ``outcome``: done, nothing, refused or failed.
+class Entry:
+    """One action in the audit log. ``write`` adds it to the log and to ``rowmill_audit``; a second call of ``write``
+    completes the row that the first one added.
 
-    What was done stands, also where it cannot be written down: then the log alone has it, and says so.
+    An action is done also where ``rowmill_audit`` cannot be written: then only the log has it.
     """
-    identity = identity or request.state.who
-    token = identity.token
-    entry: dict[str, str | None] = {
-        "who": identity.name,
-        "token": (token.session_of or token.id) if token is not None else None,
-        "address": request.client.host if request.client else None,
-        "action": action,
-        "environment": environment,
-        "lane": lane,
-        "target": target,
-        "outcome": outcome,
-        "detail": detail,
-    }
-    log.info("%s", {name: value for name, value in entry.items() if value is not None})
-    audit: Audit = request.app.state.audit
-    try:
-        await audit.ensure()
-        await audit.record(entry)
-    except RowmillError as error:
-        log.error("not written to rowmill_audit: %s", error.message)
-        return
-    with contextlib.suppress(RowmillError):  # a role that may not delete keeps them all
-        await audit.forget_in_time()
+
+    def __init__(
+        self,
+        request: HTTPConnection,
+        action: str,
+        *,
+        environment: str | None = None,
+        lane: str | None = None,
+        target: str | None = None,
+        identity: Any = None,
+    ) -> None:
+        identity = identity or request.state.who
+        token = identity.token
+        self._audit: Audit = request.app.state.audit
+        self._id: int | None = None
+        self._told: dict[str, str | None] = {
+            "who": identity.name,
+            "token": (token.session_of or token.id) if token is not None else None,
+            "address": request.client.host if request.client else None,
+            "action": action,
+            "environment": environment,
+            "lane": lane,
+            "target": target,
+        }
+
+    async def write(self, outcome: str, detail: str | None = None) -> None:
+        """``outcome``: started, done, nothing, refused or failed."""
+        entry = {**self._told, "outcome": outcome, "detail": detail}
+        # One line in the log for each action: how it ended.
+        level = logging.DEBUG if outcome == "started" else logging.INFO
+        log.log(level, "%s", {name: value for name, value in entry.items() if value is not None})
+        try:
+            if self._id is not None:
+                await self._audit.complete(self._id, outcome, detail)
+                return
+            await self._audit.ensure()
+            self._id = await self._audit.record(entry)
+        except RowmillError as error:
+            log.error("not written to rowmill_audit: %s", error.message)
+            return
+        with contextlib.suppress(RowmillError):  # a role that may not delete keeps them all
+            await self._audit.forget_in_time()
+
+
+async def record(
+    request: HTTPConnection, action: str, *, outcome: str = "done", detail: str | None = None, **told: Any
+) -> None:
+    """Write an action that has ended to the audit log."""
+    await Entry(request, action, **told).write(outcome, detail)

@@ -80,12 +80,12 @@ async def rows(call: Call) -> Any:
 
 async def row(call: Call) -> Any:
     """One row."""
-    return await looks.row(call.here, call.path["id"])
+    return await looks.row(call.here, call.who.sees, call.path["id"])
 
 
 async def why(call: Call) -> Any:
     """Why it is not running."""
-    return await looks.why(call.here, call.path["id"])
+    return await looks.why(call.here, call.who.sees, call.path["id"])
 
 
 async def edit(call: Call) -> Any:

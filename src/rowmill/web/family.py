@@ -75,8 +75,7 @@ async def _act(here: Place, given: Given, verb: str) -> dict[str, Any]:
     view, began, count, more = await here.view(), time.monotonic(), 0, False
     operator, reason = Operator(view), str(given.get("reason") or "buried by an operator")
     async for keys in members(view, str(given["error"]), FROM[verb]):
-        written = await _step(operator, keys, verb, reason)
-        count += written
+        count += await _step(here, operator, keys, verb, reason)
         if time.monotonic() - began > _PATIENCE:
             more = True
             break
@@ -86,13 +85,14 @@ async def _act(here: Place, given: Given, verb: str) -> dict[str, Any]:
     return {**where, "action": f"{verb}_family", "count": count, "more": more}
 
 
-async def _step(operator: Operator, keys: list[Key], verb: str, reason: str) -> int:
+async def _step(here: Place, operator: Operator, keys: list[Key], verb: str, reason: str) -> int:
     chosen = replace(Selection(FROM[verb]), keys=tuple(keys))
     work = operator.retry(chosen) if verb == "retry" else operator.cancel(chosen, reason)
     count = 0
     async with contextlib.aclosing(work) as steps:  # type: ignore[type-var]
         async for step in steps:
             count += len(step)
+            here.progress.rows += len(step)
     return count
 
 

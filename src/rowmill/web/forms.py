@@ -158,6 +158,9 @@ async def _ask(
 def _path(form: FormData) -> str:
     """Where a form came from, as an address of this server's own."""
     given = str(form.get("back", "/"))
-    parts = urlsplit(given)
+    try:
+        parts = urlsplit(given)
+    except ValueError:  # //[bad
+        return "/"
     local = given.startswith("/") and not given.startswith(("//", "/\\")) and not parts.netloc and not parts.scheme
     return given if local and given.isprintable() else "/"

@@ -58,6 +58,9 @@ class Guard:
                 door: Door = scope["app"].state.door
                 identity = await door.identify(request, visit if new else request.cookies[VISIT])
                 scope.setdefault("state", {})["who"] = identity
+                if identity.how == "open" and _cross_site(request):
+                    hint = "open the address yourself, or ask for tokens: rowmill token create APP NAME"
+                    raise Problem(403, "a page of another site asked for this, and no token is needed here", hint=hint)
                 if scope["method"] not in _SAFE and identity.how != "token":
                     receive = await _meant(scope, receive, identity)
         except Exception as error:
@@ -91,12 +94,23 @@ class Guard:
         return Problem(413, f"a request may have {self.limit:,} bytes", headers={"Connection": "close"})
 
 
+def _cross_site(request: HTTPConnection) -> bool:
+    """Whether a browser says that a page of another site sent this. Another port is another site."""
+    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return True
+    origin = request.headers.get("origin")
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower()
+    except ValueError:  # http://[bad
+        return True
+
+
 async def _meant(scope: Scope, receive: Receive, identity: Identity) -> Receive:
     """Refuse what another site's page had a browser send: a cookie, or a loopback address, says nothing of intent."""
     request = HTTPConnection(scope)
-    origin = request.headers.get("origin")
-    foreign = origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower()
-    if foreign or request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+    if _cross_site(request):
         raise Problem(403, "sent by a page of another site")
     if scope["path"].startswith("/api/"):
         # Without a session: the API takes JSON alone, which no form can send, and no other site's script unasked.

@@ -14,7 +14,7 @@ from ..store import Database, values
 from ..store.access import Audit
 from ..store.gate_view import KeyView, has_table, lane_gates
 from ..store.gating import Dimension
-from ..store.inspect import Counts, LaneView, Row
+from ..store.inspect import CELL, Counts, LaneView, Row
 from ..store.keys import parse, written
 from ..store.pages import Filter, Wanted, page
 from ..store.pauses import Pause
@@ -158,18 +158,26 @@ async def rows(here: Place, query: dict[str, Any]) -> dict[str, Any]:
     return {"rows": listed, "next": after, "looked_at": found.looked_at}
 
 
-async def row(here: Place, key: str) -> dict[str, Any]:
+async def visible_row(view: LaneView, sees: Sees, key: str, cut: int | None = None) -> Row:
+    """The row with this key; a problem where there is none. A token for some lanes sees only rows of those lanes, also
+    where other lanes share the table.
+    """
+    found = await view.find([parse(view.binding, key)], cut=cut)
+    if not found or not (sees("") or view.owns(found[0])):
+        raise Problem(404, f"no row of lane {view.lane.name!r} in {view.environment!r} has the id {key!r}")
+    return found[0]
+
+
+async def row(here: Place, sees: Sees, key: str) -> dict[str, Any]:
     """One row, whole."""
     view = await here.view()
-    found = await view.find([parse(view.binding, key)])
-    if not found:
-        raise Problem(404, f"no row has the id {key!r}")
-    return _row(view, found[0], whole=True)
+    return _row(view, await visible_row(view, sees, key), whole=True)
 
 
-async def why(here: Place, key: str) -> dict[str, Any]:
+async def why(here: Place, sees: Sees, key: str) -> dict[str, Any]:
     """Why a row is not running."""
     view, lookout = await here.view(), here.lookout
+    await visible_row(view, sees, key, CELL)
     databases = dict(lookout.databases)
 
     async def other(name: str, lane: Lane) -> LaneView:
@@ -177,9 +185,7 @@ async def why(here: Place, key: str) -> dict[str, Any]:
 
     names = list(databases)
     above = {name: databases[name] for name in names[: names.index(here.environment) + 1]}
-    answer = await inquiry.why_in(here.mill, view, key, above, other)
-    if answer.state == "none":
-        raise Problem(404, f"no row has the id {key!r}")
+    answer = await inquiry.why_in(here.mill, view, key, above, other, sees)
     return values.why_value(answer, here.environment, view.lane.name, key)
 
 

@@ -106,9 +106,7 @@ class Pages:
         common, key = self._common(request, "row"), request.query_params.get("id", "")
 
         async def gather() -> dict[str, Any]:
-            found = await rowview.row(sight, environment, name, key)
-            if found is None:
-                raise Problem(404, f"no row of lane {name!r} in {environment!r} has the id {key}")
+            found = await rowview.row(sight, identity.sees, environment, name, key)
             return {**common, "row": found, "operate": identity.may("operate", name)}
 
         return await respond(request, self.templates, "row.html", gather)

@@ -8,26 +8,24 @@ from .. import inquiry
 from ..lane import Lane
 from ..store import values
 from ..store.failures import Failures
-from ..store.inspect import LaneView, Row
+from ..store.inspect import PAGE_CELL, LaneView, Row
 from ..store.jobs import Jobs
-from ..store.keys import parse, written
-from .views import Sight
+from ..store.keys import written
+from .looks import visible_row
+from .views import Sees, Sight
 
 
-async def row(sight: Sight, environment: str, lane: str, key: str) -> dict[str, Any] | None:
-    """One row: all its columns, what happened to it, and why it is not running. None: there is no such row."""
+async def row(sight: Sight, sees: Sees, environment: str, lane: str, key: str) -> dict[str, Any]:
+    """One row: all its columns, what happened to it, and why it is not running."""
     view = await sight.view(environment, lane)
-    found = await view.find([parse(view.binding, key)])
-    if not found:
-        return None
-    one = found[0]
+    one = await visible_row(view, sees, key, PAGE_CELL)
 
     async def other(name: str, beside: Lane) -> LaneView:
         return await sight.view(name, beside.name)
 
     names = list(sight.databases)
     above = {name: sight.databases[name] for name in names[: names.index(environment) + 1]}
-    answer = await inquiry.why_in(sight.mill, view, key, above, other)
+    answer = await inquiry.why_in(sight.mill, view, key, above, other, sees)
     by_column: dict[str, list[str]] = {}
     for role, column in view.binding.roles.items():
         by_column.setdefault(column, []).append(role)

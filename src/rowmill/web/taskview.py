@@ -48,9 +48,7 @@ async def _environment(sight: Sight, name: str, sees: Sees) -> dict[str, Any]:
         found["ticks"] = {row[0]: moment(row[1]).isoformat() for row in rows}
     if own.has(schema.JOBS):
         jobs = Jobs(database, sight.mill.clock)
-        text = (
-            f"select id, task, queue, error from {jobs.table} where state = 'joining' order by id desc limit {_JOINING}"
-        )
+        text = f"select id, task, queue from {jobs.table} where state = 'joining' order by id desc limit {_JOINING}"
         rows = [row for row in await database.read(lambda run: run(text, ())) if sees(row[2])]
         children = await jobs.children([row[0] for row in rows]) if rows else {}
         found["joining"] = [

@@ -244,11 +244,12 @@ async def workers(sight: Sight, *, everyone: bool = False, sees: Sees = lambda l
 
 
 async def health(sight: Sight, sees: Sees = lambda lane: True) -> dict[str, Any]:
-    """What slows the queues down, and what to do; the worst first."""
+    """What slows the queues down, and what to do; the worst first. Only lanes that ``sees`` allows are examined."""
+    lanes = [lane for lane in sight.lookout.lanes if sees(lane.name)]
 
     async def ask(name: str, database: Database) -> dict[str, Any]:
         views, errors = [], []
-        for one in sight.lookout.lanes:
+        for one in lanes:
             if one.serves(name):
                 try:
                     views.append(await sight.view(name, one.name))
@@ -263,13 +264,4 @@ async def health(sight: Sight, sees: Sees = lambda lane: True) -> dict[str, Any]
     async def everywhere() -> dict[str, Any]:
         return {"environments": await asyncio.gather(*(ask(*place) for place in sight.databases.items()))}
 
-    found = await sight.once("health", everywhere, 5.0)
-
-    def shown(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [part for part in listed if part["lane"] is None or sees(part["lane"])]
-
-    return {
-        "environments": [
-            {**one, "findings": shown(one["findings"]), "errors": shown(one["errors"])} for one in found["environments"]
-        ]
-    }
+    return await sight.once(("health", frozenset(lane.name for lane in lanes)), everywhere, 5.0)

@@ -64,7 +64,7 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path, dialect: str) -> Db:
         return Db(f"sqlite:///{tmp_path / 'jobs.db'}")
     server = request.getfixturevalue("server")
     if id(server) not in _shared:
-        _shared[id(server)] = server.create_database("shared")
+        _shared[id(server)] = server.create_database("test_shared")
     db = Db(_shared[id(server)])
     kept = "('information_schema', 'public') and nspname not like 'pg\\_%'"
     for row in db.query(f"select nspname from pg_namespace where nspname not in {kept}"):

@@ -344,7 +344,7 @@ async def test_a_database_that_cannot_be_reached_is_told_without_its_password(ur
 
 async def test_a_database_of_another_name_is_told_by_the_server(pg: Db) -> None:
     """Issue: an unreachable database: the server is there, the database is not."""
-    url = pg.url.replace("/shared?", "/nowhere?")
+    url = pg.url.replace("/test_shared?", "/nowhere?")
     async with Kit(_declared(Mill(url))) as kit:
         with pytest.raises(Unreachable, match='database "nowhere" does not exist'):
             await kit.store()

@@ -33,7 +33,7 @@ async def handle(job: Any) -> None:
 @pytest.fixture(scope="module")
 def big(server: Server) -> Iterator[Db]:
     """Two tables of 200,000 rows, nearly all of them finished: text states and bigint keys, an enum and uuids."""
-    db = Db(server.create_database("plans"))
+    db = Db(server.create_database("test_plans"))
     db.execute(
         f"""
         create table jobs (
@@ -61,7 +61,7 @@ def big(server: Server) -> Iterator[Db]:
         """
     )
     yield db
-    server.drop("plans")
+    server.drop("test_plans")
 
 
 def lanes(db: Db) -> Mill:

@@ -68,7 +68,9 @@ def test_the_later_snippets_work(folder: Path) -> None:
 import asyncio, sqlite3
 import later
 sqlite3.connect("links.db").execute("create table checks (link_id integer)").connection.close()
+before = list(sqlite3.connect("links.db").iterdump())
 asyncio.run(later.test_a_link_is_given_up_after_three_failures())
+assert list(sqlite3.connect("links.db").iterdump()) == before, "the test has touched the application's own rows"
 asyncio.run(later.mill.worker(lanes=["check"], drain=True).run())
 db = sqlite3.connect("links.db")
 print(db.execute("select count(*), count(distinct link_id) from checks").fetchone())

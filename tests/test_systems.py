@@ -146,10 +146,10 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield db
         return
     server = request.getfixturevalue("server")
-    db = Db(server.create_database("systems"))
+    db = Db(server.create_database("test_systems"))
     systems.create(db)
     yield db
-    server.drop("systems")
+    server.drop("test_systems")
 
 
 @pytest.fixture

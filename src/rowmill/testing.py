@@ -1,6 +1,7 @@
-"""The test kit: step one claim, drain a lane in-process, move the database's time. On the real database.
+"""The test kit: step one claim, drain a lane in-process, move the database's time. On a real database, made for tests.
 
-async with Kit(mill) as kit:
+async with Kit(mill, copy=True) as kit:
+    await kit.execute("insert into links (url) values ('https://example.org')")
     stepped = await kit.step("enrich")
     assert stepped.outcome == "retry"
     kit.advance(timedelta(minutes=5))
@@ -11,12 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import sqlalchemy as sa
 
 from .claim import Claim, Report, Settlement, Swept
 from .engine.execute import Execution, decide, unhooked
@@ -28,12 +35,16 @@ from .engine.tally import Tally
 from .engine.tasks import TaskExecution
 from .errors import RowmillError, Unreadable
 from .mill import Mill
-from .store import Database, LaneStore, flows, open_lane
+from .store import Database, LaneStore, bind, flows, open_lane, store_for
 from .store.callers import caller, drive, on
 from .store.enqueue import Say
 from .store.enqueued import Enqueued as Enqueued
 from .store.enqueued import enqueued as select_enqueued
 from .store.fleet import Fleet
+from .store.reflect import table_name
+from .store.schema_copy import copied
+from .store.translate import translated
+from .store.urls import redact, sqlite_path
 from .task import Task
 
 
@@ -53,14 +64,30 @@ class Stepped:
 
 
 class Kit:
-    """Steps a Mill's lanes without worker processes, on the real database, with time you can move."""
+    """Steps a Mill's lanes without worker processes, on a real database, with time you can move.
+
+    A test must not work off production's rows, so the Mill's own databases are refused unless they are recognisable as
+    a test's (``is_test_database``).
+    """
 
     def __init__(
-        self, mill: Mill, *, worker_id: str = "test-worker", environments: str | Mapping[str, str] | None = None
+        self,
+        mill: Mill,
+        *,
+        worker_id: str = "test-worker",
+        environments: str | Mapping[str, str] | None = None,
+        copy: bool = False,
+        real: bool = False,
     ) -> None:
-        """``environments``: where the Mill is while the kit is open, instead of where it was declared to be."""
+        """``copy``: work on an empty copy of the Mill's tables, removed afterwards. ``environments``: work on these
+        databases, whatever they are called. ``real``: work on the rows of the Mill's own databases.
+        """
+        if copy + real + (environments is not None) > 1:
+            raise RowmillError("a Kit takes one of copy=True, real=True and environments=", hint="leave out the others")
         self.mill, self.worker_id = mill, worker_id
         self._moved, self._shift = environments, mill.clock.shift
+        self._copy, self._real = copy, real
+        self._copies = AsyncExitStack()
         self._incarnation = os.urandom(4).hex()
         self._databases: dict[str, Database] = {}
         self._stores: dict[tuple[str, str], LaneStore] = {}
@@ -70,12 +97,35 @@ class Kit:
         self._claimed: set[tuple[Any, Any]] = set()
 
     async def __aenter__(self) -> Kit:
+        if self._copy:
+            self._moved = await self._copied()
         if self._moved is not None:
             self._moved = await self._move(self._moved)
             if self.mill.tasks:
                 await self.mill.prepare()
         self._databases = dict(self.mill.databases())
         return self
+
+    async def _copied(self) -> dict[str, str]:
+        """Where the copies are, by environment. Tables and indexes are copied; rows, foreign keys and triggers not."""
+        urls = {}
+        async with AsyncExitStack() as stack:
+            for name, database in self.mill.databases():
+                stack.push_async_callback(database.close)
+                database.needs_sessions("a copy of the tables needs sessions of its own")
+                tables, texts = [], []
+                for lane in self.mill.select(None):
+                    if lane.serves(name) and not lane.own:
+                        store = store_for(await bind(lane, name, database), database, self.mill.clock, "", "")
+                        tables.append(table_name(lane.table, database.dialect.name))
+                        texts += [repr(lane.gates), store.statements.ready()]
+                try:
+                    urls[name] = await stack.enter_async_context(copied(database, tables, texts, None))
+                except RowmillError as error:
+                    error.hint = "Kit(mill, environments=url) with the URL of a test database"
+                    raise
+            self._copies = stack.pop_all()
+        return urls
 
     async def _move(self, environments: Any) -> Any:
         """Put the Mill elsewhere; where it was."""
@@ -93,6 +143,31 @@ class Kit:
         if self._moved is not None:
             await self._move(self._moved or None)
             self.mill.clock.shift = self._shift
+        await self._copies.aclose()
+
+    async def _allowed(self, *environments: str) -> None:
+        """Refuse the Mill's own databases, all or these, unless they are a test's. Before anything is written there."""
+        for name in environments or self._databases:
+            database = self._databases[name]
+            if self._moved is not None or self._real or is_test_database(database.url):
+                continue
+            database.must_exist()
+            await database.reach()
+            raise RowmillError(
+                f"a Kit would work on the rows of {redact(database.url)}, which is not recognisable as a test's",
+                hint="Kit(mill, copy=True) works on an empty copy of its tables, Kit(mill, environments=url) on another"
+                " database, Kit(mill, real=True) on the rows of this one",
+            )
+
+    async def execute(self, sql: str, environment: str | None = None, **values: Any) -> Sequence[sa.Row[Any]]:
+        """Run a statement of the test's own, with ``:names`` for values; its rows, if it returns any."""
+        environment = environment or next(iter(self._databases))
+        await self._allowed(environment)
+        database = self._databases[environment]
+        async with database.begin() as connection:
+            with translated(database):
+                result = await connection.execute(sa.text(sql), values)
+                return result.fetchall() if result.returns_rows else []
 
     def advance(self, by: timedelta) -> None:
         """Move the time that every further statement of this Mill sees."""
@@ -104,6 +179,7 @@ class Kit:
         environment = environment or next(iter(self._databases))
         if (name, environment) not in self._stores:
             (chosen,) = self.mill.select([name])
+            await self._allowed(environment)
             database = self._databases[environment]
             store = await open_lane(chosen, environment, database, self.mill.clock, self.worker_id, self._incarnation)
             if store.needs_fleet:
@@ -182,7 +258,9 @@ class Kit:
 
     async def tick(self, environment: str | None = None) -> None:
         """Enqueue the crons that are due."""
-        database = self._databases[environment or next(iter(self._databases))]
+        environment = environment or next(iter(self._databases))
+        await self._allowed(environment)
+        database = self._databases[environment]
         scheduler = Scheduler(database, self.mill.clock, self.mill.events, list(self.mill.tasks.values()))
         await scheduler.tick()
 
@@ -192,8 +270,35 @@ class Kit:
 
     async def drain(self, *lanes: str) -> Tally:
         """Work in this process until nothing is ready or running."""
+        await self._allowed()
         worker = self.mill.worker(lanes=lanes or None, worker_id=f"{self.worker_id}-{self._incarnation}", drain=True)
         return await worker.run()
+
+
+#: Parts of a name that say that a database is a test's: app_test, test-12, MyTests, scratch; not latest, contest.
+_TEST = re.compile(r"(?:^|[\W_]|\d)(?:tests?|testing|testdb|scratch)(?:$|[\W_]|\d)")
+
+
+def is_test_database(url: str) -> bool:
+    """Whether a database is recognisable as a test's.
+
+    By its name: ``test``, ``tests``, ``testing``, ``testdb`` or ``scratch`` is a part of it (on SQLite also of its
+    folder's). By its place: a file, or the socket of a PostgreSQL server, inside the system's temporary folder.
+    """
+    if url.startswith("sqlite"):
+        path = os.path.abspath(sqlite_path(url))
+        names, place = [os.path.basename(path), os.path.basename(os.path.dirname(path))], path
+    else:
+        parts = urlsplit(url)
+        hosts = [*parse_qs(parts.query).get("host", []), unquote(parts.hostname or "")]
+        names, place = [unquote(parts.path)], next((host for host in hosts if host.startswith("/")), "")
+    words = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in names]
+    return any(map(_TEST.search, words)) or _is_temporary(place)
+
+
+def _is_temporary(place: str) -> bool:
+    folders = [os.path.realpath(folder) for folder in (tempfile.gettempdir(), "/tmp", "/dev/shm")]
+    return any(os.path.realpath(place).startswith(folder + os.sep) for folder in folders)
 
 
 def enqueued(

@@ -347,6 +347,8 @@ class Finish:
 
 async def _patiently(store: LaneStore, settlement: Settlement, tries: int = 60) -> bool:
     for attempt in range(tries):
+        if settlement.claim.lost:
+            return False
         try:
             return await store.landed(settlement)
         except Unreachable:

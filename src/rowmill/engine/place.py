@@ -109,14 +109,30 @@ class Place:
         while True:
             await asyncio.sleep(jittered(pause))
             try:
-                await self.database.read(lambda run: run("select 1", ()))
+                await self.database.reach()
             except DatabaseError:
                 pause = min(pause * 2, _RETRY[1])
                 continue
+            if self.database.replaced:
+                await self._abandon(crew)
             self.retry_at = time.monotonic()
             crew.events.emit("environment_back", environment=self.name)
             crew.ring()
             return
+
+    async def _abandon(self, crew: Crew) -> None:
+        """Another file stands where the environment was: the claims held are lost, and it is opened like a new one."""
+        await self._stop()
+        await asyncio.gather(*(held.settling for held in self.held if held.settling is not None))
+        for held in self.held:
+            for settlement in held.outcomes:
+                crew.tally.lost(held, settlement.claim)
+            held.outcomes = []
+            held.ending.clear()
+            for claim in held.all():
+                crew.lost(held, claim)
+        self.held, self.opened, self._due = [], False, []
+        self.follow = self._failures_log = self._minutes = self._renewer = self._fleet = None
 
     def served(self) -> None:
         """It answered."""
@@ -160,6 +176,7 @@ class Place:
     async def open(self, crew: Crew) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
         me = crew.snapshot()
+        await self.database.pin()
         if not all(lane.own for lane in self.lanes):
             self.database.must_exist()
         own = await ensure_own(self.database) if crew.registers else None
@@ -251,11 +268,11 @@ class Place:
         await fleet.forget()
         return fleet
 
-    async def close(self, last: WorkerState) -> None:
-        """Stop what runs beside the work, sign off, and close the connections."""
+    async def _stop(self) -> None:
+        """Stop what runs beside the work."""
         if self.follow is not None:
             await self.follow.close()
-        tasks = [*self._tasks, *([self._returning] if self._returning else [])]
+        tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -263,6 +280,13 @@ class Place:
             await self._failures_log.close()
         if self._renewer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._renewer.stop)
+
+    async def close(self, last: WorkerState) -> None:
+        """Stop what runs beside the work, sign off, and close the connections."""
+        if self._returning is not None:
+            self._returning.cancel()
+            await asyncio.gather(self._returning, return_exceptions=True)
+        await self._stop()
         if self._minutes is not None:
             await self._minutes.last()
         if self._fleet is not None:

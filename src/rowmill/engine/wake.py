@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 
+from ..errors import Unreachable
 from ..store import Database
 from ..store.database import Postgres, Sqlite
 from ..store.enqueue import CHANNEL
@@ -76,20 +77,22 @@ async def _listen_postgres(database: Postgres, ring: Ring, channel: str, awaited
 
 
 async def _watch_sqlite(database: Sqlite, ring: Ring) -> None:
-    """``data_version`` moves with every commit of another connection. Reading it costs microseconds and no lock."""
+    """``data_version`` moves with every commit of another connection. Reading it costs microseconds and no lock.
+    The file's identity tells that it was deleted or replaced: the worker's next statement then finds that out.
+    """
     connection: sqlite3.Connection | None = None
     last: Any = None
     try:
         while True:
             try:
                 if connection is None:
-                    connection = sqlite3.connect(database.path, isolation_level=None, timeout=0)
+                    connection = database.file.open_to_read(timeout=0)
                 # fetchall, not fetchone: with a cursor left open the value stands still.
-                now = connection.execute("pragma data_version").fetchall()[0][0]
+                now = connection.execute("pragma data_version").fetchall(), database.file.identity()
                 if now != last:
                     last = now
                     ring()
-            except sqlite3.Error:
+            except (sqlite3.Error, Unreachable):
                 await asyncio.sleep(1.0)
             await asyncio.sleep(_WATCH_EVERY)
     finally:

@@ -13,8 +13,8 @@ from ..lane import Lane
 from ..mill import Mill
 from ..store import Binding, Database, bind, store_for
 from ..store.reflect import add_constraints, table_name
+from ..store.schema_copy import copied
 from .chaos import Chaos, Survived
-from .copy import copied
 from .interleave import Interleaver, Tried
 from .made import Made, Parent
 

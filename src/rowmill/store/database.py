@@ -22,10 +22,10 @@ from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import DeclarationError, Unreadable
+from ..errors import DeclarationError, Unreachable, Unreadable
 from .direct import ISOLATION, Direct
 from .handlers import POOL, Handlers, Lite
-from .line import LOCK_WAIT, Line
+from .line import File, Identity, Line
 from .translate import translated
 from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
 
@@ -101,7 +101,22 @@ class Database:
         raise NotImplementedError
 
     def must_exist(self) -> None:
-        """Raises DeclarationError where there is no database, and opening it would make an empty one."""
+        """Raises DeclarationError where there is no SQLite file."""
+
+    async def create(self) -> None:
+        """Create the SQLite file, unless there is one."""
+
+    async def pin(self) -> None:
+        """Once the SQLite file was deleted or replaced, refuse everything: until the next call of this."""
+
+    @property
+    def replaced(self) -> bool:
+        """The SQLite file was deleted or replaced since ``pin``."""
+        return False
+
+    async def reach(self) -> None:
+        """Raises Unreachable while nothing answers at this address."""
+        await self.read(lambda run: run("select 1", ()))
 
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
         """Run something that needs a SQLAlchemy connection, such as reflection."""
@@ -240,9 +255,12 @@ class Sqlite(Database):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.dialect = SqliteDialect()
-        self.path = sqlite_path(url)
-        self._writer, self._reader = Line(self.path, "write"), Line(self.path, "read")
+        self.file = File(sqlite_path(url))
+        self.path = self.file.path
+        self._writer = Line(self.file, "write", self.file.open_to_write)
+        self._reader = Line(self.file, "read", self.file.open_to_read)
         self._handlers: Handlers | None = None
+        self._handlers_file: Identity | None = None
 
     async def read(self, verb: Callable[[Run], T]) -> T:
         return await self._read(lambda: verb(self._reader.run))
@@ -284,27 +302,77 @@ class Sqlite(Database):
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            url = sa.URL.create("sqlite+aiosqlite", database=self.path)
-            engine = create_async_engine(url, connect_args={"timeout": LOCK_WAIT, "async_creator_fn": Lite}, **POOL)
-            event.listen(engine.sync_engine, "connect", _no_implicit_begin)
-            # A transaction that reads first and then writes fails at once when another wrote in between.
-            event.listen(engine.sync_engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE") and None)
-            self._handlers = Handlers(self, engine)
-        async with self._handlers.begin() as connection:
+            self._handlers, self._handlers_file = Handlers(self, self._make()), self.file.identity()
+        handlers = self._handlers
+        await self._check(handlers)
+        async with handlers.begin() as connection:
             yield connection
+        await self._check(handlers)  # else it may have been written to a file that nobody will ever read
+
+    async def _check(self, handlers: Handlers) -> None:
+        """Raise Unreachable if the file of these connections was deleted or replaced."""
+        if handlers is not self._handlers:
+            raise Unreachable(f"the file {self.path} was replaced while it was in use")
+        try:
+            self.file.check(self._handlers_file)
+        except Unreachable:
+            await self._drop_handlers()
+            raise
+
+    async def _drop_handlers(self) -> None:
+        handlers, self._handlers, self._handlers_file = self._handlers, None, None
+        if handlers is not None:
+            await handlers.close()
+
+    async def _drop(self) -> None:
+        """Close all connections; the next use opens others."""
+        await self._drop_handlers()
+        for line in (self._writer, self._reader):
+            await line.drop()
+
+    def _make(self) -> AsyncEngine:
+        def connect(_path: str, **options: Any) -> Lite:
+            return Lite(lambda: self.file.connect(**options))
+
+        url = sa.URL.create("sqlite+aiosqlite", database=self.path)
+        engine = create_async_engine(url, connect_args={"async_creator_fn": connect}, **POOL)
+        event.listen(engine.sync_engine, "connect", _no_implicit_begin)
+        # A transaction that reads first and then writes fails at once when another wrote in between.
+        event.listen(engine.sync_engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE") and None)
+        return engine
 
     def must_exist(self) -> None:
         if not os.path.exists(self.path):
-            # SQLite would make an empty file, and from then on the file would seem to be there.
             raise DeclarationError(
-                f"cannot use {self.url}: there is no file {os.path.abspath(self.path)}",
+                f"cannot use {self.url}: there is no file {self.path}",
                 hint="check the path in the URL: sqlite:///relative.db, sqlite:////absolute.db",
             )
+
+    async def create(self) -> None:
+        if self.file.identity() is None:
+            with translated(self):
+                await self._writer.do(self.file.create)
+
+    async def pin(self) -> None:
+        if self.replaced:
+            await self._drop()
+        self.file.pinned, self.file.lost = True, None
+
+    @property
+    def replaced(self) -> bool:
+        return self.file.lost is not None
+
+    async def reach(self) -> None:
+        if not self.replaced:
+            await super().reach()
+        else:
+            with translated(self):
+                self.file.open_to_read().close()
 
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
         def work() -> T:
             self.must_exist()
-            engine = sa.create_engine(sa.URL.create("sqlite", database=self.path), poolclass=NullPool)
+            engine = sa.create_engine("sqlite://", creator=self.file.open_to_read, poolclass=NullPool)
             with engine.connect() as connection:
                 return verb(connection)
 
@@ -312,8 +380,7 @@ class Sqlite(Database):
             return await self._reader.do(work)
 
     async def close(self) -> None:
-        if self._handlers is not None:
-            await self._handlers.close()
+        await self._drop_handlers()
         for line in (self._writer, self._reader):
             await line.close()
 

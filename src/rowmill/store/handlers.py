@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,8 +102,8 @@ class Lite(aiosqlite.Connection):
     it takes more than it shows: hence its narrow range in pyproject.toml.)
     """
 
-    def __init__(self, path: str, **options: Any) -> None:
-        super().__init__(lambda: sqlite3.connect(path, **options), 64)
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connect, 64)
         self._thread = threading.Thread(target=_serve, args=(self._tx,), daemon=True, name="rowmill-sqlite-handlers")
 
 

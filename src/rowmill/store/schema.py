@@ -302,6 +302,7 @@ async def ensure(database: Database, steps: tuple[Step, ...] = STEPS) -> Own:
     """Take the steps that are missing, where the role may. Several processes may do so at the same moment."""
     own = Own(frozenset())
     try:
+        await database.create()
         own = await taken(database)
         if all(own.has(step) for step in steps):
             return own

@@ -20,9 +20,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import sqlalchemy as sa
 
 from ..errors import DatabaseError, DeclarationError, Refused
-from ..store import Database
-from ..store.database import Postgres, Run, Sqlite, runner
-from ..store.survey import read_only
+from .database import Database, Postgres, Run, Sqlite, runner
+from .survey import read_only
 
 Names = Sequence[tuple[str | None, str]]
 _OTHERS = "nspname !~ '^pg_' and nspname <> 'information_schema'"
@@ -176,9 +175,8 @@ where sql is not null and name not like 'sqlite_%' and tbl_name not like 'rowmil
 
 @asynccontextmanager
 async def _copied_sqlite(source: Sqlite, on: str | None) -> AsyncIterator[str]:
-    # Not through the engine's own connection: that would put the user's file into another journal mode.
     texts = await source.reflect(lambda connection: connection.exec_driver_sql(_STRUCTURE).fetchall())
-    folder = tempfile.mkdtemp(prefix="rowmill-prove-")
+    folder = tempfile.mkdtemp(prefix="rowmill-copy-")
     try:
         url = on or f"sqlite:///{os.path.join(folder, 'copy.db')}"
         with sqlite3.connect(Database.open(url).path) as connection:  # type: ignore[attr-defined]

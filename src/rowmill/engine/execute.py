@@ -19,6 +19,7 @@ from ..errors import LostClaim, WrongResult
 from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
 from ..store.keys import written
+from ..store.translate import from_standby
 from ..tracing import Tracer
 from .held import Held
 from .isolate import Child, HandlerDied
@@ -26,7 +27,7 @@ from .job import Job, SyncJob
 from .resources import Resources
 from .traced import kept_with
 
-_FALLBACK = timedelta(minutes=1)
+_FALLBACK, _SWITCHOVER = timedelta(minutes=1), timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Execution:
     """How the handler of one lane is run in this process."""
 
     def __init__(self, held: Held, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
-        self.held, self.store, self.lane = held, held.store, held.store.lane
+        self.held, self.lane = held, held.store.lane
         self.resources, self.threads = resources, threads
         #: Run the handler to its end. None: there is nothing left to write (lost, or finished by itself).
         self.run: Callable[[Plan, Job, Claim, Child | None], Awaitable[Settlement | None]]
@@ -58,6 +59,11 @@ class Execution:
         timeout = self.store.binding.timeout
         seconds = timeout.total_seconds() if timeout else None
         self._plan = self._planned(self.lane.handler, self.lane.handler, self.lane.resources(), seconds)
+
+    @property
+    def store(self) -> LaneStore:
+        """The lane's verbs: those of the table as it was last looked at."""
+        return self.held.store
 
     def _planned(
         self, handler: Callable[..., Any], inner: Callable[..., Any], names: list[str], timeout: float | None
@@ -231,6 +237,8 @@ def unhooked(store: LaneStore, settlement: Settlement, error: BaseException) -> 
 
 def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
     text = _words(error) or type(error).__name__
+    if from_standby(error):
+        return Settlement(claim, "snooze", delay=_SWITCHOVER)  # the row is not at fault, and costs no attempt
     verdict: Any = None
     policy = store.policy(claim)
     if policy.classify is not None:

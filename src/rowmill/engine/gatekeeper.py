@@ -12,7 +12,7 @@ class Gatekeeper:
     """One lane's gates, as one worker minds them."""
 
     def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+        self.notes = notes
         #: Runs whose outcome is written and that the gates have not heard of yet.
         self.unheard: list[Settlement] = []
         #: The last claim came short: what ends here may let others go.
@@ -23,7 +23,7 @@ class Gatekeeper:
 
     def occupied(self, outcomes: int) -> int:
         """Slots that are free and yet not to be given away."""
-        return outcomes + len(self.unheard) + self.on_the_way if self._notes.decides else 0
+        return outcomes + len(self.unheard) + self.on_the_way if self.notes.decides else 0
 
     def ended(self, settlements: Iterable[Settlement]) -> None:
         """These are written."""
@@ -34,7 +34,7 @@ class Gatekeeper:
         batch, self.unheard = self.unheard, []
         self.on_the_way += len(batch)
         try:
-            return await self._notes.note(batch)
+            return await self.notes.note(batch)
         except BaseException:
             self.unheard[:0] = batch
             raise

@@ -40,6 +40,10 @@ class Held:
         #: The database refused the lane's claim, or nothing keeps its retries back: left alone until then (monotonic).
         self.rests_until = 0.0
         self.refused: str | None = None
+        #: Outcomes wait until then (monotonic), and so long: the table or a right is not as the statement needs it.
+        self.settle_again, self.settle_pause = 0.0, 0.0
+        #: The table was altered: look at it again before the next claim.
+        self.altered = False
         #: What follows when jobs of rowmill's own table have ended.
         self.follow: Follow | None = None
         #: Where failures are written down.
@@ -55,6 +59,15 @@ class Held:
         #: Claims whose fence may stand elsewhere than we know: the reply to their renewal was lost. By identity.
         self._astray: set[int] = set()
         self._lock = threading.Lock()
+
+    def rebind(self, store: LaneStore) -> None:
+        """Work by the table as it is now. Claims that are held keep the columns they were claimed with."""
+        store.sign(self.store.worker)
+        store.opened_at = self.store.opened_at
+        self.store = store
+        if self.gates is not None and store.notes is not None:
+            self.gates.notes = store.notes
+        self.altered, self.rests_until, self.settle_again, self.settle_pause = False, 0.0, 0.0, 0.0
 
     def __len__(self) -> int:
         return len(self._claims)

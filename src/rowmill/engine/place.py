@@ -167,7 +167,8 @@ class Place:
         times += self._due[:1]
         times += [held.store.look_again for held in self.held if held.store.look_again is not None]
         times += [held.rests_until for held in self.held if held.rests_until]
-        if self.look or any(held.unwritten and held.settling is None for held in self.held):
+        times += [held.settle_again for held in self.held if held.unwritten and held.settling is None]
+        if self.look:
             times.append(0.0)
         return max(min(times), self.retry_at)
 

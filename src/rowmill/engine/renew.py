@@ -107,6 +107,8 @@ class Renewer(threading.Thread):
         pause = every
         while True:
             await asyncio.sleep(pause)
+            if store.binding is not held.store.binding:  # the table was altered
+                store = self._twin(held, store.database)
             claims = held.begin_renewal()
             try:
                 await held.find_fences(store, claims)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..claim import Report, Settlement
+from ..errors import Unserved
 from ..events import Events
 from .execute import unhooked
 from .held import Held
@@ -18,6 +19,7 @@ from .tally import Tally
 
 _BATCH = 1000  # outcomes per statement
 _LOCKED_AGAIN, _NO_RUN_AFTER = 0.5, 1.0
+_AGAIN = (0.5, 30.0)  # how soon, and how late at most, outcomes are tried again that no row kept from being written
 
 
 class Settler:
@@ -48,12 +50,12 @@ class Settler:
 
     def soon(self, place: Place, held: Held) -> None:
         """Write what has ended, beside the next claim; what ends while that is under way makes the next batch."""
-        if held.unwritten and held.settling is None and time.monotonic() >= place.retry_at:
+        if held.unwritten and held.settling is None and time.monotonic() >= max(place.retry_at, held.settle_again):
             held.settling = asyncio.create_task(self._settle_all(place, held))
 
     async def _settle_all(self, place: Place, held: Held) -> None:
         try:
-            while held.unwritten and time.monotonic() >= place.retry_at:
+            while held.unwritten and time.monotonic() >= max(place.retry_at, held.settle_again):
                 await self._guarded(place, self._settle(place, held))
         except Exception as error:
             self._crashed(error)
@@ -72,6 +74,10 @@ class Settler:
             held.gates.on_the_way = len(batch)
         try:
             await self._write(place, held, batch)
+            held.settle_pause = 0.0
+        except Unserved as error:
+            self._put_off(held, error)
+            return
         finally:
             if held.gates is not None:
                 held.gates.on_the_way = 0
@@ -80,6 +86,17 @@ class Settler:
             for turned in await held.gates.tell():
                 self._tally.turned(held, turned)
             place.look = place.look or (ended and held.gates.held_back)
+
+    def _put_off(self, held: Held, error: Unserved) -> None:
+        """No row is at fault: the outcomes wait, and the lane claims nothing meanwhile."""
+        held.settle_pause = min(max(2 * held.settle_pause, _AGAIN[0]), _AGAIN[1])
+        held.settle_again = held.rests_until = time.monotonic() + held.settle_pause
+        held.altered = held.altered or error.altered
+        self._events.emit(
+            "statement_refused", logging.ERROR, environment=held.store.binding.environment, lane=held.store.lane.name,
+            error=error.message, retry_in=held.settle_pause, waiting=len(held.outcomes),
+            hint="outcomes wait until the table or the right is as it was; no row ends by it",
+        )  # fmt: skip
 
     async def _write(self, place: Place, held: Held, batch: list[Settlement]) -> None:
         claims = [settlement.claim for settlement in batch]

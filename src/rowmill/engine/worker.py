@@ -18,10 +18,10 @@ from typing import Any
 
 from ..claim import Claim, Settlement
 from ..clock import Clock
-from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable, Unreadable, WorkerIdTaken
+from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable, Unreadable, Unserved, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
-from ..store import Database, probe
+from ..store import Database, open_lane, probe
 from .execute import Execution
 from .foreman import Foreman
 from .held import Held
@@ -38,6 +38,7 @@ from .wake import Bell
 
 _BACKLOG = 2000  # unwritten outcomes before claiming stops
 _CLAIMS = 10  # one after another, before the worker looks around
+_LOOK_AGAIN = 1.0  # seconds between two looks at a table that was altered and misses what its lane needs
 _REST = 10.0  # seconds for which a lane whose claim was refused is left alone
 
 
@@ -227,6 +228,8 @@ class Worker:
             return
         place.looked()
         for held in place.held:
+            if held.altered and held.rests_until <= time.monotonic():
+                await self._look_at_table(place, held)
             if claims := await self.recover(held):
                 slots = self.slots[held.store.lane.name]
                 slots.put(held, claims)
@@ -310,6 +313,14 @@ class Worker:
                 "value_unreadable", logging.WARNING, environment=place.name, lane=held.store.lane.name,
                 error=error.message, hint="only the run that asks for the value fails",
             )  # fmt: skip
+        except Unserved as error:
+            held.altered = error.altered
+            held.rests_until = time.monotonic() + (0.0 if error.altered else _REST)
+            held.refused, place.look = error.message, place.look or error.altered
+            self.events.emit(
+                "statement_refused", logging.ERROR, environment=place.name, lane=held.store.lane.name,
+                error=error.message, hint="rowmill check shows what the lane lacks",
+            )  # fmt: skip
         except Refused as error:
             held.rests_until, held.refused = time.monotonic() + _REST, error.message
             self.events.emit(
@@ -321,6 +332,27 @@ class Worker:
             raise
         finally:
             self._tell_refused(held)
+
+    async def _look_at_table(self, place: Place, held: Held) -> None:
+        """After ALTER TABLE: bind the lane again. A lane that misses what it needs rests, and looks again later."""
+        where = {"environment": place.name, "lane": held.store.lane.name}
+        try:
+            fresh = await open_lane(
+                held.store.lane, place.name, place.database, held.store.clock, self.id, self.incarnation
+            )
+            if gone := held.store.returned - set(fresh.binding.columns):
+                raise DeclarationError(
+                    f"the table no longer has {', '.join(sorted(gone))}, which the handler returns",
+                    hint="outcomes wait: bring the column back, or restart workers with a handler that does without it",
+                )
+        except DeclarationError as error:
+            held.rests_until, held.refused = time.monotonic() + _LOOK_AGAIN, error.message
+            self.events.emit("table_altered", logging.ERROR, **where, error=error.message, hint=error.hint)
+            return
+        held.rebind(fresh)
+        if self.events.tracer is not None:
+            trace_held(held, self.events.tracer)
+        self.events.emit("table_altered", logging.WARNING, **where, hint="the lane goes on by the table as it is now")
 
     def _tell_refused(self, held: Held) -> None:
         """Rows that the database will not let be claimed are told, each once."""

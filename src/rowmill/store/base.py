@@ -242,6 +242,12 @@ class LaneStore:
             found.append(Claim(holder, key, row, claimed_at, attempts, attempt, now))
         return found
 
+    @property
+    def returned(self) -> set[str]:
+        """Columns that handlers have returned so far."""
+        settles = [key[0] for key in self._texts if isinstance(key[0], tuple) and key[0][0] == "settle"]
+        return {column for _, _, columns in settles for column in columns}
+
     def value(self, row: Sequence[Any], column: str) -> Any:
         """One column of a claimed row, decoded when it is read."""
         return self.readers[column](row)

@@ -13,7 +13,7 @@ import aiosqlite
 from aiosqlite.core import _STOP_RUNNING_SENTINEL, set_exception, set_result
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction
 
-from .translate import translated
+from .translate import from_standby, translated
 
 if TYPE_CHECKING:
     from .database import Database
@@ -56,8 +56,10 @@ class Handlers:
                 transaction = await uncut(_begun(connection))
             try:
                 yield connection
-            except BaseException:
+            except BaseException as error:
                 await uncut(transaction.rollback())
+                if from_standby(error):  # the server is the primary no more: the next connection finds the new one
+                    await uncut(connection.invalidate())
                 raise
             with translated(self._database):
                 await uncut(transaction.commit())

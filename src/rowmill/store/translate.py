@@ -98,6 +98,18 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
     return None
 
 
+def from_standby(error: BaseException | None) -> bool:
+    """A server that takes no writes (25006): one that was the primary until a switchover. Also as another's cause."""
+    while error is not None:
+        if (
+            getattr(error, "sqlstate", None) == "25006"
+            or getattr(getattr(error, "orig", None), "sqlstate", "") == "25006"
+        ):
+            return True
+        error = error.__cause__
+    return False
+
+
 def _of_no_row(state: str, text: str) -> bool:
     # A policy on rows looks at the row's values, and answers with the code of a missing right.
     return state.startswith(_OF_NO_ROW) and not (state == "42501" and "row-level security" in text)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .notes import Notes
     from .turns import Turns
     from .walk import Walk
+    from .watched import Watched
 
 
 class LaneStore:
@@ -64,6 +65,8 @@ class LaneStore:
         #: The claim where gates hold rows back, and what gates learn from runs; None on a lane without gates.
         self.gated: Turns | Walk | None = None
         self.notes: Notes | None = None
+        #: What the fleet remembers about single rows; None where the tables for that are not there.
+        self.watched: Watched | None = None
 
     def sign(self, worker: str) -> None:
         """Claim under this name from now on: what the worker column gets."""

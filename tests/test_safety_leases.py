@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from datetime import timedelta as td
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 import systems
 from databases import Db
 from rowmill import Mill
+from rowmill.store.fleet import Fleet, WorkerState
 from rowmill.testing import Kit
+from test_worker import until, working
 
 NOW = {"postgresql": "now()", "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')"}
 STATES: dict[str, Any] = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
@@ -132,3 +136,60 @@ async def test_a_count_of_reclaims_at_the_end_of_its_type_stops_no_sweep(
         assert all(row.refused is None for row in swept.values())
         assert db.value("select status from jobs where id = 2") == "ready"
         assert db.value("select status from jobs where id = 1") == ("dead" if dead else "ready")
+
+
+@pytest.mark.parametrize("columns", [("worker text", "heartbeat_at $time"), ("claimed_at $time",), ("worker text",)])
+async def test_a_deploy_that_shortens_the_lease_takes_no_row_from_a_live_worker(
+    db: Db, mill: Mill, columns: tuple[str, ...]
+) -> None:
+    """A12, X1: the row's holder renews by the lease under which it claimed."""
+    table(db, *columns)
+    runs, may_end = [], asyncio.Event()
+
+    async def work(job: Any) -> None:
+        runs.append(job.id)
+        await may_end.wait()
+
+    mill.lane("jobs", name="jobs", lease=td(hours=1), **STATES)(work)
+    newer = Mill(db.url)
+    shorter = {"lease": td(milliseconds=100), "heartbeat": td(milliseconds=50), "sweep_every": td(milliseconds=20)}
+    newer.lane("jobs", name="jobs", poll=td(milliseconds=20), **shorter, **STATES)(work)
+    async with working(mill, worker_id="old"):
+        await until(lambda: runs)
+        async with working(newer, worker_id="new") as new:
+            sweeps = 0
+
+            async def sweep(*given: Any) -> Any:
+                nonlocal sweeps
+                sweeps += 1
+                return await swept(*given)
+
+            await until(lambda: new.places[0].opened)
+            store = new.places[0].held[0].store
+            swept, store.sweep = store.sweep, sweep
+            began = time.monotonic()
+            await until(lambda: sweeps > 20 and time.monotonic() > began + 1)
+            assert runs == [1]
+            assert db.value("select status from jobs") == "running"
+        may_end.set()
+        await until(lambda: db.value("select status from jobs") == "done")
+
+
+async def test_rows_of_a_worker_that_died_are_taken_back_by_its_own_lease(db: Db, mill: Mill) -> None:
+    """X1: a worker that was not heard of since its lease ran out makes no other row wait."""
+    table(db, "worker text", "claimed_at $time")
+    mill.lane("jobs", name="jobs", lease=td(milliseconds=100), **STATES)(handle)
+    await mill.prepare()
+    fleet = Fleet(dict(mill.databases())[next(iter(mill.environments))])
+    try:
+        old = WorkerState("old", "1", "elsewhere", 1, ["jobs"], "", leases={"jobs": (600.0, 300.0)})
+        assert await fleet.register(old) is None
+        assert await fleet.longest_lease("jobs", at_start=False) == td(minutes=10)
+        assert await fleet.longest_lease("jobs", at_start=True) == td(minutes=5)
+        assert await fleet.longest_lease("other", at_start=False) == td(0)
+        db.execute("update rowmill_workers set seen_at = '2020-01-01 00:00:00'")
+        assert await fleet.longest_lease("jobs", at_start=False) == td(0)
+        db.execute(f"update rowmill_workers set seen_at = {NOW[db.dialect]}, state = 'stopped'")
+        assert await fleet.longest_lease("jobs", at_start=False) == td(0)
+    finally:
+        await fleet.database.close()

@@ -176,7 +176,7 @@ class Place:
         _refuse_overlaps(stores)
         held = [Held(store) for store in stores]
         self._log_failures(crew, own, held)
-        sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew))
+        sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew), self._fleet)
         await sweeper.at_start()
         queues = [lane for lane in self.lanes if isinstance(lane, Queue)]
         crons = [task for queue in queues for task in queue.tasks.values() if task.cron is not None]

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 from collections import Counter
@@ -49,6 +50,7 @@ class Child:
         self._counted: dict[str, int] = {}
         self._line: socket.socket | None = None
         self._unread = b""
+        self._flight = tempfile.TemporaryFile()  # noqa: SIM115 - it lasts as long as this object
 
     def start(self, command: Sequence[str], **options: Any) -> None:
         """A new process with this id; it is told whom it follows, and may take the id from that one."""
@@ -56,14 +58,14 @@ class Child:
         self._ended, self.error, self._counted, self._unread = False, None, {}, b""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        orders = Orders(self.id, self.incarnation, followed, theirs.fileno())
+        orders = Orders(self.id, self.incarnation, followed, theirs.fileno(), self._flight.fileno())
         with contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
                 self.process = subprocess.Popen(
                     [*command, "--child", orders.text()],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[orders.line],
+                    pass_fds=[orders.line, orders.flight],
                     start_new_session=True,
                     **options,
                 )

@@ -7,7 +7,7 @@ Such a row ends as dead, with the database's words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ..claim import Swept
 from ..errors import Refused
 from .database import Run
 from .ended import ending
-from .keys import Marks, among
+from .keys import Key, Marks, among
 from .settled import HookFailed
 from .statements import POISONED, Statements
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 NOT_BACK = "the database would not take it back: "
-_WORDS = POISONED.strip("'")  # it is SQL
+_MOST, _CHUNK = 10_000, 500  # rows of a dead worker that are given back at once, and in one statement
+#: Why a row ends that was taken back too often.
+TAKEN_BACK = POISONED.strip("'")  # it is SQL
 
 
 async def sweep(
@@ -54,10 +56,28 @@ async def _sweep(
         if not hooks:
             return await store.database.transact(remembered)
         return await ending(
-            store, remembered, lambda swept: [_key(row.id) for row in swept if row.poison], "dead", _WORDS
+            store, remembered, lambda swept: [_key(row.id) for row in swept if row.poison], "dead", TAKEN_BACK
         )
     except (Refused, HookFailed):
         return await _singly(store, await _find(store, stale, most), stale)
+
+
+async def take_over(store: LaneStore, worker: str, started: Callable[[Key], bool]) -> tuple[int, list[Swept]]:
+    """Take back what a worker held that is known to be dead; how many rows were released, and what was swept.
+
+    Rows that it had not started are released: that counts for nothing.
+    """
+    say = store.statements
+    column = store.binding.roles["worker"]
+    mine = f"{say.running()} and {say.name(column)} = {say.literal(column, worker)}"
+    rows = await _find(store, mine, _MOST)
+    begun = [row for row in rows if started(tuple(row[2:]))]
+    keys = [tuple(row[2:]) for row in rows if not started(tuple(row[2:]))]
+    release = say.settle_set("release", "null", "null")
+    released = 0
+    for i in range(0, len(keys), _CHUNK):
+        released += await store.database.write(_rows(store, release, Marks(store.binding), mine, keys[i : i + _CHUNK]))
+    return released, await _singly(store, begun, mine)
 
 
 async def _sweep_timeless(store: LaneStore, lease: timedelta, most: int) -> list[Swept]:
@@ -131,11 +151,11 @@ async def _end(store: LaneStore, holder: Any, stale: str, key: Any, refused: str
         else:
             try:
                 ended = [_key(key)]
-                words = refused or _WORDS
+                words = refused or TAKEN_BACK
                 written = await ending(store, verb(), lambda written: ended if written else [], "dead", words)
             except HookFailed as failed:
                 why = f"on_settled failed: {type(failed.error).__name__}: {failed.error}"
-                refused = f"{refused or _WORDS} ({why})"
+                refused = f"{refused or TAKEN_BACK} ({why})"
                 written = await store.database.write(verb())
     except Refused as error:
         return [Swept(key, holder, False, error.message)]
@@ -144,8 +164,16 @@ async def _end(store: LaneStore, holder: Any, stale: str, key: Any, refused: str
 
 def _row(store: LaneStore, written: Mapping[str, str], marks: Marks, stale: str, key: Any) -> Callable[[Run], bool]:
     """Write one row, if it still is stale and nobody else has it locked; whether it was."""
+    write = _rows(store, written, marks, stale, [_key(key)])
+    return lambda run: bool(write(run))
+
+
+def _rows(
+    store: LaneStore, written: Mapping[str, str], marks: Marks, stale: str, keys: Sequence[Key]
+) -> Callable[[Run], int]:
+    """Write those of these rows that still are stale and that nobody else has locked; how many."""
     say: Statements = store.statements
-    mine = f"{among(say.names(store.binding.key), [_key(key)], marks)} and {stale}"
+    mine = f"{among(say.names(store.binding.key), keys, marks)} and {stale}"
     assignments = say.assignments(written)
     if store.database.dialect.name == "postgresql":
         picked, found = say._match("picked")  # type: ignore[attr-defined]
@@ -157,7 +185,7 @@ update {say.table} set
 where {found} returning 1"""
     else:
         text = f"update {say.table} set\n    {assignments}\nwhere {mine} returning 1"
-    return lambda run: bool(run(text, marks.given()))
+    return lambda run: len(run(text, marks.given()))
 
 
 def _key(id: Any) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ begin
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
       select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) > coalesce(max_attempts, 2) + 3 as _poison from public.enrichment_jobs t
-      where t.status = 'running' and (t.locked_at is null or t.locked_at < now() - interval '600.0 seconds')
+      where t.status = 'running' and (coalesce(case when t.locked_at < now() + interval '600.0 seconds' then t.locked_at end, case when t.updated_at < now() + interval '600.0 seconds' then t.updated_at end) < now() - interval '600.0 seconds' or coalesce(case when t.locked_at < now() + interval '600.0 seconds' then t.locked_at end, case when t.updated_at < now() + interval '600.0 seconds' then t.updated_at end) is null)
       limit 100
       for no key update skip locked
     loop
@@ -89,7 +89,7 @@ begin
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
       select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) > coalesce(max_attempts, 2) + 3 as _poison from public.enrichment_jobs t
-      where t.status = 'running' and (t.locked_at is null or t.locked_at < now() - interval '600.0 seconds')
+      where t.status = 'running' and (coalesce(case when t.locked_at < now() + interval '600.0 seconds' then t.locked_at end, case when t.updated_at < now() + interval '600.0 seconds' then t.updated_at end) < now() - interval '600.0 seconds' or coalesce(case when t.locked_at < now() + interval '600.0 seconds' then t.locked_at end, case when t.updated_at < now() + interval '600.0 seconds' then t.updated_at end) is null)
       limit 100
       for no key update skip locked
     loop
@@ -261,7 +261,7 @@ begin
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
       select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) > coalesce(max_attempts, 2) + 3 as _poison from public.enrichment_jobs t
-      where t.status = 'running' and (t.locked_at is null or t.locked_at < now() - interval '600.0 seconds')
+      where t.status = 'running' and (coalesce(case when t.locked_at < now() + interval '600.0 seconds' then t.locked_at end, case when t.updated_at < now() + interval '600.0 seconds' then t.updated_at end) < now() - interval '600.0 seconds' or coalesce(case when t.locked_at < now() + interval '600.0 seconds' then t.locked_at end, case when t.updated_at < now() + interval '600.0 seconds' then t.updated_at end) is null)
       limit greatest(coalesce($1, 0), 0)
       for no key update skip locked
     loop

@@ -18,8 +18,8 @@ begin
   then
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
-      select t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) + 1 >= 3 as _poison from public."AnalysisJob" t
-      where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (t."heartbeatAt" is null or t."heartbeatAt" < now() - interval '300.0 seconds')
+      select t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) >= 3 - 1 as _poison from public."AnalysisJob" t
+      where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (coalesce(case when t."heartbeatAt" < now() + interval '300.0 seconds' then t."heartbeatAt" end, case when t."updatedAt" < now() + interval '300.0 seconds' then t."updatedAt" end) < now() - interval '300.0 seconds' or coalesce(case when t."heartbeatAt" < now() + interval '300.0 seconds' then t."heartbeatAt" end, case when t."updatedAt" < now() + interval '300.0 seconds' then t."updatedAt" end) is null)
       limit 100
       for no key update skip locked
     loop
@@ -34,7 +34,7 @@ begin
           "lockedBy" = null,
           "heartbeatAt" = null,
           "updatedAt" = now(),
-          "retryCount" = coalesce("retryCount", 0) + 1
+          "retryCount" = least(coalesce("retryCount", 0), 2147483646) + 1
         where t.id = _rm_row._k0;
       exception when integrity_constraint_violation or raise_exception then
         begin
@@ -43,7 +43,7 @@ begin
             "currentStep" = 'prompt-forming',
             "inProgress" = false,
             "updatedAt" = now(),
-            "retryCount" = greatest(coalesce("retryCount", 0) + 1, 3),
+            "retryCount" = greatest(least(coalesce("retryCount", 0), 2147483646) + 1, 3),
             error = pg_catalog.left(case when _rm_row._poison then sqlerrm else 'the database would not take it back: '::text || sqlerrm end, 2000)
           where t.id = _rm_row._k0;
         exception when integrity_constraint_violation or raise_exception then
@@ -93,8 +93,8 @@ begin
   then
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
-      select t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) + 1 >= 3 as _poison from public."AnalysisJob" t
-      where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (t."heartbeatAt" is null or t."heartbeatAt" < now() - interval '300.0 seconds')
+      select t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) >= 3 - 1 as _poison from public."AnalysisJob" t
+      where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (coalesce(case when t."heartbeatAt" < now() + interval '300.0 seconds' then t."heartbeatAt" end, case when t."updatedAt" < now() + interval '300.0 seconds' then t."updatedAt" end) < now() - interval '300.0 seconds' or coalesce(case when t."heartbeatAt" < now() + interval '300.0 seconds' then t."heartbeatAt" end, case when t."updatedAt" < now() + interval '300.0 seconds' then t."updatedAt" end) is null)
       limit 100
       for no key update skip locked
     loop
@@ -109,7 +109,7 @@ begin
           "lockedBy" = null,
           "heartbeatAt" = null,
           "updatedAt" = now(),
-          "retryCount" = coalesce("retryCount", 0) + 1
+          "retryCount" = least(coalesce("retryCount", 0), 2147483646) + 1
         where t.id = _rm_row._k0;
       exception when integrity_constraint_violation or raise_exception then
         begin
@@ -118,7 +118,7 @@ begin
             "currentStep" = 'prompt-forming',
             "inProgress" = false,
             "updatedAt" = now(),
-            "retryCount" = greatest(coalesce("retryCount", 0) + 1, 3),
+            "retryCount" = greatest(least(coalesce("retryCount", 0), 2147483646) + 1, 3),
             error = pg_catalog.left(case when _rm_row._poison then sqlerrm else 'the database would not take it back: '::text || sqlerrm end, 2000)
           where t.id = _rm_row._k0;
         exception when integrity_constraint_violation or raise_exception then
@@ -237,7 +237,7 @@ begin
       "currentStep" = 'prompt-forming',
       "inProgress" = false,
       "updatedAt" = now(),
-      "retryCount" = greatest(coalesce("retryCount", 0) + 1, 3),
+      "retryCount" = greatest(least(coalesce("retryCount", 0), 2147483646) + 1, 3),
       error = pg_catalog.left(coalesce($3, 'failed'::text), 2000)
     where id = $1 and "lockedBy" = $2
     and status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = true;
@@ -255,7 +255,7 @@ begin
     "lockedBy" = null,
     "heartbeatAt" = null,
     "runAfter" = now() + _rm_delay * interval '1 second',
-    "retryCount" = coalesce("retryCount", 0) + 1,
+    "retryCount" = least(coalesce("retryCount", 0), 2147483646) + 1,
     error = pg_catalog.left(coalesce($3, 'failed'::text), 2000)
   where id = $1 and "lockedBy" = $2
     and status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = true;
@@ -296,8 +296,8 @@ declare
 begin
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
-      select t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) + 1 >= 3 as _poison from public."AnalysisJob" t
-      where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (t."heartbeatAt" is null or t."heartbeatAt" < now() - interval '300.0 seconds')
+      select t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) >= 3 - 1 as _poison from public."AnalysisJob" t
+      where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (coalesce(case when t."heartbeatAt" < now() + interval '300.0 seconds' then t."heartbeatAt" end, case when t."updatedAt" < now() + interval '300.0 seconds' then t."updatedAt" end) < now() - interval '300.0 seconds' or coalesce(case when t."heartbeatAt" < now() + interval '300.0 seconds' then t."heartbeatAt" end, case when t."updatedAt" < now() + interval '300.0 seconds' then t."updatedAt" end) is null)
       limit greatest(coalesce($1, 0), 0)
       for no key update skip locked
     loop
@@ -312,7 +312,7 @@ begin
           "lockedBy" = null,
           "heartbeatAt" = null,
           "updatedAt" = now(),
-          "retryCount" = coalesce("retryCount", 0) + 1
+          "retryCount" = least(coalesce("retryCount", 0), 2147483646) + 1
         where t.id = _rm_row._k0;
         return query select _rm_row._worker, false, _rm_row._k0;
       exception when integrity_constraint_violation or raise_exception then
@@ -322,7 +322,7 @@ begin
             "currentStep" = 'prompt-forming',
             "inProgress" = false,
             "updatedAt" = now(),
-            "retryCount" = greatest(coalesce("retryCount", 0) + 1, 3),
+            "retryCount" = greatest(least(coalesce("retryCount", 0), 2147483646) + 1, 3),
             error = pg_catalog.left(case when _rm_row._poison then sqlerrm else 'the database would not take it back: '::text || sqlerrm end, 2000)
           where t.id = _rm_row._k0;
         return query select _rm_row._worker, true, _rm_row._k0;

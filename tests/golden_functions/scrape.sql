@@ -20,8 +20,8 @@ begin
   then
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
-      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison from public.scrape_jobs t
-      where t.status = 'running' and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) >= 6 + 3 - coalesce(retry_count, 0) as _poison from public.scrape_jobs t
+      where t.status = 'running' and (coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) < now() - interval '300.0 seconds' or coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) is null)
       limit 100
       for no key update skip locked
     loop
@@ -34,7 +34,7 @@ begin
           locked_by = null,
           locked_at = null,
           heartbeat_at = null,
-          attempts = coalesce(attempts, 0) + 1
+          attempts = least(coalesce(attempts, 0), 2147483646) + 1
         where t.id = _rm_row._k0;
       exception when integrity_constraint_violation or raise_exception then
         begin
@@ -42,7 +42,7 @@ begin
             status = 'failed',
             completed_at = now(),
             error_message = pg_catalog.left(case when _rm_row._poison then sqlerrm else 'the database would not take it back: '::text || sqlerrm end, 2000),
-            attempts = coalesce(attempts, 0) + 1
+            attempts = least(coalesce(attempts, 0), 2147483646) + 1
           where t.id = _rm_row._k0;
         exception when integrity_constraint_violation or raise_exception then
           raise warning 'a row of % can neither go back nor end: %', 'scrape_jobs', sqlerrm;
@@ -95,8 +95,8 @@ begin
   then
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
-      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison from public.scrape_jobs t
-      where t.status = 'running' and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) >= 6 + 3 - coalesce(retry_count, 0) as _poison from public.scrape_jobs t
+      where t.status = 'running' and (coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) < now() - interval '300.0 seconds' or coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) is null)
       limit 100
       for no key update skip locked
     loop
@@ -109,7 +109,7 @@ begin
           locked_by = null,
           locked_at = null,
           heartbeat_at = null,
-          attempts = coalesce(attempts, 0) + 1
+          attempts = least(coalesce(attempts, 0), 2147483646) + 1
         where t.id = _rm_row._k0;
       exception when integrity_constraint_violation or raise_exception then
         begin
@@ -117,7 +117,7 @@ begin
             status = 'failed',
             completed_at = now(),
             error_message = pg_catalog.left(case when _rm_row._poison then sqlerrm else 'the database would not take it back: '::text || sqlerrm end, 2000),
-            attempts = coalesce(attempts, 0) + 1
+            attempts = least(coalesce(attempts, 0), 2147483646) + 1
           where t.id = _rm_row._k0;
         exception when integrity_constraint_violation or raise_exception then
           raise warning 'a row of % can neither go back nor end: %', 'scrape_jobs', sqlerrm;
@@ -231,7 +231,7 @@ begin
     update public.scrape_jobs set
       status = 'failed',
       completed_at = now(),
-      retry_count = coalesce(retry_count, 0) + 1,
+      retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
       error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
     where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
     and status = 'running';
@@ -247,7 +247,7 @@ begin
     locked_at = null,
     heartbeat_at = null,
     next_retry_at = now() + _rm_delay * interval '1 second',
-    retry_count = coalesce(retry_count, 0) + 1,
+    retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
     error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
   where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
     and status = 'running';
@@ -286,8 +286,8 @@ declare
 begin
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
-      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison from public.scrape_jobs t
-      where t.status = 'running' and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) >= 6 + 3 - coalesce(retry_count, 0) as _poison from public.scrape_jobs t
+      where t.status = 'running' and (coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) < now() - interval '300.0 seconds' or coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) is null)
       limit greatest(coalesce($1, 0), 0)
       for no key update skip locked
     loop
@@ -300,7 +300,7 @@ begin
           locked_by = null,
           locked_at = null,
           heartbeat_at = null,
-          attempts = coalesce(attempts, 0) + 1
+          attempts = least(coalesce(attempts, 0), 2147483646) + 1
         where t.id = _rm_row._k0;
         return query select _rm_row._worker, false, _rm_row._k0;
       exception when integrity_constraint_violation or raise_exception then
@@ -309,7 +309,7 @@ begin
             status = 'failed',
             completed_at = now(),
             error_message = pg_catalog.left(case when _rm_row._poison then sqlerrm else 'the database would not take it back: '::text || sqlerrm end, 2000),
-            attempts = coalesce(attempts, 0) + 1
+            attempts = least(coalesce(attempts, 0), 2147483646) + 1
           where t.id = _rm_row._k0;
         return query select _rm_row._worker, true, _rm_row._k0;
         exception when integrity_constraint_violation or raise_exception then

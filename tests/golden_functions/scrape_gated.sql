@@ -17,8 +17,8 @@ begin
     if _rm_try = 2 or _rm_try = 1 and pg_catalog.mod(pg_catalog.floor(extract(epoch from pg_catalog.clock_timestamp()))::bigint, 60::bigint) = 0::bigint then
     -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
-      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison from public.scrape_jobs t
-      where t.status = 'running' and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+      select t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) >= 6 + 3 - coalesce(retry_count, 0) as _poison from public.scrape_jobs t
+      where t.status = 'running' and (coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) < now() - interval '300.0 seconds' or coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) is null)
       limit 100
       for no key update skip locked
     loop
@@ -31,7 +31,7 @@ begin
           locked_by = null,
           locked_at = null,
           heartbeat_at = null,
-          attempts = coalesce(attempts, 0) + 1
+          attempts = least(coalesce(attempts, 0), 2147483646) + 1
         where t.id = _rm_row._k0;
       exception when integrity_constraint_violation or raise_exception then
         begin
@@ -39,7 +39,7 @@ begin
             status = 'failed',
             completed_at = now(),
             error_message = pg_catalog.left(case when _rm_row._poison then sqlerrm else 'the database would not take it back: '::text || sqlerrm end, 2000),
-            attempts = coalesce(attempts, 0) + 1
+            attempts = least(coalesce(attempts, 0), 2147483646) + 1
           where t.id = _rm_row._k0;
         exception when integrity_constraint_violation or raise_exception then
           raise warning 'a row of % can neither go back nor end: %', 'scrape_jobs', sqlerrm;
@@ -301,7 +301,7 @@ begin
     update public.scrape_jobs set
       status = 'failed',
       completed_at = now(),
-      retry_count = coalesce(retry_count, 0) + 1,
+      retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
       error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
     where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
     and status = 'running';
@@ -318,7 +318,7 @@ begin
     locked_at = null,
     heartbeat_at = null,
     next_retry_at = now() + _rm_delay * interval '1 second',
-    retry_count = coalesce(retry_count, 0) + 1,
+    retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
     error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
   where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
     and status = 'running';

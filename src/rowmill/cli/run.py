@@ -133,7 +133,7 @@ def _as_child(reference: str | None, orders: Orders, chosen: dict[str, Any]) -> 
             **chosen, worker_id=orders.worker_id, incarnation=orders.incarnation, replaces=orders.replaces
         )
 
-    sys.exit(serve(make, Line(orders.line)))
+    sys.exit(serve(make, Line(orders.line), orders.flight))
 
 
 def _command(

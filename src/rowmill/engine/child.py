@@ -39,6 +39,8 @@ class Orders:
     incarnation: str
     replaces: str | None
     line: int
+    #: The file that tells what this process runs, and what the one before it ran when it died.
+    flight: int
 
     def text(self) -> str:
         """For the child's command line."""
@@ -78,10 +80,13 @@ class Line:
         threading.Thread(target=wait, name="rowmill-line", daemon=True).start()
 
 
-def serve(make: Callable[[], Worker], line: Line) -> int:
+def serve(make: Callable[[], Worker], line: Line, flight: int) -> int:
     """A child's life, from its worker's making to its exit code. Errors are told to the supervisor, who prints them."""
     try:
-        return asyncio.run(_serve(make(), line))
+        os.set_inheritable(flight, False)
+        worker = make()
+        worker.tell_flight(flight)
+        return asyncio.run(_serve(worker, line))
     except RowmillError as error:
         line.tell(error={"kind": type(error).__name__, "message": error.message, "hint": error.hint})
         _end_without_threads(1)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..claim import Claim, Settlement
 from ..errors import DatabaseError, RowmillError
+from ..lane import Lane
 from ..retry import TRANSIENT
 from ..store import pauses
 from ..store.failures import Failure
@@ -241,6 +242,7 @@ class Foreman:
             pid=os.getpid(),
             lanes=list(worker.slots),
             version=_version(),
+            leases={name: _leases(slots.lane) for name, slots in worker.slots.items()},
             state="busy" if current else "idle",
             current=current,
             completed=worker.tally.completed,
@@ -248,6 +250,11 @@ class Foreman:
             lost=worker.tally.losses,
             memory=_memory(),
         )
+
+
+def _leases(lane: Lane) -> tuple[float, float]:
+    assert lane.startup_lease is not None
+    return lane.lease.total_seconds(), lane.startup_lease.total_seconds()
 
 
 def _memory() -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..claim import Claim, Settlement
 from ..store import LaneStore
 from ..tracing import Tracer
+from .flight import salt
 from .gatekeeper import Gatekeeper
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Held:
     def __init__(self, store: LaneStore) -> None:
         self.store = store
         self.moving = store.binding.renew == "claimed_at"
+        #: Tells marks of this table's rows from those of other tables.
+        self.salt = salt(store.binding.environment, store.binding.table.fullname)
         #: Runs that have ended and are not written yet.
         self.outcomes: list[Settlement] = []
         #: The task that writes them; one at a time, so that what ends meanwhile makes the next batch.

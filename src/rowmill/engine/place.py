@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import heapq
 import itertools
 import logging
@@ -13,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .. import states
 from ..claim import Claim, Settlement
@@ -26,8 +28,11 @@ from ..store.fleet import Fleet, WorkerState
 from ..store.minutes import Minutes
 from ..store.schema import FAILURES, MINUTES, Own
 from ..store.schema import ensure as ensure_own
+from ..store.statements import INCARNATION
+from ..store.swept import take_over
 from ..task import Queue
 from .failures import FailureLog
+from .flight import mark
 from .follow import Follow
 from .held import Held
 from .minutes import Minutekeeper
@@ -54,6 +59,8 @@ class Crew:
     watch_loop: Callable[[], tuple[Held, Failure] | None]
     registers: bool
     replaces: str | None
+    #: What the process before this one, with the same worker id, was running when it died; None: not known.
+    fallen: Callable[[], frozenset[int] | None]
 
 
 class Place:
@@ -195,7 +202,8 @@ class Place:
         _refuse_overlaps(stores)
         held = [Held(store) for store in stores]
         self._log_failures(crew, own, held)
-        sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew))
+        await self._take_over(crew, held)
+        sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew), self._fleet)
         await sweeper.at_start()
         queues = [lane for lane in self.lanes if isinstance(lane, Queue)]
         crons = [task for queue in queues for task in queue.tasks.values() if task.cron is not None]
@@ -227,6 +235,23 @@ class Place:
         crew.events.emit(
             "worker_started", worker=me.id, environment=self.name, lanes=[lane.name for lane in self.lanes]
         )
+
+    async def _take_over(self, crew: Crew, held: list[Held]) -> None:
+        """Give back at once what the dead process before this one held. Rows that had not started are not counted."""
+        fallen, me = crew.fallen(), crew.snapshot()
+        if fallen is None or crew.replaces is None or self._fleet is None:
+            return
+        for one in held:
+            if "worker" not in one.store.binding.roles:
+                continue
+            name = f"{me.id}{INCARNATION}{crew.replaces}" if one.store.binding.incarnated else me.id
+            released, swept = await take_over(one.store, name, functools.partial(_in_flight, fallen, one.salt))
+            for row in swept:
+                crew.tally.swept(one, row)
+            if released:
+                crew.events.emit(
+                    "rows_given_back", worker=me.id, environment=self.name, lane=one.store.lane.name, count=released
+                )
 
     def _log_failures(self, crew: Crew, own: Own | None, held: list[Held]) -> None:
         """Failures are written down where there is a table for them."""
@@ -313,6 +338,10 @@ def _refuse_overlaps(stores: list[LaneStore]) -> None:
                 f" {one.binding.table.fullname!r}, so each would take back the other's",
                 hint="say what tells them apart in ready (it then holds for running too), or give each another running",
             )
+
+
+def _in_flight(fallen: frozenset[int], salt: int, key: tuple[Any, ...]) -> bool:
+    return mark(key, salt) in fallen
 
 
 def _lives(pid: int) -> bool:

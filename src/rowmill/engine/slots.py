@@ -8,14 +8,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..claim import Claim, Settlement
 from ..lane import Lane
 from .execute import Execution, Plan
+from .flight import mark, unshared
 from .held import Held
 from .isolate import Child
 from .job import Job
+
+if TYPE_CHECKING:
+    from .flight import Cells
 
 #: Called at the end of every run: what was held, the claim, its job, and what is to be written, if anything.
 Ended = Callable[[Held, Claim, Job, Settlement | None], None]
@@ -31,8 +35,8 @@ AUTO_BATCH = 1000
 class Slot:
     """A place where one run happens."""
 
-    def __init__(self, name: str, child: Child | None) -> None:
-        self.name, self.child = name, child
+    def __init__(self, name: str, child: Child | None, number: int) -> None:
+        self.name, self.child, self.number = name, child, number
         self.task: asyncio.Task[None] | None = None
         self.parked: asyncio.Future[None] | None = None
         #: What runs here, and what ran here last and how.
@@ -87,6 +91,8 @@ class Slots:
         self._buffer: deque[tuple[Execution, Claim]] = deque()
         self._idle: list[Slot] = []
         self.all: list[Slot] = []
+        #: The marks of the rows that run now, by slot: what is told to others is in memory that outlives the process.
+        self.in_flight: Cells = unshared(lane.concurrency)
         self.busy = 0
         self._took = 0.0  # smoothed duration of a run
         self._began = 0.0  # when the last run began
@@ -137,7 +143,7 @@ class Slots:
 
     def _add(self) -> None:
         name = self.lane.slot_name.format(lane=self.lane.name, n=len(self.all) + 1)
-        slot = Slot(name, Child(self.lane) if self.lane.isolation == "process" else None)
+        slot = Slot(name, Child(self.lane) if self.lane.isolation == "process" else None, len(self.all))
         self.all.append(slot)
         slot.task = asyncio.create_task(self._serve(slot), name=name)
         slot.task.add_done_callback(self._gone)
@@ -176,6 +182,7 @@ class Slots:
                 plan = slot.plan = execution.plan(claim)
                 slot.began = self._began = began = time.monotonic()
                 job = slot.job = execution.job(plan, claim, self.worker, slot.name)
+                self.in_flight[slot.number] = mark(claim.key, execution.held.salt)
                 settlement: Settlement | None = None
                 try:
                     if not claim.lost:
@@ -189,6 +196,7 @@ class Slots:
                     took = time.monotonic() - began
                     self._took = self._took * 0.9 + took * 0.1 if self._took > 0 else took
                     slot.job = None
+                self.in_flight[slot.number] = 0  # not where it was cut off: a thread may still be at it
                 if slot.task is not None and slot.task.cancelling() and not self._closing:
                     await _swallow(slot)
                 if settlement is not None:

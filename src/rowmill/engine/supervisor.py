@@ -14,12 +14,13 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 
 from .. import errors
 from ..errors import AppError, DeclarationError, RowmillError, WorkerIdTaken
@@ -49,27 +50,35 @@ class Child:
         self._counted: dict[str, int] = {}
         self._line: socket.socket | None = None
         self._unread = b""
+        #: What its processes run, kept from one to the next.
+        self._flight: IO[bytes] | None = None
 
     def start(self, command: Sequence[str], **options: Any) -> None:
         """A new process with this id; it is told whom it follows, and may take the id from that one."""
         followed, self.incarnation = self.incarnation or None, uuid.uuid4().hex[:8]
         self._ended, self.error, self._counted, self._unread = False, None, {}, b""
+        self._flight = self._flight or tempfile.TemporaryFile()  # noqa: SIM115 - closed with the supervisor
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        orders = Orders(self.id, self.incarnation, followed, theirs.fileno())
+        orders = Orders(self.id, self.incarnation, followed, theirs.fileno(), self._flight.fileno())
         with contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
                 self.process = subprocess.Popen(
                     [*command, "--child", orders.text()],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[orders.line],
+                    pass_fds=[orders.line, orders.flight],
                     start_new_session=True,
                     **options,
                 )
             undo.pop_all()
         self._line = ours
         asyncio.get_running_loop().add_reader(ours, self._listen)
+
+    def close(self) -> None:
+        """No process will be started again."""
+        if self._flight is not None:
+            self._flight.close()
 
     def _listen(self) -> None:
         assert self._line is not None
@@ -162,6 +171,8 @@ class Supervisor:
             if self._deadline is not None:
                 self._deadline.cancel()
             self._signal(signal.SIGKILL, group=True)
+            for child in self.children:
+                child.close()
             self._threads.shutdown(wait=False)
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ..errors import DatabaseError
+from ..store.fleet import Fleet
 from .held import Held
 from .tally import Tally
 from .wake import jittered
@@ -19,14 +20,13 @@ _MOST = 1000
 class Sweeper:
     """Sweeps the lanes of one environment, each in its own rhythm."""
 
-    def __init__(self, held: Sequence[Held], tally: Tally, ring: Callable[[], None]) -> None:
-        self._held, self._tally, self._ring = held, tally, ring
+    def __init__(self, held: Sequence[Held], tally: Tally, ring: Callable[[], None], fleet: Fleet | None) -> None:
+        self._held, self._tally, self._ring, self._fleet = held, tally, ring, fleet
 
     async def at_start(self) -> None:
         """The start-up sweep, with its own, shorter threshold."""
         for held in self._held:
-            assert held.store.lane.startup_lease is not None
-            await self.sweep(held, held.store.lane.startup_lease)
+            await self.sweep(held, at_start=True)
 
     async def run(self) -> None:
         """Sweep every lane every ``sweep_every``, until cancelled."""
@@ -36,7 +36,7 @@ class Sweeper:
             for held in self._held:
                 if due[id(held)] <= time.monotonic():
                     try:
-                        await self.sweep(held, held.store.lane.lease)
+                        await self.sweep(held)
                     except Exception as error:  # whatever it is, the next sweep is tried
                         level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
                         self._tally.events.emit("sweep_failed", level, lane=held.store.lane.name, error=str(error))
@@ -45,9 +45,16 @@ class Sweeper:
     def _every(self, held: Held) -> float:
         return jittered(held.store.lane.sweep_every.total_seconds())
 
-    async def sweep(self, held: Held, lease: timedelta) -> int:
+    async def _lease(self, held: Held, *, at_start: bool) -> timedelta:
+        """The lease by which rows are judged: the declared one, or a longer one that a live worker goes by."""
+        lane = held.store.lane
+        lease = lane.startup_lease if at_start else lane.lease
+        assert lease is not None
+        return max(lease, await self._fleet.longest_lease(lane.name, at_start=at_start)) if self._fleet else lease
+
+    async def sweep(self, held: Held, *, at_start: bool = False) -> int:
         """Take back what is stale, in bounded steps; the previous holder is logged."""
-        count = 0
+        count, lease = 0, await self._lease(held, at_start=at_start)
         while True:
             swept = await held.store.sweep(lease, _MOST)
             for row in swept:

@@ -22,7 +22,9 @@ from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable
 from ..events import Events
 from ..lane import Lane
 from ..store import Database, open_lane, probe
+from ..store.swept import TAKEN_BACK
 from .execute import Execution
+from .flight import Flight
 from .foreman import Foreman
 from .held import Held
 from .isolate import importable
@@ -38,6 +40,7 @@ from .wake import Bell
 
 _BACKLOG = 2000  # unwritten outcomes before claiming stops
 _CLAIMS = 10  # one after another, before the worker looks around
+_FEW = 4  # rows taken back from a dead worker that run side by side
 _LOOK_AGAIN = 1.0  # seconds between two looks at a table that was altered and misses what its lane needs
 _REST = 10.0  # seconds for which a lane whose claim was refused is left alone
 
@@ -87,9 +90,14 @@ class Worker:
             self._foreman.watch_loop,
             register,
             replaces,
+            lambda: self._fallen,
         )
         #: Where a drain ended before all was done: rows that are paused without end, by environment and lane.
         self.held_back: list[dict[str, Any]] = []
+        self._fallen: frozenset[int] | None = None
+        #: A lane with rows that were taken back from a dead worker: they run while this process holds nothing else.
+        self._apart: Held | None = None
+        self._suspects: list[Claim] = []
         self._threads: ThreadPoolExecutor | None = None
         self._started = self.stopping = self.hurried = self.recycling = False
         self._above: list[Held] = []
@@ -107,6 +115,13 @@ class Worker:
             self.resources.check(lane.resources(), f"lane {lane.name!r}")
             if lane.isolation == "process":
                 importable(lane)
+
+    def tell_flight(self, file: int) -> None:
+        """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
+        flight = Flight(file, [len(slots.in_flight) for slots in self.slots.values()])
+        self._fallen = flight.before
+        for slots, cells in zip(self.slots.values(), flight.cells, strict=True):
+            slots.in_flight = cells
 
     # -- life
 
@@ -171,6 +186,8 @@ class Worker:
         self.settler.retry_later(now)
         self.settler.all(self.places)
         self._foreman.watch(now)
+        if self._apart is not None and not self.stopping:
+            await self._run_apart(self._apart)
         if self.stopping or not any(self._wanted(place, now) for place in self.places):
             return
         self._above = []
@@ -253,7 +270,7 @@ class Worker:
 
     def _ask(self, held: Held) -> int:
         """How many rows to take now: what can start, and, for the topmost lane, a little more to have at hand."""
-        if held.rests_until > time.monotonic() or len(held.outcomes) > _BACKLOG:
+        if self._apart is not None or held.rests_until > time.monotonic() or len(held.outcomes) > _BACKLOG:
             return 0  # what has ended is written before more is begun
         slots = self.slots[held.store.lane.name]
         # What a lane above does not give away before its gates have heard how a run ended is not to be had below.
@@ -292,14 +309,68 @@ class Worker:
             if held.gates is not None:
                 held.gates.held_back = not held.more
             self._take_in(held, claims)
-            slots.put(held, claims)
-            go_on = held.more and not self.stopping
+            slots.put(held, await self._without_suspects(held, claims))
+            go_on = held.more and not self.stopping and self._apart is None
             wanted = wanted - ask if go_on else 0
             if go_on and not wanted and turns < _CLAIMS and self._may_fetch_ahead(held):
                 wanted = self._ask(held)  # the topmost lane alone: those below look up first
             # The next claim is on its way before the runs of this one begin: they may not let go of the loop.
             coming = asyncio.create_task(held.store.claim(min(wanted, most))) if wanted > 0 else None
             slots.start()
+
+    # -- rows that were taken back from a dead worker
+
+    async def _without_suspects(self, held: Held, claims: list[Claim]) -> list[Claim]:
+        """Claims less those of suspects. They go back, to be run apart as soon as this process holds nothing else."""
+        suspects = await held.store.suspects(claims)
+        if not suspects:
+            return claims
+        self._apart = self._apart or held
+        await self._settle_now(held, [Settlement(claim, "release") for claim in claims if claim.key in suspects])
+        return [claim for claim in claims if claim.key not in suspects]
+
+    async def _settle_now(self, held: Held, settlements: list[Settlement]) -> None:
+        """Write these before anything is started: what is held when a process dies is counted."""
+        held.outcomes += settlements
+        self.settler.soon(self._where[id(held)], held)
+        while held.settling is not None:
+            await asyncio.wait([held.settling])
+
+    async def _run_apart(self, held: Held) -> None:
+        """Run suspects a few at a time, or alone: one that kills the process takes hardly any other with it."""
+        place, slots = self._where[id(held)], self.slots[held.store.lane.name]
+        busy = any(other.busy or other.buffered for other in self.slots.values()) or self.settler.busy(self.places)
+        if busy or time.monotonic() < place.retry_at:
+            return
+        self._apart, place.look = None, True
+        await self._guarded(place, self._next_apart(held, slots))
+
+    async def _next_apart(self, held: Held, slots: Slots) -> None:
+        store = held.store
+        if self._suspects:
+            await store.clear_suspects(self._suspects)
+            self._suspects = []
+        try:
+            claims = await store.claim(min(_FEW, slots.lane.concurrency))
+        except Refused:
+            return  # the next claim is refused, too, and says so
+        except (Unreachable, asyncio.CancelledError):
+            held.unsure = store.marked
+            raise
+        self._take_in(held, claims)
+        suspects = await store.suspects(claims)
+        if suspects:
+            words = store.error_text(TAKEN_BACK)
+            poison = [claim for claim in claims if store.is_poison(claim, suspects.get(claim.key, 0))]
+            first = [claim for claim in claims if claim.key in suspects and claim not in poison]
+            few = store.survives_reclaims and all(suspects[claim.key] == 1 for claim in first)
+            self._suspects = first if few else first[:1]
+            ended = [Settlement(claim, "dead", error=words) for claim in poison]
+            others = [claim for claim in claims if claim not in poison and claim not in self._suspects]
+            await self._settle_now(held, [*ended, *(Settlement(claim, "release") for claim in others)])
+            self._apart, claims = held, self._suspects
+        slots.put(held, claims)
+        slots.start()
 
     async def _claim_or_rest(self, place: Place, held: Held) -> None:
         """A lane whose claim the database refuses does not stop the others."""

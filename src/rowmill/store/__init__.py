@@ -27,6 +27,7 @@ from .stretches import turns_of
 from .tx import Tx
 from .urls import redact
 from .walk import Walk
+from .watched import Watched
 
 __all__ = [
     "Binding",
@@ -64,6 +65,7 @@ async def open_lane(
     binding = await bind(lane, environment, database)
     own = await (schema.ensure(database) if lane.groups or lane.budgets else schema.taken(database))
     store = store_for(binding, database, clock, worker, incarnation, own.has(schema.GATES))
+    store.watched = await Watched.open(store) if own.has(schema.RECOVERY) else None
     await check_conditions(store)
     # A claim that is refused harms nothing, and an end that is refused one row; done is what every row's work leads to.
     await check_states(store, ("done",))

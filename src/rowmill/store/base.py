@@ -25,6 +25,7 @@ from .binding import Binding, fence_time
 from .column_values import ColumnChecks
 from .database import Database, Run, runner
 from .handlers import uncut
+from .keys import Key
 from .passed_over import PassedOver, RefusedRow, set_aside
 from .readers import Reader, Readers, reading
 from .settled import ERROR_LENGTH, HookFailed, Settled, bounded, groups
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .notes import Notes
     from .turns import Turns
     from .walk import Walk
+    from .watched import Watched
 
 
 #: Tries of one claim that is refused again and again; rows that it asks for at most.
@@ -83,6 +85,8 @@ class LaneStore:
         #: The claim where gates hold rows back, and what gates learn from runs; None on a lane without gates.
         self.gated: Turns | Walk | None = None
         self.notes: Notes | None = None
+        #: What the fleet remembers about single rows; None where the tables for that are not there.
+        self.watched: Watched | None = None
 
     def sign(self, worker: str) -> None:
         """Claim under this name from now on: what the worker column gets."""
@@ -410,6 +414,45 @@ class LaneStore:
         if settlement.kind in ("done", "dead", "canceled") and worker:
             return bool(row[self._at[worker]] == claim.worker)
         return True
+
+    # -- rows that were taken back from a dead worker
+
+    async def suspects(self, claims: Sequence[Claim]) -> dict[Key, int]:
+        """Claims on rows that were taken back from a dead worker and have not run to an end since: how often."""
+        roles = self.binding.roles
+        if column := roles.get("reclaims"):
+            at = self._at[column]
+            likely = [claim for claim in claims if claim.row[at]]
+        elif "attempts" in roles:
+            likely = [claim for claim in claims if claim.attempts != 1]
+        else:
+            likely = list(claims)
+        if not likely:
+            return {}
+        counted = column is not None and column != roles.get("failures")
+        if self.watched is not None:
+            known = await self.watched.suspects([claim.key for claim in likely])
+        else:
+            known = {claim.key: 1 for claim in likely} if counted else {}
+        if counted and known:
+            return {claim.key: claim.row[at] for claim in likely if claim.key in known}
+        return known
+
+    def is_poison(self, claim: Claim, reclaims: int) -> bool:
+        """Taken back too often. Only for a lane without a counter: elsewhere the sweep itself sees it in the row."""
+        counts = {"attempts", "failures", "reclaims"} & self.binding.roles.keys()
+        return not counts and reclaims > self.limit(claim) + self.lane.max_reclaims
+
+    async def clear_suspects(self, claims: Sequence[Claim]) -> None:
+        """These have run to an end, whatever it was: they kill no process."""
+        if self.watched is not None:
+            await self.watched.clear([claim.key for claim in claims])
+
+    @property
+    def survives_reclaims(self) -> bool:
+        """A row that was taken back once may be taken back once more, and does not end by that."""
+        shared = self.binding.roles.get("reclaims", "") == self.binding.roles.get("failures")
+        return self.lane.max_reclaims >= 2 and not shared
 
     # -- on_settled: the lane's own writes in the settling transaction
 

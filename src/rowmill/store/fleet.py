@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from ..errors import Refused
@@ -29,6 +29,8 @@ class WorkerState:
     pid: int
     lanes: list[str]
     version: str
+    #: The lease and the lease at start of each lane, in seconds: what this worker's claims are judged by.
+    leases: dict[str, tuple[float, float]] = field(default_factory=dict)
     state: str = "idle"
     current: list[dict[str, Any]] = field(default_factory=list)
     completed: int = 0
@@ -45,7 +47,12 @@ class Fleet:
         self.database = database
         self.postgres = database.dialect.name == "postgresql"
         self.table = database.own("rowmill_workers")
-        self._memory: bool | None = None
+        self._own: schema.Own | None = None
+        self._age = (
+            "extract(epoch from now() - seen_at)"
+            if self.postgres
+            else "(julianday('now') - julianday(seen_at)) * 86400.0"
+        )
         self._now = "now()" if self.postgres else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 
     async def ensure(self) -> None:
@@ -58,28 +65,30 @@ class Fleet:
         """Whether the table is there."""
         return await self.database.read(lambda run: schema.exists(self.database, run, "rowmill_workers"))
 
-    async def _has_memory(self) -> bool:
-        """Whether the table has a column for it: a role that may not change tables works without."""
-        if self._memory is None:
-            self._memory = (await schema.taken(self.database)).has(schema.MINUTES)
-        return self._memory
+    async def _has(self, step: schema.Step) -> bool:
+        """Whether the table has the columns of a step: a role that may not change tables works without."""
+        if self._own is None:
+            self._own = await schema.taken(self.database)
+        return self._own.has(step)
 
     def _marks(self, count: int) -> list[str]:
         return [f"${i}" if self.postgres else f"?{i}" for i in range(1, count + 1)]
 
     async def register(self, me: WorkerState, replaces: str | None = None) -> dict[str, Any] | None:
         """Take the id. Returns the live worker that has it already, if one does."""
-        marks = self._marks(8)
+        leases = await self._has(schema.RECOVERY)
+        marks = self._marks(9 if leases else 8)
         silent = (
             f"{self.table}.seen_at < now() - interval '{SILENT} seconds'"
             if self.postgres
             else f"julianday({self.table}.seen_at) < julianday('now', '-{SILENT} seconds')"
         )
-        text = f"""insert into {self.table} (id, incarnation, host, pid, lanes, version, started_at, seen_at, state)
-values ({", ".join(marks[:6])}, {self._now}, {self._now}, 'idle')
+        text = f"""insert into {self.table} (id, incarnation, host, pid, lanes, version, started_at, seen_at, state
+  {", leases" if leases else ""})
+values ({", ".join(marks[:6])}, {self._now}, {self._now}, 'idle'{", " + marks[8] if leases else ""})
 on conflict (id) do update set incarnation = excluded.incarnation, host = excluded.host, pid = excluded.pid,
   lanes = excluded.lanes, version = excluded.version, started_at = excluded.started_at, seen_at = excluded.seen_at,
-  state = 'idle', current = '[]', completed = 0, failed = 0, lost = 0
+  state = 'idle', current = '[]', completed = 0, failed = 0, lost = 0{", leases = excluded.leases" if leases else ""}
 where {self.table}.state = 'stopped' or {self.table}.incarnation = {marks[6]}
   or {self.table}.incarnation = {marks[7]} or {silent}
 returning id"""
@@ -92,6 +101,7 @@ returning id"""
             me.version,
             me.incarnation,
             replaces or "",
+            *([json.dumps(me.leases)] if leases else []),
         )
         if await self.database.write(lambda run: run(text, values)):
             return None
@@ -101,7 +111,7 @@ returning id"""
     async def beat(self, me: WorkerState) -> bool:
         """A sign of life; False when another incarnation has taken the id."""
         marks = self._marks(7)
-        memory = f", memory = {int(me.memory)}" if await self._has_memory() else ""
+        memory = f", memory = {int(me.memory)}" if await self._has(schema.MINUTES) else ""
         text = f"""update {self.table} set seen_at = {self._now}, state = {marks[0]}, current = {marks[1]},
   completed = {marks[2]}, failed = {marks[3]}, lost = {marks[4]}{memory}
 where id = {marks[5]} and incarnation = {marks[6]} returning id"""
@@ -112,16 +122,10 @@ where id = {marks[5]} and incarnation = {marks[6]} returning id"""
 
     async def all(self) -> list[dict[str, Any]]:
         """Every worker that has not been forgotten, the latest heard of first."""
-        age = (
-            "extract(epoch from now() - seen_at)"
-            if self.postgres
-            else "(julianday('now') - julianday(seen_at)) * 86400.0"
-        )
-
-        columns = f"{_COLUMNS}, {_MEMORY if await self._has_memory() else 'null as memory'}"
+        columns = f"{_COLUMNS}, {_MEMORY if await self._has(schema.MINUTES) else 'null as memory'}"
 
         def verb(run: Run) -> list[dict[str, Any]]:
-            rows = run(f"select {columns}, {age} from {self.table} order by seen_at desc", ())
+            rows = run(f"select {columns}, {self._age} from {self.table} order by seen_at desc", ())
             names = [*_COLUMNS.split(", "), _MEMORY, "silent_for"]
             return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -136,6 +140,20 @@ where id = {marks[5]} and incarnation = {marks[6]} returning id"""
                     value.isoformat() if isinstance(value, datetime) else f"{value}+00:00".replace(" ", "T")
                 )
         return found
+
+    async def longest_lease(self, lane: str, *, at_start: bool) -> timedelta:
+        """The longest lease under which a worker may hold rows of a lane: one that has not stopped, and that was
+        heard of since its own lease ran out. After a deploy with a shorter lease, older workers renew by theirs.
+        """
+        if not await self._has(schema.RECOVERY):
+            return timedelta(0)
+        text = f"select leases, {self._age} from {self.table} where state <> 'stopped'"
+        longest = 0.0
+        for leases, silent_for in await self.database.read(lambda run: run(text, ())):
+            lease = json.loads(leases).get(lane)
+            if lease is not None and float(silent_for) < lease[0] + SILENT:
+                longest = max(longest, lease[at_start])
+        return timedelta(seconds=longest)
 
     async def forget(self, older: float = 7 * 86400.0) -> None:
         """Drop workers that have been gone for a week."""

@@ -8,6 +8,7 @@ since there may be no Python worker to do so. Parameters stand as $1, $2: a colu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from .. import states
@@ -75,6 +76,10 @@ class FunctionStatements(PostgresStatements):
 
     def further(self) -> str:
         return self.resolved.conditions["where"]
+
+    def stale(self, lease: timedelta, prefix: str = "") -> str:
+        # No function remembers when it first saw a row: one that tells no time is taken back at once.
+        return f"({super().stale(lease, prefix)} or {self.timeless(lease, prefix)})"
 
     def _same_key(self, row: str, other: str) -> str:
         return " and ".join(f"{row}.{self.name(c)}{self.equals}{other}._k{i}" for i, c in enumerate(self.binding.key))

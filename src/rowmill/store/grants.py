@@ -9,7 +9,9 @@ from .binding import Binding
 from .database import Database, Run
 
 #: What workers write of rowmill's own. Not the list of steps, nor what only operators change.
-_WRITTEN = ("rowmill_workers", "rowmill_gates", "rowmill_failures", "rowmill_minutes")
+_WRITTEN = (
+    "rowmill_workers", "rowmill_gates", "rowmill_failures", "rowmill_minutes", "rowmill_sightings", "rowmill_suspects",
+)  # fmt: skip
 _OF_TASKS = ("rowmill_jobs", "rowmill_steps", "rowmill_crons")
 #: Roles of columns that are read, and never written by a worker.
 _READ_ONLY = ("max_attempts", "priority")

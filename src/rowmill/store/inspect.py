@@ -119,7 +119,8 @@ class LaneView:
             case "running":
                 return say.running()
             case "stuck":
-                return f"{say.running()} and {say.stale(lane.lease, say.table + '.')}" if self._fleet else None
+                silent = (test(lane.lease, f"{say.table}.") for test in (say.stale, say.timeless))
+                return f"{say.running()} and ({' or '.join(silent)})" if self._fleet else None
             case "done":
                 return say.final(lane.done)
             case "dead":

@@ -165,7 +165,7 @@ async def try_claim(store: LaneStore, keys: Sequence[Key]) -> bool:
             with translated(store.database):
                 if store.database.dialect.name == "postgresql":  # also what is asked at the commit only
                     await connection.exec_driver_sql("set constraints all immediate")
-                any_row = await connection.run_sync(lambda c: verb(runner(c)))
+                any_row = bool(await connection.run_sync(lambda c: verb(runner(c))))
             raise _Tried(any_row)
     except _Tried as tried:
         return tried.any_row
@@ -194,8 +194,8 @@ async def _end(store: LaneStore, key: Key, said: str) -> bool:
 
 def write_rows(
     store: LaneStore, written: Mapping[str, str], marks: Marks, condition: str, keys: Sequence[Key]
-) -> Callable[[Run], bool]:
-    """Write rows by key, where a condition still holds and nobody else has them locked; whether any was written."""
+) -> Callable[[Run], int]:
+    """Write rows by key, where a condition still holds and nobody else has them locked; how many were written."""
     say = store.statements
     mine = f"{among(say.names(store.binding.key), keys, marks)} and {condition}"
     assignments = say.assignments(written)
@@ -209,4 +209,4 @@ update {say.table} set
 where {found} returning 1"""
     else:
         text = f"update {say.table} set\n    {assignments}\nwhere {mine} returning 1"
-    return lambda run: bool(run(text, marks.given()))
+    return lambda run: len(run(text, marks.given()))

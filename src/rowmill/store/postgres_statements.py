@@ -60,6 +60,17 @@ class PostgresStatements(Statements):
     def older_own(self, column: str, than: timedelta) -> str:
         return f"{column} < {self._now()} - interval '{than.total_seconds()} seconds'"
 
+    def instant(self, column: str, prefix: str = "") -> str:
+        name = prefix + self.name(column)
+        return name if "with time zone" in self.binding.sql_types[column] else f"({name} at time zone 'utc')"
+
+    def own_instant(self, column: str) -> str:
+        return column
+
+    def instant_now(self, by: timedelta) -> str:
+        seconds = by.total_seconds()
+        return f"{self._now()} {'-' if seconds < 0 else '+'} interval '{abs(seconds)} seconds'"
+
     def plain_now(self) -> str:
         return self._now()
 

@@ -263,7 +263,28 @@ MINUTES = Step(8, minutes_table.WHAT, minutes_table.STATEMENTS, minutes_table.ON
 
 ACCESS = Step(9, access_tables.WHAT, access_tables.STATEMENTS, access_tables.ON_POSTGRES, access_tables.ON_SQLITE)
 
-STEPS: tuple[Step, ...] = (WORKERS, GATES, JOBS, FLOWS, CRONS, DDL, FAILURES, MINUTES, ACCESS)
+RECOVERY = Step(
+    10,
+    "rowmill_sightings, rowmill_suspects: running rows that tell no time, and rows taken back from a dead worker",
+    (
+        """create table own.rowmill_sightings (
+  lane text not null,
+  row_id text not null,
+  seen_at timestamptz not null,
+  primary key (lane, row_id)
+)""",
+        """create table own.rowmill_suspects (
+  lane text not null,
+  row_id text not null,
+  swept_at timestamptz not null,
+  reclaims integer not null default 1,
+  primary key (lane, row_id)
+)""",
+        "alter table own.rowmill_workers add column leases text not null default '{}'",
+    ),
+)
+
+STEPS: tuple[Step, ...] = (WORKERS, GATES, JOBS, FLOWS, CRONS, DDL, FAILURES, MINUTES, ACCESS, RECOVERY)
 #: In the list of steps: the schema itself was made by rowmill.
 SCHEMA_MADE = 0
 _LEDGER = "create table if not exists own.rowmill_schema (step integer primary key, what text not null)"

@@ -80,6 +80,21 @@ class SqliteStatements(Statements):
         moment = self._moment(f"'-{than.total_seconds()} seconds'")
         return f"julianday({column}) < julianday({moment})"
 
+    def instant(self, column: str, prefix: str = "") -> str:
+        kind, name = self.binding.kinds[column], prefix + self.name(column)
+        if isinstance(kind, sa.Integer):  # the end of that second: no lease is cut short
+            return f"(({name} + 1) / 86400.0 + 2440587.5)"
+        return f"({name} / 86400.0 + 2440587.5)" if isinstance(kind, _NUMBERS) else f"julianday({name})"
+
+    def own_instant(self, column: str) -> str:
+        return f"julianday({column})"
+
+    def instant_now(self, by: timedelta) -> str:
+        moment = self._moment(f"'{by.total_seconds():+} seconds'")
+        return f"julianday({moment})"
+
+    long_ago = "0.0"
+
     def plain_now(self) -> str:
         return f"strftime({_FORMAT}, {self._moment()})"
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: What stands between a worker's id and its incarnation in a worker column.
 INCARNATION = "~"
+#: The end of PostgreSQL's types for counters. SQLite's integers have one, too, but no counter reaches it.
+_MOST = {"smallint": 2**15 - 1, "integer": 2**31 - 1, "bigint": 2**63 - 1}
 _NOW = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|(?<![:\w]):now\b""")
 
 
@@ -212,17 +214,63 @@ class Statements:
         return self.condition(self.binding.running, prefix)
 
     def stale(self, lease: timedelta, prefix: str = "") -> str:
-        """A running row whose holder has given no sign of life for longer than the lease."""
-        evidence = self.evidence()
-        if evidence is not None:
-            return f"({prefix}{self.name(evidence)} is null or {self.older(evidence, lease, prefix)})"
-        if "worker" not in self.roles:  # nothing tells: an unfenced lane's rows are released by hand
-            return "false"
+        """A running row whose holder gave its last sign of life longer ago than the lease.
+
+        NULL for a row that tells no time at all: see ``timeless``.
+        """
+        sign = self.last_sign(lease, prefix)
+        return f"{sign} < {self.instant_now(-lease)}" if sign else "false"
+
+    def timeless(self, lease: timedelta, prefix: str = "") -> str:
+        """A running row that tells no time to go by: only when a worker first saw it running can be known."""
+        sign = self.last_sign(lease, prefix)
+        return f"{sign} is null" if sign else "false"
+
+    def last_sign(self, lease: timedelta, prefix: str = "") -> str | None:
+        """The latest sign of life of a row's holder; NULL where the row tells none. None: no column could tell one.
+
+        Another program's claim may write no heartbeat: then the claim's time counts, then updated_at. A time further
+        in the future than the lease is ignored.
+        """
+        signs = self._signs()
+        if not signs:
+            return self._last_seen(prefix) if "worker" in self.roles else None
+        parts = [self._plausible(column, lease, prefix) for column in signs]
+        return f"coalesce({', '.join(parts)})" if len(parts) > 1 else parts[0]
+
+    def _plausible(self, column: str, lease: timedelta, prefix: str) -> str:
+        instant = self.instant(column, prefix)
+        return f"case when {instant} < {self.instant_now(lease)} then {instant} end"
+
+    def _last_seen(self, prefix: str) -> str:
+        """When the workers table last heard of the holder; long ago where its id has begun again since."""
         worker = prefix + self.name(self.roles["worker"])
+        seen = f"case when {worker} = w.id || '{INCARNATION}' || w.incarnation then {self.own_instant('w.seen_at')}"
         return (
-            f"not exists (select 1 from {self.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation"
-            f" and not ({self.older_own('w.seen_at', lease)}))"
+            f"(select max({seen} else {self.long_ago} end) from {self.workers} w"
+            f" where substr({worker}, 1, length(w.id) + 1) = w.id || '{INCARNATION}')"
         )
+
+    def instant(self, column: str, prefix: str = "") -> str:
+        """A column's time, whatever its type, in a form in which all times compare."""
+        raise NotImplementedError
+
+    def instant_now(self, by: timedelta) -> str:
+        """The time so much later than now, in the form of ``instant``."""
+        raise NotImplementedError
+
+    def own_instant(self, column: str) -> str:
+        """Like ``instant``, for a time column of rowmill's own tables."""
+        raise NotImplementedError
+
+    #: A time before all others, in the form of ``instant``.
+    long_ago = "'-infinity'::timestamptz"
+
+    def plus_one(self, column: str) -> str:
+        """A counter, one higher; it stays where it is at the end of its type."""
+        most = _MOST.get(self.binding.sql_types.get(column, ""))
+        counted = f"coalesce({self.name(column)}, 0)"
+        return f"least({counted}, {most - 1}) + 1" if most else f"{counted} + 1"
 
     def older_own(self, column: str, than: timedelta) -> str:
         """Like ``older``, for a time column of rowmill's own tables."""
@@ -230,10 +278,14 @@ class Statements:
 
     def evidence(self) -> str | None:
         """The column that shows the holder's last sign of life; None where only the workers table can tell."""
+        return next(iter(self._signs()), None)
+
+    def _signs(self) -> list[str]:
+        """The columns that show a sign of life, the one to go by first."""
         order = ("heartbeat_at", "claimed_at", "updated_at")
         if self.binding.renew == "claimed_at":
             order = ("claimed_at", "heartbeat_at", "updated_at")
-        return next((self.roles[role] for role in order if role in self.roles), None)
+        return list(dict.fromkeys(self.roles[role] for role in order if role in self.roles))
 
     def limit(self) -> str:
         """Failures before dead, per row where the table says so."""
@@ -250,11 +302,9 @@ class Statements:
         allowed = f"{self.limit()} + {self.lane.max_reclaims}"
         if reclaims:
             if failures == reclaims:  # one counter for both: the limit is the limit
-                return f"coalesce({self.name(reclaims)}, 0) + 1 >= {self.limit()}"
-            ended = f"coalesce({self.name(reclaims)}, 0) + 1"
-            if failures:
-                ended += f" + coalesce({self.name(failures)}, 0)"
-            return f"{ended} > {allowed}"
+                return f"coalesce({self.name(reclaims)}, 0) >= {self.limit()} - 1"
+            failed = f" - coalesce({self.name(failures)}, 0)" if failures else ""
+            return f"coalesce({self.name(reclaims)}, 0) >= {allowed}{failed}"
         return f"coalesce({self.name(attempts)}, 0) > {allowed}" if attempts else None
 
     def fence(self, row: str, time: str, attempts: str, worker: str) -> str:
@@ -309,7 +359,7 @@ class Statements:
         if kind in ("snooze", "release") and (column := r.get("attempts")):
             written[column] = f"{self.greatest}({self.name(column)} - 1, 0)"
         if kind in ("retry", "dead") and (column := r.get("failures")):
-            written[column] = f"coalesce({self.name(column)}, 0) + 1"
+            written[column] = self.plus_one(column)
         stateless = kind == "dead" or (kind == "canceled" and lane.canceled is None)
         if stateless and lane.dead is None and (column := self.binding.counter):
             # No state says dead: the counter, at its limit, does.
@@ -331,7 +381,7 @@ class Statements:
         back |= self._cleared()
         if column := self.roles.get("updated_at"):
             back[column] = self.now(column)
-        reclaimed = {c: f"coalesce({self.name(c)}, 0) + 1" for c in [self.roles.get("reclaims")] if c}
+        reclaimed = {c: self.plus_one(c) for c in [self.roles.get("reclaims")] if c}
         back |= reclaimed
         dead = self.settle_set("dead", error or POISONED, "null")
         # A sweep is not a failure; only the reclaim is counted.

@@ -183,7 +183,7 @@ join enrichment_jobs t on t.id = s._k0;
 with held as materialized (
   select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) > coalesce(max_attempts, 2) + 3 as _poison
   from enrichment_jobs t
-  where t.status = 'running' and (t.locked_at is null or t.locked_at < now() - interval '300.0 seconds')
+  where t.status = 'running' and coalesce(case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end, case when t.updated_at < now() + interval '300.0 seconds' then t.updated_at end) < now() - interval '300.0 seconds'
   limit $1::bigint
   for no key update skip locked
 )

@@ -174,7 +174,7 @@ join extraction_queue t on t.id = s._k0;
 with held as materialized (
   select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.ocr_worker_id as _worker, coalesce(ocr_attempts, 0) > coalesce(ocr_max_attempts, 3) + 3 as _poison
   from extraction_queue t
-  where t.status_id = 6 and (t.ocr_heartbeat_at is null or t.ocr_heartbeat_at < now() - interval '300.0 seconds')
+  where t.status_id = 6 and coalesce(case when t.ocr_heartbeat_at < now() + interval '300.0 seconds' then t.ocr_heartbeat_at end, case when t.ocr_started_at < now() + interval '300.0 seconds' then t.ocr_started_at end) < now() - interval '300.0 seconds'
   limit $1::bigint
   for no key update skip locked
 )

@@ -149,7 +149,7 @@ join jobs t on t.tenant = s._k0 and t.number = s._k1;
 with held as materialized (
   select t.ctid as _row, t.tableoid as _table, t.tenant as _k0, t.number as _k1, t.worker as _worker, false as _poison
   from jobs t
-  where t.status = 'running' and (t.claimed_at is null or t.claimed_at < now() - interval '300.0 seconds')
+  where t.status = 'running' and case when t.claimed_at < now() + interval '300.0 seconds' then t.claimed_at end < now() - interval '300.0 seconds'
   limit $1::bigint
   for no key update skip locked
 )

@@ -98,7 +98,7 @@ update "AnalysisJob" t set
     "lockedBy" = null,
     "heartbeatAt" = null,
     "runAfter" = now() + held._delay * interval '1 second',
-    "retryCount" = coalesce("retryCount", 0) + 1,
+    "retryCount" = least(coalesce("retryCount", 0), 2147483646) + 1,
     error = held._error
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -118,7 +118,7 @@ update "AnalysisJob" t set
     "currentStep" = 'prompt-forming',
     "inProgress" = false,
     "updatedAt" = now(),
-    "retryCount" = greatest(coalesce("retryCount", 0) + 1, 3),
+    "retryCount" = greatest(least(coalesce("retryCount", 0), 2147483646) + 1, 3),
     error = held._error
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -206,9 +206,9 @@ join "AnalysisJob" t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) + 1 >= 3 as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t."lockedBy" as _worker, coalesce("retryCount", 0) >= 3 - 1 as _poison
   from "AnalysisJob" t
-  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and (t."heartbeatAt" is null or t."heartbeatAt" < now() - interval '300.0 seconds')
+  where t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and coalesce(case when t."heartbeatAt" < now() + interval '300.0 seconds' then t."heartbeatAt" end, case when t."updatedAt" < now() + interval '300.0 seconds' then t."updatedAt" end) < now() - interval '300.0 seconds'
   limit $1::bigint
   for no key update skip locked
 )
@@ -219,7 +219,7 @@ update "AnalysisJob" t set
     "lockedBy" = case when held._poison then "lockedBy"::text else null end,
     "heartbeatAt" = case when held._poison then "heartbeatAt"::timestamp with time zone else null end,
     "updatedAt" = case when held._poison then now()::timestamp with time zone else now() end,
-    "retryCount" = case when held._poison then greatest(coalesce("retryCount", 0) + 1, 3)::integer else coalesce("retryCount", 0) + 1 end,
+    "retryCount" = case when held._poison then greatest(least(coalesce("retryCount", 0), 2147483646) + 1, 3)::integer else least(coalesce("retryCount", 0), 2147483646) + 1 end,
     error = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else error end
 from held
 where t.ctid = held._row and t.tableoid = held._table

@@ -181,7 +181,7 @@ join search_sessions t on t.id = s._k0;
 with held as materialized (
   select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker_id as _worker, false as _poison
   from search_sessions t
-  where t.status = 'scraping_company_data' and t.req_completed = false and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+  where t.status = 'scraping_company_data' and t.req_completed = false and coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.processing_started_at < now() + interval '300.0 seconds' then t.processing_started_at end, case when t.updated_at < now() + interval '300.0 seconds' then t.updated_at end) < now() - interval '300.0 seconds'
   limit $1::bigint
   for no key update skip locked
 )

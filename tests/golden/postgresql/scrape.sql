@@ -92,7 +92,7 @@ update scrape_jobs t set
     locked_at = null,
     heartbeat_at = null,
     next_retry_at = now() + held._delay * interval '1 second',
-    retry_count = coalesce(retry_count, 0) + 1,
+    retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
     error_message = held._error
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -110,7 +110,7 @@ with held as materialized (
 update scrape_jobs t set
     status = 'failed',
     completed_at = now(),
-    retry_count = coalesce(retry_count, 0) + 1,
+    retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
     error_message = held._error
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -192,9 +192,9 @@ join scrape_jobs t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3 as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) >= 6 + 3 - coalesce(retry_count, 0) as _poison
   from scrape_jobs t
-  where t.status = 'running' and (t.heartbeat_at is null or t.heartbeat_at < now() - interval '300.0 seconds')
+  where t.status = 'running' and coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) < now() - interval '300.0 seconds'
   limit $1::bigint
   for no key update skip locked
 )
@@ -203,7 +203,7 @@ update scrape_jobs t set
     locked_by = case when held._poison then locked_by::text else null end,
     locked_at = case when held._poison then locked_at::timestamp with time zone else null end,
     heartbeat_at = case when held._poison then heartbeat_at::timestamp with time zone else null end,
-    attempts = case when held._poison then coalesce(attempts, 0) + 1::integer else coalesce(attempts, 0) + 1 end,
+    attempts = case when held._poison then least(coalesce(attempts, 0), 2147483646) + 1::integer else least(coalesce(attempts, 0), 2147483646) + 1 end,
     completed_at = case when held._poison then now()::timestamp with time zone else completed_at end,
     error_message = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else error_message end
 from held

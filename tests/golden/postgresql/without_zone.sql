@@ -163,7 +163,7 @@ join jobs t on t.id = s._k0;
 with held as materialized (
   select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker as _worker, coalesce(attempts, 0) > 5 + 3 as _poison
   from jobs t
-  where t.status = 'running' and (t.claimed_at is null or t.claimed_at < ((now() - interval '300.0 seconds') at time zone 'utc'))
+  where t.status = 'running' and coalesce(case when (t.claimed_at at time zone 'utc') < now() + interval '300.0 seconds' then (t.claimed_at at time zone 'utc') end, case when (t.updated_at at time zone 'utc') < now() + interval '300.0 seconds' then (t.updated_at at time zone 'utc') end) < now() - interval '300.0 seconds'
   limit $1::bigint
   for no key update skip locked
 )

@@ -144,7 +144,7 @@ join jobs t on t.id = s._k0;
 with held as materialized (
   select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker as _worker, false as _poison
   from jobs t
-  where t.status = 'running' and not exists (select 1 from rowmill_workers w where t.worker = w.id || '~' || w.incarnation and not (w.seen_at < now() - interval '300.0 seconds'))
+  where t.status = 'running' and (select max(case when t.worker = w.id || '~' || w.incarnation then w.seen_at else '-infinity'::timestamptz end) from rowmill_workers w where substr(t.worker, 1, length(w.id) + 1) = w.id || '~') < now() - interval '300.0 seconds'
   limit $1::bigint
   for no key update skip locked
 )

@@ -68,7 +68,7 @@ where id = :_k0;
 -- stale rows
 select worker, 0, id
 from jobs
-where status = 'running' and (jobs.claimed_at is null or julianday(jobs.claimed_at) < julianday('now', '-300.0 seconds'))
+where status = 'running' and case when julianday(jobs.claimed_at) < julianday('now', '+300.0 seconds') then julianday(jobs.claimed_at) end < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

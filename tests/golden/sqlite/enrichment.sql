@@ -77,7 +77,7 @@ where id = :_k0;
 -- stale rows
 select locked_by, coalesce(attempts, 0) > coalesce(max_attempts, 2) + 3, id
 from enrichment_jobs
-where status = 'running' and (enrichment_jobs.locked_at is null or julianday(enrichment_jobs.locked_at) < julianday('now', '-300.0 seconds'))
+where status = 'running' and coalesce(case when julianday(enrichment_jobs.locked_at) < julianday('now', '+300.0 seconds') then julianday(enrichment_jobs.locked_at) end, case when julianday(enrichment_jobs.updated_at) < julianday('now', '+300.0 seconds') then julianday(enrichment_jobs.updated_at) end) < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

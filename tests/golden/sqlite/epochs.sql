@@ -69,7 +69,7 @@ where id = :_k0;
 -- stale rows
 select worker, coalesce(attempts, 0) > 5 + 3, id
 from jobs
-where status = 'running' and (jobs.heartbeat_at is null or jobs.heartbeat_at < cast(strftime('%s', 'now', '-300.0 seconds') as integer))
+where status = 'running' and coalesce(case when ((jobs.heartbeat_at + 1) / 86400.0 + 2440587.5) < julianday('now', '+300.0 seconds') then ((jobs.heartbeat_at + 1) / 86400.0 + 2440587.5) end, case when (jobs.claimed_at / 86400.0 + 2440587.5) < julianday('now', '+300.0 seconds') then (jobs.claimed_at / 86400.0 + 2440587.5) end) < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

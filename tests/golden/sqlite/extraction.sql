@@ -73,7 +73,7 @@ where id = :_k0;
 -- stale rows
 select worker_id, 0, id
 from extraction_queue
-where status_id = 2 and (extraction_queue.heartbeat_at is null or julianday(extraction_queue.heartbeat_at) < julianday('now', '-300.0 seconds'))
+where status_id = 2 and coalesce(case when julianday(extraction_queue.heartbeat_at) < julianday('now', '+300.0 seconds') then julianday(extraction_queue.heartbeat_at) end, case when julianday(extraction_queue.processing_started_at) < julianday('now', '+300.0 seconds') then julianday(extraction_queue.processing_started_at) end) < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

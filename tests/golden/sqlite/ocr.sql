@@ -69,7 +69,7 @@ where id = :_k0;
 -- stale rows
 select ocr_worker_id, coalesce(ocr_attempts, 0) > coalesce(ocr_max_attempts, 3) + 3, id
 from extraction_queue
-where status_id = 6 and (extraction_queue.ocr_heartbeat_at is null or julianday(extraction_queue.ocr_heartbeat_at) < julianday('now', '-300.0 seconds'))
+where status_id = 6 and coalesce(case when julianday(extraction_queue.ocr_heartbeat_at) < julianday('now', '+300.0 seconds') then julianday(extraction_queue.ocr_heartbeat_at) end, case when julianday(extraction_queue.ocr_started_at) < julianday('now', '+300.0 seconds') then julianday(extraction_queue.ocr_started_at) end) < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

@@ -90,9 +90,9 @@ from "AnalysisJob"
 where id = :_k0;
 
 -- stale rows
-select "lockedBy", coalesce("retryCount", 0) + 1 >= 3, id
+select "lockedBy", coalesce("retryCount", 0) >= 3 - 1, id
 from "AnalysisJob"
-where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = 1 and ("AnalysisJob"."heartbeatAt" is null or julianday("AnalysisJob"."heartbeatAt") < julianday('now', '-300.0 seconds'))
+where status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = 1 and coalesce(case when julianday("AnalysisJob"."heartbeatAt") < julianday('now', '+300.0 seconds') then julianday("AnalysisJob"."heartbeatAt") end, case when julianday("AnalysisJob"."updatedAt") < julianday('now', '+300.0 seconds') then julianday("AnalysisJob"."updatedAt") end) < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

@@ -74,7 +74,7 @@ where id = :_k0;
 -- stale rows
 select worker_id, 0, id
 from search_sessions
-where status = 'scraping_company_data' and req_completed = 0 and (search_sessions.heartbeat_at is null or julianday(search_sessions.heartbeat_at) < julianday('now', '-300.0 seconds'))
+where status = 'scraping_company_data' and req_completed = 0 and coalesce(case when julianday(search_sessions.heartbeat_at) < julianday('now', '+300.0 seconds') then julianday(search_sessions.heartbeat_at) end, case when julianday(search_sessions.processing_started_at) < julianday('now', '+300.0 seconds') then julianday(search_sessions.processing_started_at) end, case when julianday(search_sessions.updated_at) < julianday('now', '+300.0 seconds') then julianday(search_sessions.updated_at) end) < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

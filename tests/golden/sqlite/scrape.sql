@@ -78,9 +78,9 @@ from scrape_jobs
 where id = :_k0;
 
 -- stale rows
-select locked_by, coalesce(attempts, 0) + 1 + coalesce(retry_count, 0) > 6 + 3, id
+select locked_by, coalesce(attempts, 0) >= 6 + 3 - coalesce(retry_count, 0), id
 from scrape_jobs
-where status = 'running' and (scrape_jobs.heartbeat_at is null or julianday(scrape_jobs.heartbeat_at) < julianday('now', '-300.0 seconds'))
+where status = 'running' and coalesce(case when julianday(scrape_jobs.heartbeat_at) < julianday('now', '+300.0 seconds') then julianday(scrape_jobs.heartbeat_at) end, case when julianday(scrape_jobs.locked_at) < julianday('now', '+300.0 seconds') then julianday(scrape_jobs.locked_at) end) < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

@@ -51,7 +51,7 @@ where id = :_k0;
 -- stale rows
 select worker, 0, id
 from jobs
-where status = 'running' and not exists (select 1 from rowmill_workers w where jobs.worker = w.id || '~' || w.incarnation and not (julianday(w.seen_at) < julianday('now', '-300.0 seconds')))
+where status = 'running' and (select max(case when jobs.worker = w.id || '~' || w.incarnation then julianday(w.seen_at) else 0.0 end) from rowmill_workers w where substr(jobs.worker, 1, length(w.id) + 1) = w.id || '~') < julianday('now', '-300.0 seconds')
 limit :most;
 
 -- sweep

@@ -79,7 +79,7 @@ MUTATIONS = (
     ),
     one(
         "the state in the sweep (PostgreSQL)", "store/postgres_statements.py",
-        "stale = f\"{self.running('t.')} and {self.stale(lease, 't.')}\"", "stale = self.stale(lease, 't.')",
+        "{self.running('t.')} and {self.stale(lease, 't.')}{self.not", "{self.stale(lease, 't.')}{self.not",
         f"{MODEL}[postgresql-plain]",
     ),
     one(
@@ -205,6 +205,48 @@ MUTATIONS = (
         "unnamed statements behind a pooler", "store/database.py",
         '{"statement_cache_size": 0}', "{}",
         "tests/test_pooler.py::test_no_statement_outlives_its_round_trip_behind_a_pooler",
+    ),
+    one(
+        "replies read again with values that Python cannot hold", "store/base.py",
+        "            self.tolerate()\n            if self.claims", "            if self.claims",
+        "tests/test_safety_unreadable.py::test_whatever_the_claim",
+    ),
+    one(
+        "the rows of a refused claim tried one by one", "store/base.py",
+        "        except Refused:\n            return await self._claim_carefully(claim, count)",
+        "        except Busy:\n            raise",
+        "tests/test_safety_refused.py::test_a_row_that_may_not_run_is_set_aside",
+    ),
+    one(
+        "no row set aside while every claim is refused", "store/passed_over.py",
+        "if refused and not store.claims_work:", "if False:",
+        "tests/test_safety_refused.py::test_a_state_that_no_row_may_have_ends_no_row",
+    ),
+    one(
+        "bounded tries of a refused outcome", "engine/settler.py",
+        "given_up = self.stopping or settlement.refusals >= len(self.stuck_pauses)",
+        "given_up = False\n        settlement.refusals = 0",
+        "tests/test_safety_refused.py::test_an_outcome_that_is_refused_for_good_is_given_up_and_told",
+    ),
+    one(
+        "outcomes that wait for a missing right", "store/translate.py",
+        "        if _of_no_row(state, text):", "        if False:",
+        "tests/test_safety_altered.py::test_a_missing_right_ends_no_row",
+    ),
+    one(
+        "the second look at an altered table", "engine/worker.py",
+        "            if held.altered and held.rests_until", "            if False and held.rests_until",
+        "tests/test_safety_altered.py::test_a_dropped_column_that_nobody_uses_stops_nothing",
+    ),
+    one(
+        "connections to a standby thrown away", "store/handlers.py",
+        "if from_standby(error):", "if False:",
+        "tests/test_safety_altered.py::test_a_connection_to_a_server_that_became_a_standby_is_not_used_again",
+    ),
+    one(
+        "the table of a row in the claim", "store/postgres_statements.py",
+        'and ({one} or {pairs})"', '"',
+        "tests/test_safety_children.py::test_finished_rows_of_a_child_are_not_run_again",
     ),
 )  # fmt: skip
 

@@ -213,12 +213,14 @@ def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, s
 
     for state in wanted:
         run("savepoint trial", ())
+        reached = "running"  # a refusal on the way there says nothing about the state itself
         try:
             write(say.claim_set("'w'"))
             if state != "running":
+                reached = state
                 write(say.settle_set(state, "'trial'", "0"))
         except sa.exc.DBAPIError as error:
-            if (said := _raised_by_trigger(error)) is not None:
+            if reached == state and (said := _raised_by_trigger(error)) is not None:
                 refused[state] = said
         run("rollback to savepoint trial", ())
 

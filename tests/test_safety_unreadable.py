@@ -193,3 +193,19 @@ async def test_a_kit_steps_over_it(pg: Db) -> None:
         stepped = [await kit.step() for _ in range(31)]
         assert [one.outcome for one in stepped if one].count("done") == 30
         assert await kit.step() is None
+
+
+async def test_beside_a_row_that_may_not_be_claimed(pg: Db) -> None:
+    bad_row(pg, "a year of five digits")
+    pg.execute("alter table jobs add check (id <> 3) not valid")
+    await drainer(pg).worker(drain=True).run()
+    assert states(pg) == {"done": [i for i in range(1, 32) if i not in (3, 7)], "dead": [7], "ready": [3]}
+
+
+async def test_rows_that_were_found_again_after_a_lost_reply(pg: Db) -> None:
+    bad_row(pg, "a year of five digits")
+    async with Kit(drainer(pg)) as kit:
+        store = await kit.store()
+        pg.execute("update jobs set status = 'running', worker = ?, claimed_at = now(), attempts = 1", store.worker)
+        outcomes = [(await kit.run(claim)).outcome for claim in await store.mine()]
+    assert sorted(outcomes) == ["dead", *["done"] * 30]

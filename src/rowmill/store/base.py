@@ -32,6 +32,7 @@ from .settled import ERROR_LENGTH, HookFailed, Settled, bounded, groups
 from .statements import INCARNATION, Statements
 from .translate import translate, translated
 from .tx import PlainTx, Tx
+from .unreadable import inside
 
 if TYPE_CHECKING:
     from .gating import Dimension
@@ -103,19 +104,23 @@ class LaneStore:
 
     async def claim(self, count: int) -> list[Claim]:
         """Take up to ``count`` ready rows, in the lane's order; with gates, in that order within each key."""
-        claim = self.gated.claim if self.gated is not None else self.claim_ungated
-        if self.passed.version:
-            return await self._claim_carefully(claim, count)
         try:
-            return await claim(count)
+            return await self._claim_or_divide(count)
         except Unreadable:
             if self.tolerant:
                 raise
             self.tolerate()
             if self.claims_in_transaction:  # so nothing was claimed
-                return await claim(count)
+                return await self._claim_or_divide(count)
             raise  # committed: the rows are this worker's, which ``mine`` finds
-        except Unserved:
+
+    async def _claim_or_divide(self, count: int) -> list[Claim]:
+        claim = self.gated.claim if self.gated is not None else self.claim_ungated
+        if self.passed.version:
+            return await self._claim_carefully(claim, count)
+        try:
+            return await claim(count)
+        except (Unreadable, Unserved):
             raise
         except Refused:
             return await self._claim_carefully(claim, count)
@@ -227,6 +232,12 @@ class LaneStore:
         """Whether a row is running that may never come back: nothing shows whether its worker is alive."""
         text = f"select 1 where {self.running_probe()}"
         return not self.sweeps and bool(await self.database.read(lambda run: run(text, ())))
+
+    def find_claims(self, rows: Sequence[Any]) -> list[Claim]:
+        """Claims from rows that were read again, which may hold values that Python cannot."""
+        if not self.tolerant and any(inside(value) is not None for row in rows for value in row):
+            self.tolerate()
+        return self.make_claims(rows)
 
     def make_claims(self, rows: Sequence[Any], now: float | None = None) -> list[Claim]:
         """Claims from the rows a claim returned, each with the values its fence will ask for.

@@ -171,7 +171,7 @@ class PostgresLane(LaneStore):
         text = self._text("mine", lambda: self.statements.mine("$1::text", "$2"))
         values = (self.worker, self.opened_at) if fence_time(self.binding) else (self.worker,)
         rows = await self.database.read(rows_of(text, values))
-        return self.make_claims(rows)
+        return self.find_claims(rows)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)

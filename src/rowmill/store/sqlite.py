@@ -284,7 +284,7 @@ class SqliteLane(LaneStore):
     async def mine(self) -> list[Claim]:
         text = self._text("mine", lambda: self.statements.mine(":worker", ":since"))
         rows = await self.database.read(lambda run: run(text, {"worker": self.worker, "since": self.opened_at}))
-        return self.make_claims(rows)
+        return self.find_claims(rows)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)

@@ -44,7 +44,8 @@ ACTS = {
 
 @mill.lane(
     "jobs", name="jobs", ready={"status": "queued"}, running={"status": "running"}, done={"status": "done"},
-    dead={"status": "dead"}, lease=td(seconds=int(os.environ["LEASE"])), sweep_every=td(seconds=1), poll=td(seconds=1), concurrency=20,
+    dead={"status": "dead"}, lease=td(seconds=int(os.environ["LEASE"])), sweep_every=td(seconds=1),
+    poll=td(seconds=1), concurrency=20,
     max_attempts=2, max_reclaims=int(os.environ["RECLAIMS"]), backoff=fixed(td(0)),
     timeout=td(seconds=float(os.environ["TIMEOUT"])),
 )

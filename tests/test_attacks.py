@@ -91,9 +91,7 @@ async def test_a_value_that_cannot_be_encoded_ends_its_own_row_dead(
 
     await mill.worker(drain=True).run()
     assert statuses(db) == ["done", "dead", "done"]
-    assert f"refused what the handler returned ({column}): it cannot be" in db.value(
-        "select error from jobs where id=2"
-    )
+    assert db.value("select error from jobs where id=2").startswith(f"column {column!r}: ")
 
 
 async def test_an_outcome_that_the_table_refuses_ends_dead_with_the_reason(db: Db) -> None:
@@ -205,7 +203,7 @@ async def test_lanes_told_apart_only_by_a_condition_are_refused(db: Db) -> None:
         await mill.worker(drain=True).run()
 
 
-async def test_a_note_that_is_no_text_does_not_end_the_sign_of_life(db: Db) -> None:
+async def test_a_note_that_no_database_can_hold_does_not_end_the_sign_of_life(db: Db) -> None:
     """X1: where only rowmill_workers tells that a holder lives, nothing a handler says may silence it."""
     db.execute(ALONE)
     db.execute("insert into jobs (id) values (1)")
@@ -214,7 +212,7 @@ async def test_a_note_that_is_no_text_does_not_end_the_sign_of_life(db: Db) -> N
 
     @mill.lane("jobs", **STATES)
     async def work(job: Any) -> None:
-        await job.progress(0.1, {(1, 2): "page"})
+        await job.progress(0.1, "page \x00 \ud800")
         await go.wait()
 
     async with working(mill) as worker:

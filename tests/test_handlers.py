@@ -62,7 +62,8 @@ def test_a_loop_that_is_closed_under_a_statement_ends_no_thread_with_a_traceback
     may_answer = threading.Event()
 
     async def leave() -> Lite:
-        connection = Lite(lite.url.removeprefix("sqlite:///"))
+        path = lite.url.removeprefix("sqlite:///")
+        connection = Lite(lambda: sqlite3.connect(path, check_same_thread=False))
         await connection
         await connection.create_function("waits", 0, lambda: int(may_answer.wait(10)))
         asking = asyncio.ensure_future(connection.execute_fetchall("select waits()"))

@@ -54,9 +54,9 @@ async def test_on_sqlite_a_row_found_stale_and_then_alive_is_not_taken_back(
         database = (await b.store()).database
         write = database.write
 
-        async def late(verb: Any) -> Any:
+        async def late(verb: Any, **options: Any) -> Any:
             await wake(a, claim, how)
-            return await write(verb)
+            return await write(verb, **options)
 
         monkeypatch.setattr(database, "write", late)
         before = await b.sweep()

@@ -93,7 +93,9 @@ def check_rows(db: Db, keys: list[str], log: Path) -> None:
     for key, row in failed.items():  # by rule: three failures, or three times the victim
         assert row["retryCount"] == 3, row
         assert key not in keys or "taken back" in row["error"], row
-    swept = [line for line in log.read_text().splitlines() if "row_swept" in line]
+    # Rows that the killed process had claimed and not started are given back, those that ran are swept.
+    back = ("row_swept", "rows_given_back")
+    swept = [line for line in log.read_text().splitlines() if any(event in line for event in back)]
     assert {phase.name for phase in PHASES} <= {match[1] for line in swept if (match := re.search(r"lane=(\S+)", line))}
 
 

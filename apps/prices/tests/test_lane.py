@@ -131,10 +131,11 @@ async def test_a_job_that_names_no_coin_fails_and_is_not_the_sources_fault(app: 
 
 
 async def test_a_silent_workers_job_goes_back_with_one_more_attempt(app: App) -> None:
-    """D3: no heartbeat, or one older than 300 s: pending, attempts + 1; a younger one is left alone."""
+    """D3: no heartbeat since a claim, or one older than 300 s: pending, attempts + 1; a younger one is left alone."""
     assert (scrape.heartbeat, scrape.sweep_every, scrape.lease) == (td(seconds=20), td(seconds=60), td(seconds=300))
     source = app.source("api")
     old, never, alive = (app.job(source, n, status="running", locked_by=f"w-{n}") for n in range(3))
+    app.db.execute("update scrape_jobs set locked_at = now() - interval '1 hour' where id = ?", never)
     for job, seconds in ((old, 301), (alive, 200)):
         app.db.execute("update scrape_jobs set locked_at = now() - interval '1 hour',"
                        " heartbeat_at = now() - ? * interval '1 second' where id = ?", seconds, job)  # fmt: skip

@@ -17,7 +17,7 @@ from ..mill import Mill
 from ..store import Database, LaneStore, bind, check_conditions, ddl, store_for
 from ..store.binding import Binding
 from ..store.database import runner
-from ..store.findings import ERROR, WARNING, Examined, Finding, across, connections, examine
+from ..store.findings import ERROR, SMALL, WARNING, Examined, Finding, across, connections, examine
 from ..store.gate_rows import GateRows
 from ..store.gating import bind_gates
 from ..store.inspect import check_file
@@ -127,7 +127,10 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
         return checked
     table = quoted_table(binding.table.schema, binding.table.name)
     checked.examined = await read_only(database, lambda c: examine(c, binding, table))
-    checked.findings = [*checked.examined.findings, *await _refused_claims(store)]
+    checked.findings = list(checked.examined.findings)
+    unindexed = any(finding.code in ("no_ready_index", "no_turns_index") for finding in checked.findings)
+    if checked.examined.rows < SMALL or not unindexed:  # else the trial would read the whole table
+        checked.findings += await _refused_claims(store)
     for state, reason in (await doubtful_states(store)).items():
         text = f"on a trial, a trigger of the table refused {state}: {reason}"
         hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"

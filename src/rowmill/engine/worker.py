@@ -40,7 +40,7 @@ from .wake import Bell
 
 _BACKLOG = 2000  # unwritten outcomes before claiming stops
 _CLAIMS = 10  # one after another, before the worker looks around
-_FEW = 4  # rows taken back from a dead worker that run side by side
+_FEW = 16  # rows taken back from a dead worker that run side by side
 _LOOK_AGAIN = 1.0  # seconds between two looks at a table that was altered and misses what its lane needs
 _REST = 10.0  # seconds for which a lane whose claim was refused is left alone
 

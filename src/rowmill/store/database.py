@@ -332,7 +332,7 @@ class Sqlite(Database):
 
     def _make(self) -> AsyncEngine:
         def connect(_path: str, **options: Any) -> Lite:
-            return Lite(lambda: self.file.connect(**options))
+            return Lite(lambda: self.file.connect(self.file.to_write, **options))
 
         url = sa.URL.create("sqlite+aiosqlite", database=self.path)
         engine = create_async_engine(url, connect_args={"async_creator_fn": connect}, **POOL)

@@ -26,7 +26,7 @@ _TRY_AGAIN = (0.0002, 0.02)
 
 
 class File:
-    """A SQLite file by its path, and how it is opened. Nothing here creates one but ``create``.
+    """A SQLite file by its path, and how it is opened. Looking never creates it; the first write does.
 
     Connections to a deleted file go on working, and what they write is lost. So a connection remembers the identity of
     its file, and ``check`` compares it with the file that the path leads to now.
@@ -34,6 +34,8 @@ class File:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
+        #: The file was there once: it is not created again in place of one that was deleted.
+        self.seen = False
         #: A worker holds rows of this file: once it was deleted or replaced, refuse everything until ``lost`` is reset.
         self.pinned = False
         self.lost: str | None = None
@@ -44,6 +46,7 @@ class File:
             found = os.stat(self.path)
         except OSError:
             return None
+        self.seen = True
         return found.st_dev, found.st_ino
 
     def check(self, opened: Identity | None) -> None:
@@ -67,9 +70,14 @@ class File:
         connection: sqlite3.Connection = sqlite3.connect(uri, uri=True, **given)
         return connection
 
+    @property
+    def to_write(self) -> str:
+        """How the file is opened to write: the first time it may have to be created."""
+        return "mode=rw" if self.seen else "mode=rwc"
+
     def open_to_write(self) -> sqlite3.Connection:
         """For the engine's own statements. Switches the file to WAL."""
-        connection = self.connect()
+        connection = self.connect(self.to_write)
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
         connection.execute("pragma foreign_keys = on")

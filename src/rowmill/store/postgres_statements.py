@@ -62,7 +62,8 @@ class PostgresStatements(Statements):
 
     def instant(self, column: str, prefix: str = "") -> str:
         name = prefix + self.name(column)
-        return name if "with time zone" in self.binding.sql_types[column] else f"({name} at time zone 'utc')"
+        zoned = "with time zone" in self.binding.sql_types[column]
+        return name if zoned else f"({name} at time zone '{self.lane.timezone or 'utc'}')"
 
     def own_instant(self, column: str) -> str:
         return column

@@ -92,9 +92,8 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
     if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
         return Refused(text)
     if isinstance(cause, (ValueError, OverflowError, RecursionError)) and database.dialect.name == "postgresql":
-        if isinstance(cause, asyncpg.InterfaceError):
-            return Refused(f"a value that the driver cannot send: {text}")
-        return Unreadable(f"a value that Python cannot hold: {text}")  # a date before the year 1, for one
+        kind = Refused if isinstance(cause, asyncpg.InterfaceError) else Unreadable  # a date before the year 1, for one
+        return kind(f"a value that the driver cannot read or send: {text}")
     return None
 
 

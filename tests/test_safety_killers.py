@@ -127,3 +127,19 @@ def test_under_a_supervisor_rows_that_had_not_started_are_not_counted(
     assert db.query("select id from jobs where status <> 'done'") == [{"id": 300}]
     counted = db.query("select id from jobs where reclaims > 0 and id <> 300")
     assert len(counted) <= 1, "only what ran beside it"
+
+
+def test_every_process_gives_a_row_the_same_mark() -> None:
+    """What one process wrote down before it died, the next one reads."""
+    code = (
+        "import uuid; from rowmill.engine.flight import mark;"
+        "print([mark(k, 5) for k in [(7,), (-7,), (uuid.UUID(int=3**70),), ('a',), ('a', 1), (b'x',)]])"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+    assert "[" in said.pop()

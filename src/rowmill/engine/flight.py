@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import mmap
 import os
+import uuid
 import zlib
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import asyncpg.pgproto.pgproto
+
 _CELL = 8
+_UUIDS = (uuid.UUID, asyncpg.pgproto.pgproto.UUID)
 if TYPE_CHECKING:
     Cells = array[int] | memoryview[int]
 
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
 def mark(key: tuple[Any, ...], salt: int) -> int:
     """A number for a row, the same in every process. ``salt`` tells the rows of one table from those of another."""
     first = key[0]
-    return (first if first.__class__ is int and len(key) == 1 else zlib.crc32(repr(key).encode())) ^ salt
+    kind = first.__class__
+    if len(key) > 1 or (kind is not int and kind not in _UUIDS):
+        return zlib.crc32(first.encode() if kind is str and len(key) == 1 else repr(key).encode()) ^ salt
+    return hash(first) ^ salt  # of numbers, and so of UUIDs, every process makes the same
 
 
 def salt(*place: str) -> int:

@@ -196,7 +196,6 @@ class Slots:
                     took = time.monotonic() - began
                     self._took = self._took * 0.9 + took * 0.1 if self._took > 0 else took
                     slot.job = None
-                self.in_flight[slot.number] = 0  # not where it was cut off: a thread may still be at it
                 if slot.task is not None and slot.task.cancelling() and not self._closing:
                     await _swallow(slot)
                 if settlement is not None:
@@ -205,6 +204,7 @@ class Slots:
                     job.finished.duration = took
                 self._ended(execution.held, claim, job, settlement)
                 if not buffer or self._closing:
+                    self.in_flight[slot.number] = 0  # not where it was cut off: a thread may still be at it
                     return
                 execution, claim = buffer.popleft()
         finally:

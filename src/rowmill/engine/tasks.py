@@ -49,8 +49,6 @@ class TaskExecution(Execution):
 
     def _decided(self, claim: Claim, ended: Any) -> Settlement:
         """What the handler returned is the job's result; how it failed goes into the job's history."""
-        if ended is None:
-            return Settlement(claim, "done")
         task = self._task(claim)
         if isinstance(ended, NotForThisVersion):
             self._leave_to_newer(task, ended)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from datetime import timedelta as td
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from databases import Db
+from rowmill import Mill
 from test_supervisor import Run
 
 COLUMNS = {
@@ -143,3 +148,24 @@ def test_every_process_gives_a_row_the_same_mark() -> None:
     }
     assert len(said) == 1
     assert "[" in said.pop()
+
+
+async def test_rows_of_a_dead_worker_get_through_a_pace(db: Db) -> None:
+    """A claim that gives suspects back has used up the pace: they must run by that very claim, or never would."""
+    time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+    db.execute(
+        "create table jobs (id integer primary key, status text, worker text, reclaims integer default 0,"
+        f" claimed_at {time}, heartbeat_at {time})"
+    )
+    long_ago = datetime.now(UTC) - td(hours=1)
+    gone = {"status": "running", "worker": "gone", "claimed_at": long_ago, "heartbeat_at": long_ago}
+    db.insert("jobs", [{"id": i, **gone} for i in range(1, 4)])
+    mill = Mill(db.url)
+    states = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
+
+    @mill.lane("jobs", name="jobs", max_attempts=1, pace=(3, td(seconds=1)), **states)
+    async def handle(job: Any) -> None: ...
+
+    async with asyncio.timeout(60):
+        await mill.worker(drain=True).run()
+    assert db.value("select count(*) from jobs where status = 'done'") == 3

@@ -325,6 +325,8 @@ class Worker:
         suspects = await held.store.suspects(claims)
         if not suspects:
             return claims
+        if not self._holds_others():  # given back first, they would have to pass a rate or a pace again, for ever
+            return await self._pick_apart(held, claims, suspects)
         self._apart = self._apart or held
         await self._settle_now(held, [Settlement(claim, "release") for claim in claims if claim.key in suspects])
         return [claim for claim in claims if claim.key not in suspects]
@@ -339,8 +341,7 @@ class Worker:
     async def _run_apart(self, held: Held) -> None:
         """Run suspects a few at a time, or alone: one that kills the process takes hardly any other with it."""
         place, slots = self._where[id(held)], self.slots[held.store.lane.name]
-        busy = any(other.busy or other.buffered for other in self.slots.values()) or self.settler.busy(self.places)
-        if busy or time.monotonic() < place.retry_at:
+        if self._holds_others() or time.monotonic() < place.retry_at:
             return
         self._apart, place.look = None, True
         await self._guarded(place, self._next_apart(held, slots))
@@ -360,17 +361,27 @@ class Worker:
         self._take_in(held, claims)
         suspects = await store.suspects(claims)
         if suspects:
-            words = store.error_text(TAKEN_BACK)
-            poison = [claim for claim in claims if store.is_poison(claim, suspects.get(claim.key, 0))]
-            first = [claim for claim in claims if claim.key in suspects and claim not in poison]
-            few = store.survives_reclaims and all(suspects[claim.key] == 1 for claim in first)
-            self._suspects = first if few else first[:1]
-            ended = [Settlement(claim, "dead", error=words) for claim in poison]
-            others = [claim for claim in claims if claim not in poison and claim not in self._suspects]
-            await self._settle_now(held, [*ended, *(Settlement(claim, "release") for claim in others)])
-            self._apart, claims = held, self._suspects
+            claims = await self._pick_apart(held, claims, suspects)
         slots.put(held, claims)
         slots.start()
+
+    async def _pick_apart(self, held: Held, claims: list[Claim], suspects: dict[Any, int]) -> list[Claim]:
+        """Of these claims, the suspects that run now: some, or one alone. The others go back."""
+        store = held.store
+        words = store.error_text(TAKEN_BACK)
+        poison = [claim for claim in claims if store.is_poison(claim, suspects.get(claim.key, 0))]
+        first = [claim for claim in claims if claim.key in suspects and claim not in poison][:_FEW]
+        few = store.survives_reclaims and all(suspects[claim.key] == 1 for claim in first)
+        self._suspects = first if few else first[:1]
+        ended = [Settlement(claim, "dead", error=words) for claim in poison]
+        others = [claim for claim in claims if claim not in poison and claim not in self._suspects]
+        await self._settle_now(held, [*ended, *(Settlement(claim, "release") for claim in others)])
+        self._apart = held
+        return self._suspects
+
+    def _holds_others(self) -> bool:
+        """Something runs, waits for a slot, or is not written yet."""
+        return any(slots.busy or slots.buffered for slots in self.slots.values()) or self.settler.busy(self.places)
 
     async def _claim_or_rest(self, place: Place, held: Held) -> None:
         """A lane whose claim the database refuses does not stop the others."""

@@ -19,7 +19,7 @@ from databases import Db
 from rowmill.cli import main
 from rowmill.cli.app import console
 from rowmill.store import Database
-from rowmill.store.fleet import Fleet, WorkerState
+from rowmill.store.own.workers import Fleet, WorkerState
 
 _numbers = itertools.count(1)
 

@@ -14,8 +14,8 @@ from dashboard import Site
 from databases import Db
 from rowmill import Mill
 from rowmill.store import Database
-from rowmill.store.access import Tokens
-from rowmill.store.glance import Glancer
+from rowmill.store.inspect.quick_counts import Glancer
+from rowmill.store.own.access import Tokens
 
 HTML = {"accept": "text/html"}
 

@@ -13,11 +13,11 @@ import pytest
 
 from databases import Db
 from rowmill import Cancel, Claim, Dead, Mill, Retry, Snooze
+from rowmill.declare.outcome import Release
 from rowmill.engine.execute import decide
-from rowmill.outcome import Release
 from rowmill.store import LaneStore
-from rowmill.store.fleet import Fleet
-from rowmill.store.statements import Statements
+from rowmill.store.lane.statements import Statements
+from rowmill.store.own.workers import Fleet
 from rowmill.testing import Kit
 from rows import empty, whole
 

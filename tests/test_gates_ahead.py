@@ -14,11 +14,11 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Concurrency, Mill
-from rowmill.claim import Settlement
-from rowmill.store import stretches
-from rowmill.store.ahead import Ahead, as_array
-from rowmill.store.stretch_statements import StretchStatements
-from rowmill.store.stretches import Stretches
+from rowmill.store.gates import claim_by_range
+from rowmill.store.gates.claim_by_range import Stretches
+from rowmill.store.gates.claim_by_range_sql import StretchStatements
+from rowmill.store.gates.lookahead import Ahead, as_array
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 from test_gates_plans import buffers
 
@@ -28,7 +28,7 @@ VERSION = " and _g.version = ((select $4::bigint[]))"
 @pytest.fixture(autouse=True)
 def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look is gone by for 250 ms, which a busy machine can take for the two claims of a test."""
-    monkeypatch.setattr(stretches, "_AHEAD_FOR", 60.0)
+    monkeypatch.setattr(claim_by_range, "_AHEAD_FOR", 60.0)
 
 
 def many_keys(db: Db, rows: int = 1) -> Mill:

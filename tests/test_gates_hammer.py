@@ -18,9 +18,9 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill
-from rowmill.claim import Settlement
-from rowmill.store.turn_statements import TurnStatements
-from rowmill.store.walk import _Claim
+from rowmill.store.gates.claim_by_key_sql import TurnStatements
+from rowmill.store.gates.locking_claim import _Claim
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 
 KEYS, LIMIT, CLAIMERS, ENOUGH = 4, 2, 5, 500

@@ -18,9 +18,9 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill
-from rowmill.claim import Settlement
-from rowmill.store.stretch_statements import StretchStatements
-from rowmill.store.stretches import Stretches
+from rowmill.store.gates.claim_by_range import Stretches
+from rowmill.store.gates.claim_by_range_sql import StretchStatements
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 from sqlworker import installed
 from test_gates_hammer import hammer
@@ -115,7 +115,7 @@ async def beginnings(kit: Kit) -> list[str]:
 def ever_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches that were made a moment ago may be made anew."""
     for name in ("IDLE", "_FEW"):
-        monkeypatch.setattr(f"rowmill.store.stretch_statements.{name}", 0.0)
+        monkeypatch.setattr(f"rowmill.store.gates.claim_by_range_sql.{name}", 0.0)
 
 
 async def cut(kit: Kit) -> list[str]:
@@ -166,8 +166,8 @@ async def test_the_limit_holds_while_stretches_are_made_anew_all_the_time(
     pg: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C8; each claim that meets another makes new ones."""
-    monkeypatch.setattr("rowmill.store.stretches._CROWDED", 0.0)
-    monkeypatch.setattr("rowmill.store.stretches._MARK_AGAIN", 0.0)
+    monkeypatch.setattr("rowmill.store.gates.claim_by_range._CROWDED", 0.0)
+    monkeypatch.setattr("rowmill.store.gates.claim_by_range._MARK_AGAIN", 0.0)
     made = 0
     whole = Stretches._mark_out
 

@@ -11,7 +11,7 @@ import pytest
 
 from databases import Db
 from rowmill.store import Database
-from rowmill.store.handlers import Lite
+from rowmill.store.handler_connections import Lite
 from test_attacks import until
 
 

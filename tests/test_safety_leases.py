@@ -13,7 +13,7 @@ import pytest
 import systems
 from databases import Db
 from rowmill import Mill
-from rowmill.store.fleet import Fleet, WorkerState
+from rowmill.store.own.workers import Fleet, WorkerState
 from rowmill.testing import Kit
 from test_worker import until, working
 

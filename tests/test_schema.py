@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from databases import Db
-from rowmill.store import Database, schema
-from rowmill.store.fleet import Fleet
+from rowmill.store import Database
+from rowmill.store.own import schema
+from rowmill.store.own.workers import Fleet
 
 
 async def own_tables(database: Database) -> set[str]:

@@ -10,8 +10,8 @@ import pytest
 
 from databases import Db
 from rowmill import Mill, RowmillError
-from rowmill.lookout import Lookout
-from rowmill.store.operate import Operator, Selection
+from rowmill.ops.environments import Lookout
+from rowmill.ops.row_actions import Operator, Selection
 from rowmill.testing import Kit
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}

@@ -18,9 +18,9 @@ import gated
 from command import COMPOSITE, Command, ago, create_parts, register
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill, Rate
-from rowmill.reasons import Answer, why
-from rowmill.store.inspect import view_lane
-from rowmill.store.why import inquire
+from rowmill.store.inspect.lane_view import view_lane
+from rowmill.store.inspect.why import inquire
+from rowmill.store.inspect.why_rules import Answer, why
 from rowmill.testing import Kit
 
 HEAD = (

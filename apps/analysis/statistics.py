@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from rowmill import Mill
 from rowmill.store import Database
-from rowmill.store.fleet import Fleet
-from rowmill.store.inspect import LaneView, view_lane
+from rowmill.store.inspect.lane_view import LaneView, view_lane
+from rowmill.store.own.workers import Fleet
 
 from . import tables
 from .phases import PHASES

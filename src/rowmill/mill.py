@@ -10,26 +10,26 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from . import lane as lanes_words
-from . import models
-from . import task as task_words
-from .budget import Budget
-from .call import Call, Handle
+from .client.client import Desk
 from .clock import Clock
-from .engine.desk import Desk
-from .engine.host import Host
+from .declare import django_models
+from .declare import lane as lanes_words
+from .declare import task as task_words
+from .declare.budget import Budget
+from .declare.call import Call, Handle
+from .declare.cron import Cron
+from .declare.lane import Lane
+from .declare.task import Queue, Task
+from .engine.counters import Tally
+from .engine.hosting.hosted_worker import Host
+from .engine.hosting.lifespan import Lifespan
 from .engine.job import Job, SyncJob
-from .engine.lifespan import Lifespan
 from .engine.resources import Resource
-from .engine.tally import Tally
 from .engine.worker import Worker
 from .errors import Busy, DeclarationError, Unreachable, WrongArguments, did_you_mean
 from .events import Events, Subscriber
-from .lane import Lane
-from .schedule import Cron
 from .store import Database
-from .store.enqueue import CHANNEL
-from .task import Queue, Task
+from .store.jobs.enqueue import CHANNEL
 
 Handler = Callable[..., Any]
 #: What a worker inside a web application may be told.
@@ -101,8 +101,8 @@ class Mill:
     def lane(self, table: Any, **options: Any) -> Callable[[Handler], Lane]:
         """Declare a lane over a table you already have; decorates its handler. See docs/reference for parameters."""
 
-        if models.is_model(table):
-            table, options = models.by_columns(table, options)
+        if django_models.is_model(table):
+            table, options = django_models.by_columns(table, options)
         if callable(table) and not hasattr(table, "__table__"):
             raise DeclarationError("@mill.lane needs the table", hint='@mill.lane("jobs", ready={...}, ...)')
 

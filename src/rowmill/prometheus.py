@@ -12,9 +12,9 @@ from .errors import DeclarationError, RowmillError, Unreachable
 from .events import Event
 from .mill import Mill
 from .store import Database
-from .store.fleet import Fleet
-from .store.gauges import gauges
-from .store.inspect import LaneView, view_lane
+from .store.inspect.gauges import gauges
+from .store.inspect.lane_view import LaneView, view_lane
+from .store.own.workers import Fleet
 
 try:
     from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest

@@ -25,27 +25,28 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import sqlalchemy as sa
 
-from .claim import Claim, Report, Settlement, Swept
+from .declare.task import Task
+from .engine.counters import Tally
+from .engine.cron_scheduler import Scheduler
 from .engine.execute import Execution, decide, unhooked
-from .engine.held import Held
 from .engine.isolate import Child
+from .engine.lane_state import Held
 from .engine.resources import Resources
-from .engine.scheduler import Scheduler
-from .engine.tally import Tally
-from .engine.tasks import TaskExecution
+from .engine.task_execution import TaskExecution
 from .errors import RowmillError, Unreadable
+from .migrate.schema_copy import copied
 from .mill import Mill
-from .store import Database, LaneStore, bind, flows, open_lane, store_for
-from .store.callers import caller, drive, on
-from .store.enqueue import Say
-from .store.enqueued import Enqueued as Enqueued
-from .store.enqueued import enqueued as select_enqueued
-from .store.fleet import Fleet
-from .store.reflect import table_name
-from .store.schema_copy import copied
-from .store.translate import translated
+from .store import Database, LaneStore, bind, open_lane, store_for
+from .store.caller_transactions import caller, drive, on
+from .store.driver_errors import translated
+from .store.jobs import flows
+from .store.jobs.enqueue import Say
+from .store.jobs.enqueued_jobs import Enqueued as Enqueued
+from .store.jobs.enqueued_jobs import enqueued as select_enqueued
+from .store.lane.claim import Claim, Report, Settlement, Swept
+from .store.lane.reflect import table_name
+from .store.own.workers import Fleet
 from .store.urls import redact, sqlite_path
-from .task import Task
 
 
 @dataclass(frozen=True)

@@ -15,22 +15,24 @@ from rich.console import Group
 from rich.syntax import Syntax
 from rich.text import Text
 
-from .. import lane as lanes_words
+from ..adopt.lane_file import quoted_table, secret, sketch
+from ..adopt.proposal import Proposal
+from ..adopt.propose import propose
+from ..adopt.survey import read_only, survey
+from ..adopt.table_facts import Facts
 from ..clock import Clock
+from ..declare import lane as lanes_words
 from ..errors import DeclarationError, RowmillError
-from ..facts import Facts
-from ..proposal import Proposal
-from ..propose import propose
-from ..store import Database, bind, ddl, plans, redact, store_for
+from ..migrate import ddl
+from ..ops.findings import zones
+from ..store import Database, bind, redact, store_for
 from ..store.database import runner
-from ..store.findings import zones
-from ..store.indexes import needed
-from ..store.inspect import check_file
-from ..store.refusals import check_states
-from ..store.survey import read_only, survey
+from ..store.inspect import plans
+from ..store.inspect.indexes import needed
+from ..store.inspect.lane_view import check_file
+from ..store.lane.refused_states import check_states
 from . import show
 from .app import AsJson, UsageError, app, console, errors, print_json, print_out, run_async
-from .sketch import quoted_table, secret, sketch
 
 UNSURE = 5  # exit code: something has to be said first
 

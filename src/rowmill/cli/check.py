@@ -9,26 +9,27 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from ..adopt.lane_file import quoted_table
+from ..adopt.survey import read_only
 from ..clock import Clock
-from ..engine.place import _refuse_overlaps
+from ..declare.lane import Lane
+from ..engine.environment import _refuse_overlaps
 from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
-from ..lane import Lane
+from ..migrate import ddl
 from ..mill import Mill
-from ..store import Database, LaneStore, bind, check_conditions, ddl, store_for
-from ..store.binding import Binding
+from ..ops.findings import ERROR, SMALL, WARNING, Examined, Finding, across, connections, examine
+from ..ops.row_actions import ended_by_others
+from ..store import Database, LaneStore, bind, check_conditions, store_for
 from ..store.database import runner
-from ..store.findings import ERROR, SMALL, WARNING, Examined, Finding, across, connections, examine
-from ..store.gate_rows import GateRows
-from ..store.gating import bind_gates
-from ..store.inspect import check_file
-from ..store.keys import written
-from ..store.operate import ended_by_others
-from ..store.passed_over import refused_claims
-from ..store.refusals import check_states, doubtful_states
-from ..store.survey import read_only
+from ..store.gates.gate_binding import bind_gates
+from ..store.gates.gate_rows import GateRows
+from ..store.inspect.lane_view import check_file
+from ..store.lane.binding import Binding
+from ..store.lane.refused_rows import refused_claims
+from ..store.lane.refused_states import check_states, doubtful_states
+from ..store.lane.row_keys import written
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
-from .sketch import quoted_table
 
 #: Ready rows whose claim is tried.
 _TRIED = 100

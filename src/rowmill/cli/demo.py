@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..engine.supervisor import Supervisor
+from ..engine.processes.supervisor import Supervisor
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from . import demo_end

@@ -10,13 +10,13 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..store.failures import Family
-from ..store.families import SAMPLE, Errors
-from ..store.families import errors as find_errors
+from ..store.inspect.failure_families import SAMPLE, Errors
+from ..store.inspect.failure_families import errors as find_errors
+from ..store.own.failures import Family
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, Env, app, load, print_json, print_out, run_async, said
+from .environments import Answers, Lookout
 from .look import SomeLanes
-from .lookout import Answers, Lookout
 
 BARS = " ▁▂▃▄▅▆▇█"
 _COLOURS = {"transient": "yellow", "permanent": "red", "rate": "cyan", "poison": "magenta"}

@@ -14,15 +14,15 @@ from rich.text import Text
 
 from ..errors import DatabaseError, DeclarationError, RowmillError, did_you_mean
 from ..mill import Mill
-from ..store import values
-from ..store.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
-from ..store.gating import Dimension
-from ..store.inspect import LaneView
-from ..store.pauses import ensure_gates
+from ..store.gates.gate_binding import Dimension
+from ..store.gates.pauses import ensure_gates
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
+from ..store.inspect.lane_view import LaneView
 from . import show, show_gates
 from .app import AsJson, UsageError, app, load, print_json, print_out, run_async, said
-from .lookout import Answers, Lookout, one_environment, one_lane, worded
-from .times import duration
+from .durations import duration
+from .environments import Answers, Lookout, one_environment, one_lane, worded
 
 _SET, _RESET = "[APP] LANE [KEY] name=value ...", "[APP] LANE [KEY]"
 _LARGEST = 2**31 - 1
@@ -106,7 +106,7 @@ def _list(
     answers, budgets, several = run_async(main())
     found = [(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     if as_json:
-        listed = [values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
+        listed = [json_values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
         shown = [{"environment": e, "budget": dim.removeprefix("budget:"), "cells": cells} for e, dim, cells in budgets]
         print_json({"gates": listed, "budgets": shown, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
@@ -195,7 +195,7 @@ async def _set(
                 "environment": environment,
                 "lane": lane,
                 "by": dim.group.by,
-                **values.key_value(after),
+                **json_values.key_value(after),
             }
         )
     else:

@@ -13,15 +13,16 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from .. import inquiry
 from ..errors import RowmillError
-from ..store import Database, values
-from ..store.inspect import Counts, Elsewhere, LaneView, Row
-from ..store.keys import parse
-from ..store.pauses import Pause
+from ..ops import questions
+from ..store import Database
+from ..store.gates.pauses import Pause
+from ..store.inspect import json_values
+from ..store.inspect.lane_view import Counts, Elsewhere, LaneView, Row
+from ..store.lane.row_keys import parse
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, lane_names, load, print_json, print_out, run_async
-from .lookout import Answers, Failure, Lookout, one_lane
+from .environments import Answers, Failure, Lookout, one_lane
 
 EVERY = 2.0
 MOST_PAUSES = 10
@@ -79,11 +80,11 @@ def status(
     if as_json:
         marked = _paused(answers, pauses)
         lanes = [
-            {**values.counts_value(view, counts), "paused": (view.environment, view.lane.name) in marked}
+            {**json_values.counts_value(view, counts), "paused": (view.environment, view.lane.name) in marked}
             for view, counts in answers.found
         ]
-        paused = [values.pause_value(pause, name) for name, pause in pauses]
-        rows = [values.elsewhere_value(found) for found in elsewhere]
+        paused = [json_values.pause_value(pause, name) for name, pause in pauses]
+        rows = [json_values.elsewhere_value(found) for found in elsewhere]
         failed = [failure.value() for failure in answers.failures]
         print_json({"lanes": lanes, "paused": paused, "elsewhere": rows, "errors": failed})
     answers.exit()
@@ -130,7 +131,7 @@ def workers(
 
     async def ask(name: str, database: Database) -> list[dict[str, Any]] | Failure:
         try:
-            return await inquiry.fleet_of(database)
+            return await questions.fleet_of(database)
         except RowmillError as error:
             return Failure(name, None, error)
         finally:
@@ -141,7 +142,7 @@ def workers(
 
     parts = run_async(main())
     known = [(name, part) for (name, _), part in zip(databases, parts, strict=True) if isinstance(part, list)]
-    shown = inquiry.workers(known, everyone=everyone)
+    shown = questions.workers(known, everyone=everyone)
     answers = Answers[None]([], [part for part in parts if isinstance(part, Failure)])
     if as_json:
         print_json({"workers": shown, "errors": [failure.value() for failure in answers.failures]})
@@ -218,7 +219,7 @@ def _print_rows(
     whole: bool = False,
 ) -> None:
     if as_json:
-        rows = [values.row_value(view, row, whole=whole) for view, row in found]
+        rows = [json_values.row_value(view, row, whole=whole) for view, row in found]
         print_json({"rows": rows, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
     elif found:

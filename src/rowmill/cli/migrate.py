@@ -10,16 +10,17 @@ import typer
 from rich.text import Text
 
 from ..errors import RowmillError
+from ..migrate import ddl
+from ..migrate.apply_ddl import Builder, own_drops, unfinished_jobs
+from ..migrate.fill_column import fill
 from ..mill import Mill
-from ..store import Database, ddl
-from ..store.build import Builder, own_drops, unfinished_jobs
-from ..store.fill import fill
-from ..store.fleet import Fleet
-from ..store.inspect import check_file
-from ..store.ledger import Ledger, Record
+from ..store import Database
+from ..store.inspect.lane_view import check_file
+from ..store.own.ddl_ledger import Ledger, Record
+from ..store.own.workers import Fleet
 from . import show
 from .app import App, AsJson, Env, app, console, errors, load, print_json, run_async
-from .lookout import Failure
+from .environments import Failure
 
 
 @app.command()

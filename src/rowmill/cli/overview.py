@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RowmillError
-from ..store import values
-from ..store.failures import Failures, Family
-from ..store.fleet import Fleet
-from ..store.gauges import MOST, Gauges, gauges
-from ..store.inspect import LaneView
-from ..store.pauses import Pause
-from .lookout import Failure, Lookout
+from ..store.gates.pauses import Pause
+from ..store.inspect import json_values
+from ..store.inspect.gauges import MOST, Gauges, gauges
+from ..store.inspect.lane_view import LaneView
+from ..store.own.failures import Failures, Family
+from ..store.own.workers import Fleet
+from .environments import Failure, Lookout
 
 STATES = ("ready", "waiting", "running", "stuck", "done", "dead")
 
@@ -53,7 +53,7 @@ class Overview:
         ]
         return {
             "lanes": lanes,
-            "paused": [values.pause_value(pause, name) for name, pause in self.pauses],
+            "paused": [json_values.pause_value(pause, name) for name, pause in self.pauses],
             "workers": [{"environment": name, **worker} for name, worker in self.workers],
             "errors": [family.value() for family in self.families],
             "failures": [failure.value() for failure in self.failures],

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import typer
 
+from ..declare.lane import Lane
 from ..errors import DeclarationError, did_you_mean
-from ..lane import Lane
-from ..store.grants import grants
-from ..store.inspect import LaneView
+from ..migrate.worker_role import grants
+from ..store.inspect.lane_view import LaneView
 from .app import UsageError, load, print_json, run_async
-from .lookout import Lookout, worded
+from .environments import Lookout, worded
 
 
 def worker_role(

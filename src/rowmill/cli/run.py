@@ -16,18 +16,18 @@ import typer
 from rich.text import Text
 
 from ..config import find_app
-from ..engine.child import Line, Orders, serve
-from ..engine.supervisor import USERS_MISTAKES, Supervisor
+from ..engine.processes.child import Line, Orders, serve
+from ..engine.processes.supervisor import USERS_MISTAKES, Supervisor
 from ..engine.worker import Worker
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..mill import Mill
-from ..store import values
-from ..store.inspect import Elsewhere, LaneView
-from ..store.pauses import COUNTED
+from ..store.gates.pauses import COUNTED
+from ..store.inspect import json_values
+from ..store.inspect.lane_view import Elsewhere, LaneView
 from . import show
 from .app import App, AsJson, Env, app, errors, exit_code, load, print_json, said
-from .lookout import Lookout
+from .environments import Lookout
 from .metrics import Metrics, count_for_supervisor
 
 DIED = 3  # exit code of a drain after which rows are dead
@@ -117,7 +117,7 @@ def run(
         hints += asyncio.run(_left_running(mill, env, chosen["lanes"]))
     _close(supervisor, drained=drained, idle=idle, hints=hints, events=events, log=log)
     if as_json:
-        rows = [values.elsewhere_value(found) for found in elsewhere]
+        rows = [json_values.elsewhere_value(found) for found in elsewhere]
         left = {"held_back": supervisor.held_back}
         print_json({"drained": drained, **_numbers(supervisor), **left, "elsewhere": rows})
     raise typer.Exit(_exit_code(supervisor, drain, caught))

@@ -8,18 +8,18 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..errors import DeclarationError
-from ..store.function_bodies import FunctionStatements
-from ..store.functions import Options, after, check, notes, render
-from ..store.gate_view import lane_gates
-from ..store.gated_functions import FunctionGates, resolve_gates
-from ..store.inspect import LaneView
-from ..store.install import drop, install, installed
-from ..store.postgres_statements import PostgresStatements
-from ..store.resolve import resolve
-from ..store.schema import GATES, ensure, taken
-from ..store.texts import commented, one_line, texts
+from ..functions.bodies import FunctionStatements
+from ..functions.definitions import Options, after, check, notes, render
+from ..functions.gate_bodies import FunctionGates, resolve_gates
+from ..functions.install import drop, install, installed
+from ..functions.resolve_names import resolve
+from ..store.inspect.gate_view import lane_gates
+from ..store.inspect.lane_view import LaneView
+from ..store.inspect.sql_listing import commented, one_line, texts
+from ..store.lane.postgres_statements import PostgresStatements
+from ..store.own.schema import GATES, ensure, taken
 from .app import AsJson, UsageError, app, errors, load, print_json, run_async, said
-from .lookout import Lookout, one_lane
+from .environments import Lookout, one_lane
 from .role import worker_role
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[APP] LANE", help="the application, and the lane")]

@@ -13,14 +13,15 @@ from typing import Any
 from django.db import connections, transaction
 
 from .. import mill as mills
-from ..call import Call, Handle
-from ..engine.desk import Desk as PlainDesk
+from ..client.client import Desk as PlainDesk
+from ..declare.call import Call, Handle
+from ..declare.cron import Cron
+from ..declare.lane import Lane
+from ..declare.task import Task
 from ..errors import WrongArguments, did_you_mean
-from ..lane import Lane
-from ..schedule import Cron
-from ..store import Database, schema
-from ..store.callers import formatted
-from ..task import Task
+from ..store import Database
+from ..store.caller_transactions import formatted
+from ..store.own import schema
 from .connections import guarded, url
 
 

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from .. import retry
-from ..claim import Claim, Settlement
+from ..declare import retry
+from ..declare.outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..errors import LostClaim, WrongResult
-from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
-from ..store.keys import written
-from ..store.translate import from_standby
-from ..tracing import Tracer
-from .held import Held
+from ..store.driver_errors import from_standby
+from ..store.lane.claim import Claim, Settlement
+from ..store.lane.row_keys import written
 from .isolate import Child, HandlerDied
 from .job import Job, SyncJob
+from .lane_state import Held
 from .resources import Resources
-from .traced import kept_with
+from .traced_lane import kept_with
+from .tracing import Tracer
 
 _FALLBACK, _SWITCHOVER = timedelta(minutes=1), timedelta(seconds=1)
 

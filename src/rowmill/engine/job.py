@@ -20,9 +20,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..budget import Spent
-from ..call import Call
-from ..claim import Claim, Settlement
+from ..declare.budget import Spent
+from ..declare.call import Call
+from ..declare.outcome import Snooze
 from ..errors import (
     Busy,
     DatabaseError,
@@ -33,12 +33,12 @@ from ..errors import (
     UnreadableValue,
     did_you_mean,
 )
-from ..outcome import Snooze
 from ..store import LaneStore, Tx, uncut
-from ..store.budgets import take as take_budget
-from ..store.column_values import note_text
-from .flow import Flow, Joined
-from .held import Held
+from ..store.gates.budgets import take as take_budget
+from ..store.lane.claim import Claim, Settlement
+from ..store.lane.result_values import note_text
+from .job_steps import Flow, Joined
+from .lane_state import Held
 
 _PROGRESS_EVERY = 1.0
 _PATIENT = timedelta(minutes=1)

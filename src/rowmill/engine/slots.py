@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..claim import Claim, Settlement
-from ..lane import Lane
+from ..declare.lane import Lane
+from ..store.lane.claim import Claim, Settlement
 from .execute import Execution, Plan
-from .flight import mark
-from .held import Held
 from .isolate import Child
 from .job import Job
+from .lane_state import Held
+from .running_marks import mark
 
 if TYPE_CHECKING:
-    from .flight import Cells
+    from .running_marks import Cells
 
 #: Called at the end of every run: what was held, the claim, its job, and what is to be written, if anything.
 Ended = Callable[[Held, Claim, Job, Settlement | None], None]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ..errors import DatabaseError
-from ..store.fleet import Fleet
-from .held import Held
-from .tally import Tally
+from ..store.own.workers import Fleet
+from .counters import Tally
+from .lane_state import Held
 from .wake import jittered
 
 _MOST = 1000

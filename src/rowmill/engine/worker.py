@@ -16,26 +16,26 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..claim import Claim, Settlement
 from ..clock import Clock
+from ..declare.lane import Lane
 from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable, Unreadable, Unserved, WorkerIdTaken
 from ..events import Events
-from ..lane import Lane
 from ..store import Database, open_lane, probe
-from ..store.swept import TAKEN_BACK
+from ..store.lane.claim import Claim, Settlement
+from ..store.lane.sweep import TAKEN_BACK
+from .counters import Tally
+from .environment import Crew, Place
 from .execute import Execution
-from .flight import Flight
-from .foreman import Foreman
-from .held import Held
 from .isolate import importable
 from .job import Job
-from .place import Crew, Place
+from .lane_state import Held
 from .resources import Resource, Resources
-from .settler import Settler
+from .running_marks import Flight
+from .settle import Settler
+from .shutdown import Foreman
 from .slots import AUTO_BATCH, Capacity, Slots
-from .tally import Tally
-from .tasks import TaskExecution
-from .traced import trace_held
+from .task_execution import TaskExecution
+from .traced_lane import trace_held
 from .wake import Bell
 
 _BACKLOG = 2000  # unwritten outcomes before claiming stops

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..clock import Clock
+from ..declare.lane import Lane
 from ..errors import DatabaseError, RowmillError
-from ..lane import Lane
 from ..store import Database, open_lane
-from .made import Made
+from .commit_checks import Watch
+from .sample_rows import Made
 from .stand_in import LEASE, hurried
-from .watch import Watch
 
 _WORKERS, _AHEAD, _MOST = 3, 12, 5000
 #: Seconds that rows may take to come to their ends once nothing is broken any more.

@@ -10,18 +10,18 @@ from datetime import timedelta
 from typing import Any
 
 from ..clock import Clock
-from ..lane import Lane
-from ..retry import fixed
+from ..declare.lane import Lane
+from ..declare.retry import fixed
 from ..store import Binding, Database, LaneStore, open_lane, set_gates, store_for
-from ..store.gating import Dimension
-from .faked import faked, nothing
-from .inside import INSTALL, Doorman
-from .made import Made
-from .points import Actor, Broken, Schedule
-from .script import Heartbeat, Worker
+from ..store.gates.gate_binding import Dimension
+from .commit_checks import Watch
+from .fake_handler import faked, nothing
+from .sample_rows import Made
+from .schedules import Actor, Broken, Schedule
+from .statement_points import INSTALL, Doorman
 from .stepped_postgres import SteppedPostgres, connect_postgres
 from .stepped_sqlite import SteppedSqlite, connect_sqlite
-from .watch import Watch
+from .worker_script import Heartbeat, Worker
 
 _WORKERS = 4
 #: A lease must outlive what a schedule takes by the real clock.

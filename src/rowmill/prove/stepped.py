@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from ..store.database import Database, Run
-from ..store.translate import translated
-from .points import CUT, DIE, UNHEARD, Actor, Died, Schedule
+from ..store.driver_errors import translated
+from .schedules import CUT, DIE, UNHEARD, Actor, Died, Schedule
 
 T = TypeVar("T")
 Seen = Callable[[Actor], Awaitable[None]]

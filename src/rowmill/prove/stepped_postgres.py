@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import asyncpg
 
 from ..store.database import Postgres, Run
-from .inside import FIRST, Doorman, stoppable
-from .points import Actor
+from .schedules import Actor
+from .statement_points import FIRST, Doorman, stoppable
 from .stepped import CACHED, Stepped, named
 
 T = TypeVar("T")

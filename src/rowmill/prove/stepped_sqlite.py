@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 
 from ..store.database import Run, Sqlite
-from .points import Actor
+from .schedules import Actor
 from .stepped import CACHED, Stepped
 
 T = TypeVar("T")

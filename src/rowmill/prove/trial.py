@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..clock import Clock
+from ..declare.lane import Lane
 from ..errors import DeclarationError, RowmillError
-from ..lane import Lane
+from ..migrate.schema_copy import copied
 from ..mill import Mill
 from ..store import Binding, Database, bind, store_for
-from ..store.reflect import add_constraints, table_name
-from ..store.schema_copy import copied
+from ..store.lane.reflect import add_constraints, table_name
 from .chaos import Chaos, Survived
 from .interleave import Interleaver, Tried
-from .made import Made, Parent
+from .sample_rows import Made, Parent
 
 Tell = Callable[[str], None]
 #: Keys of a gate in the chaos run: with two alone most workers would have nothing to do.

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from ..clock import Clock
+from ..declare.lane import Lane
 from ..errors import DeclarationError, Refused
-from ..lane import Lane
-from . import schema
-from .base import LaneStore
-from .binding import Binding, bind, fence_time
+from .asyncpg_pool import rows_of
 from .database import Database
-from .direct import rows_of
-from .fast import lane_kind
-from .gate_rows import GateRows
-from .gating import Dimension, bind_gates
-from .handlers import uncut
-from .notes import Notes
-from .postgres import PostgresLane
-from .refusals import check_states
-from .settled import Settled, bounded
-from .sqlite import SqliteLane
-from .stretches import turns_of
-from .tx import Tx
+from .gates.claim_by_range import turns_of
+from .gates.gate_binding import Dimension, bind_gates
+from .gates.gate_learning import Notes
+from .gates.gate_rows import GateRows
+from .gates.locking_claim import Walk
+from .handler_connections import uncut
+from .jobs.queue_lane import lane_kind
+from .lane.binding import Binding, bind, fence_time
+from .lane.lane_store import LaneStore
+from .lane.postgres import PostgresLane
+from .lane.refused_states import check_states
+from .lane.row_watch import Watched
+from .lane.settlements import Settled, bounded
+from .lane.sqlite import SqliteLane
+from .own import schema
+from .transactions import Tx
 from .urls import redact
-from .walk import Walk
-from .watched import Watched
 
 __all__ = [
     "Binding",

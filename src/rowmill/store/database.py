@@ -23,10 +23,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from ..errors import DeclarationError, Unreachable, Unreadable
-from .direct import ISOLATION, Direct
-from .handlers import POOL, Handlers, Lite
-from .line import File, Identity, Line
-from .translate import translated
+from .asyncpg_pool import ISOLATION, Direct
+from .driver_errors import translated
+from .handler_connections import POOL, Handlers, Lite
+from .sqlite_file import File, Identity, Line
 from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
-from ..store.access import SCOPES, SESSION_HOURS, Token, Tokens, digest
+from ..store.own.access import SCOPES, SESSION_HOURS, Token, Tokens, digest
 from . import audit
 from .problem import Problem
 

@@ -15,18 +15,19 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ..call import Call
+from ..declare.call import Call
+from ..declare.options import Options
 from ..errors import DatabaseError, DeclarationError, did_you_mean
-from ..lookout import Lookout
 from ..mill import Mill
-from ..options import Options
-from ..store import Database, values
-from ..store.enqueue import CHANNEL
-from ..store.gate_view import SETTABLE, LaneGates, lane_gates
-from ..store.inspect import LaneView
-from ..store.keys import Key, parse, written
-from ..store.operate import Operator, Selection, passed_over
-from ..store.pauses import Pause, Target, ensure_gates, pause, resume, standing
+from ..ops.environments import Lookout
+from ..ops.row_actions import Operator, Selection, passed_over
+from ..store import Database
+from ..store.gates.pauses import Pause, Target, ensure_gates, pause, resume, standing
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import SETTABLE, LaneGates, lane_gates
+from ..store.inspect.lane_view import LaneView
+from ..store.jobs.enqueue import CHANNEL
+from ..store.lane.row_keys import Key, parse, written
 from . import audit
 from .access import require, who
 from .problem import Problem, of
@@ -217,7 +218,7 @@ async def _insert(here: Place, given: Given) -> dict[str, Any]:
     key = await Operator(view).insert(given["columns"])
     await here.wake()
     (row,) = await view.find([key])
-    return {**values.row_value(view, row, whole=True), "key": written(row.id)}
+    return {**json_values.row_value(view, row, whole=True), "key": written(row.id)}
 
 
 # -- pauses and gates
@@ -248,7 +249,7 @@ async def _pause(here: Place, given: Given) -> dict[str, Any]:
     target = await _pause_target(here, given)
     await ensure_gates(here.database)
     found = await pause(here.database, here.mill.clock, target, given.get("reason"), end)
-    return {"action": "pause", **values.pause_value(found, here.environment)}
+    return {"action": "pause", **json_values.pause_value(found, here.environment)}
 
 
 async def _resume(here: Place, given: Given) -> dict[str, Any]:
@@ -262,8 +263,8 @@ async def _resume(here: Place, given: Given) -> dict[str, Any]:
     return {
         "action": "resume",
         "environment": here.environment,
-        "resumed": values.pause_value(stood, here.environment) if stood else None,
-        "still_paused": [values.pause_value(pause, here.environment) for pause in left],
+        "resumed": json_values.pause_value(stood, here.environment) if stood else None,
+        "still_paused": [json_values.pause_value(pause, here.environment) for pause in left],
     }
 
 
@@ -280,7 +281,7 @@ async def _set_gate(here: Place, given: Given) -> dict[str, Any]:
     (after,) = await gates.keys(dim, 1, known)
     await here.wake()
     where = {"action": "set", "environment": here.environment, "lane": here.lane, "by": dim.group.by}
-    return {**where, **values.key_value(after)}
+    return {**where, **json_values.key_value(after)}
 
 
 #: What a gate's times are called in the API.

@@ -16,11 +16,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError, did_you_mean
-from ..store.nesting import DEPTH, too_deep
+from ..store.json_limits import DEPTH, too_deep
 from . import audit
 from .access import require
-from .calls import Call
 from .endpoints import ENDPOINTS, Endpoint
+from .handlers import Call
 from .openapi import document
 from .problem import Problem
 from .schemas import Schema

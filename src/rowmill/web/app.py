@@ -21,9 +21,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError
-from ..lookout import Lookout
 from ..mill import Mill
-from ..store.access import Audit, Tokens
+from ..ops.environments import Lookout
+from ..store.own.access import Audit, Tokens
 from . import access, api, pages, problem
 from .guard import BODY_LIMIT, LOOPBACK, Guard
 

@@ -11,20 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .. import inquiry, states
+from ..declare import states
+from ..declare.lane import Lane
 from ..errors import RowmillError
-from ..lane import Lane
-from ..lookout import Failure
-from ..store import Database, schema, values
-from ..store.gate_view import has_table, lane_gates
-from ..store.glance import Glance
-from ..store.health import examine
-from ..store.inspect import LaneView
-from ..store.keys import written
-from ..store.minutes import History
-from ..store.pages import OPERATORS, Wanted, page
-from ..store.pauses import standing
-from .sight import Sight, sight_of
+from ..ops import questions
+from ..ops.environments import Failure
+from ..store import Database
+from ..store.gates.pauses import standing
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import has_table, lane_gates
+from ..store.inspect.health import examine
+from ..store.inspect.lane_view import LaneView
+from ..store.inspect.pages import OPERATORS, Wanted, page
+from ..store.inspect.quick_counts import Glance
+from ..store.lane.row_keys import written
+from ..store.own import schema
+from ..store.own.minutes import History
+from .cached_mill import Sight, sight_of
 
 __all__ = ["Sight", "sight_of"]
 Sees = Callable[[str], bool]
@@ -52,7 +55,7 @@ async def _environment(sight: Sight, name: str, database: Database, sees: Sees, 
         absent = not (await schema.taken(database)).has(schema.JOBS)
         histories = await sight.histories(name, hours)
         standing_now = await standing(database, sight.mill.clock, [lane.name for lane in lanes])
-        pauses = [values.pause_value(pause, name) for pause in standing_now]
+        pauses = [json_values.pause_value(pause, name) for pause in standing_now]
         # The first worker makes the table of the tasks, or the first call.
         there = [lane for lane in lanes if not (lane.own and absent)]
         asked = [_lane_summary(sight, name, lane, histories, pauses) for lane in there]
@@ -168,7 +171,7 @@ async def lane(
     beside = [other for other in sight.mill.lanes.values() if other.name != name and sees(other.name)]
     view = await sight.view(environment, name)
     histories = await sight.histories(environment, hours)
-    pauses = [values.pause_value(p, environment) for p in await standing(view.database, sight.mill.clock, [name])]
+    pauses = [json_values.pause_value(p, environment) for p in await standing(view.database, sight.mill.clock, [name])]
     summary = await _lane_summary(sight, environment, view.lane, histories, pauses)
     return {
         **summary,
@@ -194,8 +197,10 @@ async def rows(sight: Sight, environment: str, lane: str, wanted: Wanted) -> dic
     further = [f.column for f in wanted.filters]
     listed = []
     for row in found.rows:
-        value = {**values.row_value(view, row), "key": written(row.id), "ages": row.ages}
-        value["columns"] = {column: values.simple(row.values[column]) for column in further if column in row.values}
+        value = {**json_values.row_value(view, row), "key": written(row.id), "ages": row.ages}
+        value["columns"] = {
+            column: json_values.simple(row.values[column]) for column in further if column in row.values
+        }
         listed.append(value)
     return {"rows": listed, "after": found.after, "stretches": found.stretches, "looked_at": found.looked_at}
 
@@ -216,7 +221,7 @@ async def gates(sight: Sight, environment: str, lane: str, limit: int = _KEYS) -
         found = await lane_gates(view)
         there = await has_table(view)
         keys = [(dim, await found.keys(dim, limit) if there else []) for dim in found.dims]
-        return [values.gate_value(view, dim, shown) for dim, shown in keys]
+        return [json_values.gate_value(view, dim, shown) for dim, shown in keys]
 
     return await sight.once(("gates", environment, lane, limit), ask)
 
@@ -229,14 +234,14 @@ async def workers(sight: Sight, *, everyone: bool = False, sees: Sees = lambda l
 
     async def ask(name: str, database: Database) -> tuple[str, list[dict[str, Any]] | Failure]:
         try:
-            return name, await inquiry.fleet_of(database)
+            return name, await questions.fleet_of(database)
         except RowmillError as error:
             return name, Failure(name, None, error)
 
     parts = await asyncio.gather(*(ask(*place) for place in sight.databases.items()))
     known = [(name, part) for name, part in parts if isinstance(part, list)]
     failed = [part.value() for _, part in parts if isinstance(part, Failure)]
-    found = inquiry.workers(known, everyone=everyone)
+    found = questions.workers(known, everyone=everyone)
     for worker in found:
         worker["lanes"] = [name for name in worker["lanes"] if sees(name)]
         worker["current"] = [job for job in worker["current"] if sees(job["lane"])]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from databases import Db, as_time
 from rowmill import Mill, Refused
-from rowmill.declare.call import Alike
+from rowmill.declare.call import CallBatch
 from rowmill.store.jobs import bulk_copy
 from rowmill.store.json_documents import as_json
 
@@ -91,7 +91,7 @@ async def test_many_calls_alike_are_the_calls_they_stand_for(mill: Mill) -> None
     async def note(n: int) -> None: ...
 
     calls = note._calls([(n,) for n in range(5)], {"priority": 3})
-    assert isinstance(calls, Alike)
+    assert isinstance(calls, CallBatch)
     assert list(calls) == [note.options(priority=3).call(n) for n in range(5)]
     assert list(calls[1:3]) == list(calls)[1:3]
     assert calls[-1].args == {"n": 4}

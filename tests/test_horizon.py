@@ -11,7 +11,7 @@ from databases import Db
 from rowmill import Mill
 from rowmill.store import LaneStore
 from rowmill.store.lane import claim_start
-from rowmill.store.lane.claim_start import Horizon
+from rowmill.store.lane.claim_start import ClaimStart
 from rowmill.testing import Kit
 from rows import empty
 
@@ -20,7 +20,7 @@ class Claims:
     """Claims as a horizon hears of them, a tenth of a second apart, each as dear as it says."""
 
     def __init__(self) -> None:
-        self.horizon, self.now, self.place = Horizon(), 100.0, 0
+        self.horizon, self.now, self.place = ClaimStart(), 100.0, 0
 
     def begins(self) -> Any:
         return self.horizon.bound(self.now)

@@ -14,11 +14,11 @@ from databases import Db
 from interleaving import prepared
 from rowmill.prove import shapes
 from rowmill.prove.interleave import Interleaver
-from rowmill.prove.sample_rows import Made
+from rowmill.prove.sample_rows import SampleRows
 from rowmill.prove.schedules import Actor
 from rowmill.prove.stepped_sqlite import SteppedSqlite
 from rowmill.store.gates import locking_claim
-from rowmill.store.gates.claim_by_key_sql import TurnStatements
+from rowmill.store.gates.claim_by_key_sql import ClaimByKeyStatements
 from rowmill.store.lane.claim import Swept
 from rowmill.store.lane.postgres_statements import PostgresStatements
 from rowmill.store.lane.sqlite import SqliteLane
@@ -136,15 +136,15 @@ async def test_a_gate_without_its_version_or_its_lock_is_caught_on_postgresql(
     pg: Db, monkeypatch: pytest.MonkeyPatch, removed: str
 ) -> None:
     """C8: a claim that counted before another one took, or while it did, would take, too."""
-    whole = TurnStatements.claim
+    whole = ClaimByKeyStatements.claim
 
-    def careless(self: TurnStatements, **options: Any) -> str:
+    def careless(self: ClaimByKeyStatements, **options: Any) -> str:
         text = whole(self, **options)
         assert removed in text
         return text.replace(removed, "")
 
-    monkeypatch.setattr(TurnStatements, "claim", careless)
-    await caught(pg, "turned", "its limit is 1", made=Made(keys=1), faults=False)
+    monkeypatch.setattr(ClaimByKeyStatements, "claim", careless)
+    await caught(pg, "turned", "its limit is 1", made=SampleRows(keys=1), faults=False)
 
 
 async def test_a_gate_that_does_not_count_is_caught_on_sqlite(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:

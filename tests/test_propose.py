@@ -13,15 +13,15 @@ from rowmill.adopt import vocabulary
 from rowmill.adopt.column_kinds import understood
 from rowmill.adopt.proposal import Proposal
 from rowmill.adopt.propose import lane_name, propose
-from rowmill.adopt.table_facts import Column, Facts
+from rowmill.adopt.table_facts import Column, TableFacts
 from rowmill.declare.lane import declare
 from rowmill.errors import DeclarationError
 from rowmill.store.lane.sql_literals import allowed_by_check, comment_meanings, literals_of, plain_default
 
 
-def table(*columns: Column, **facts: Any) -> Facts:
+def table(*columns: Column, **facts: Any) -> TableFacts:
     key = Column(name="id", kind="int", nullable=False)
-    return Facts(**{"dialect": "postgresql", "schema": None, "name": "t", "key": ("id",), "rows": 10} | facts,
+    return TableFacts(**{"dialect": "postgresql", "schema": None, "name": "t", "key": ("id",), "rows": 10} | facts,
                  columns=(key, *columns))  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from databases import Db, Server
 from rowmill import DeclarationError, Job, Keep, Key, Mill, RowmillError, WrongArguments
-from rowmill.client.connection import Counter
+from rowmill.client.connection import EnvironmentConnection
 from rowmill.declare.cron import Cron
 from rowmill.engine.cron_scheduler import Scheduler
 from rowmill.testing import Kit
@@ -217,7 +217,7 @@ async def test_who_asks_while_a_watch_ends_is_watched_for(lite: Db, monkeypatch:
         return 1
 
     first, second = await work.enqueue(), await work.enqueue()
-    counter: Counter = await mill._desk.counter()
+    counter: EnvironmentConnection = await mill._desk.counter()
     ending, going_on = asyncio.Event(), asyncio.Event()
 
     async def slow_to_end(*_: Any, **__: Any) -> None:

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from .client.client import Desk
+from .client.client import Client
 from .clock import Clock
 from .declare import django_models
 from .declare import lane as lanes_words
@@ -20,7 +20,7 @@ from .declare.call import Call, Handle
 from .declare.cron import Cron
 from .declare.lane import Lane
 from .declare.task import Queue, Task
-from .engine.counters import Tally
+from .engine.counters import Counters
 from .engine.hosting.hosted_worker import Host
 from .engine.hosting.lifespan import Lifespan
 from .engine.job import Job, SyncJob
@@ -39,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Declare(Protocol):
+class TaskDecorator(Protocol):
     """A decorator that makes a task of a handler, with the handler's own parameters but for the job."""
 
     @overload
@@ -76,7 +76,7 @@ class Mill:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.events = Events()
         self.clock = Clock()
-        self._desk = Desk(lambda: self.environments, schema, self.clock, notify, self.events)
+        self._desk = Client(lambda: self.environments, schema, self.clock, notify, self.events)
 
     @property
     def environments(self) -> dict[str, str]:
@@ -137,7 +137,7 @@ class Mill:
     @overload
     def task(self, handler: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, handler: None = None, /, **options: Any) -> Declare: ...
+    def task(self, handler: None = None, /, **options: Any) -> TaskDecorator: ...
     def task(self, handler: Any = None, /, **options: Any) -> Any:
         """Declare a task: a handler on rowmill's own table. ``@mill.task`` or ``@mill.task(max_attempts=5, ...)``.
 
@@ -146,7 +146,7 @@ class Mill:
         """
         return self._task(handler, options) if handler is not None else lambda function: self._task(function, options)
 
-    def cron(self, expression: str, *, tz: str = "UTC", missed: str = "skip", **options: Any) -> Declare:
+    def cron(self, expression: str, *, tz: str = "UTC", missed: str = "skip", **options: Any) -> TaskDecorator:
         """Declare a task that is enqueued by the clock: ``@mill.cron("0 3 * * *", tz="America/Montreal")``.
 
         ``missed`` ticks, at which no worker was there, are left out (``skip``), made up for ``once``, or ``all``.
@@ -163,7 +163,7 @@ class Mill:
                 )
             return task
 
-        return cast(Declare, declare)
+        return cast(TaskDecorator, declare)
 
     def _task(self, handler: Handler, given: Mapping[str, Any], cron: Cron | None = None) -> Task[..., Any]:
         for word in ("name", "queue"):
@@ -290,10 +290,10 @@ class Mill:
             **options,
         )
 
-    def run(self, **options: Any) -> Tally:
+    def run(self, **options: Any) -> Counters:
         """Work in this process until stopped by SIGTERM or Ctrl-C, or, with ``drain=True``, until nothing is left."""
 
-        async def main() -> Tally:
+        async def main() -> Counters:
             worker = self.worker(**options)
             loop = asyncio.get_running_loop()
             for name in (signal.SIGTERM, signal.SIGINT):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .table_facts import Facts
+from .table_facts import TableFacts
 
 SURE, LIKELY = 0.9, 0.55
 
@@ -38,7 +38,7 @@ class Question:
 class Proposal:
     """A lane's parameters, why they are so, and what is still to be asked."""
 
-    facts: Facts
+    facts: TableFacts
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)

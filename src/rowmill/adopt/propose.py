@@ -16,8 +16,8 @@ from ..errors import DeclarationError
 from . import vocabulary
 from .proposal import Proposal, Question
 from .propose_roles import Roles, birth, propose_roles
-from .propose_states import Reading, read_states
-from .table_facts import Facts
+from .propose_states import StateReading, read_states
+from .table_facts import TableFacts
 from .vocabulary import CANCELED, DEAD, DONE, FAILED, HELD, READY, RETRY, RUNNING
 
 #: Ends that do not say whether they are good ones: with an error beside it, a failed row ends so, too.
@@ -26,7 +26,7 @@ _CANCEL = ("cancel", "abort", "annul", "storn", "abgebroch", "anul", "iptal", "Ð
 _TAKEN = {"mill", "job", "Mill", "NOW", "os", "td"}
 
 
-def propose(facts: Facts, answers: Mapping[str, Any] | None = None) -> Proposal:
+def propose(facts: TableFacts, answers: Mapping[str, Any] | None = None) -> Proposal:
     """The lane over a table. ``answers``: state, ready, running, done, dead, retry, as a person gave them."""
     answers = dict(answers or {})
     made = Proposal(facts, lane_name(facts.name))
@@ -65,7 +65,7 @@ def lane_name(table: str) -> str:
 # -- one column with values
 
 
-def _valued(made: Proposal, reading: Reading, roles: Roles, answers: Mapping[str, Any]) -> None:
+def _valued(made: Proposal, reading: StateReading, roles: Roles, answers: Mapping[str, Any]) -> None:
     column = reading.column
     made.say("state", column.name, reading.sure, reading.why)
     by_class = reading.by_class()
@@ -104,7 +104,7 @@ def _hashed(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
-def _ready(made: Proposal, reading: Reading, by_class: dict[str, Any], answers: Mapping[str, Any]) -> Any:
+def _ready(made: Proposal, reading: StateReading, by_class: dict[str, Any], answers: Mapping[str, Any]) -> Any:
     column = reading.column
     if "ready" in answers:
         made.say("ready", answers["ready"], 1.0, "you said so")
@@ -150,7 +150,12 @@ def _ready(made: Proposal, reading: Reading, by_class: dict[str, Any], answers: 
 
 
 def _ends(
-    made: Proposal, reading: Reading, by_class: dict[str, Any], roles: Roles, answers: Mapping[str, Any], ready: Any
+    made: Proposal,
+    reading: StateReading,
+    by_class: dict[str, Any],
+    roles: Roles,
+    answers: Mapping[str, Any],
+    ready: Any,
 ) -> tuple[Any, Any]:
     """Dead and retry."""
     retry = answers.get("retry")
@@ -185,7 +190,9 @@ def _ends(
     return None, retry
 
 
-def _done(made: Proposal, reading: Reading, by_class: dict[str, Any], answers: Mapping[str, Any], ready: Any) -> Any:
+def _done(
+    made: Proposal, reading: StateReading, by_class: dict[str, Any], answers: Mapping[str, Any], ready: Any
+) -> Any:
     column = reading.column
     if "done" in answers:
         made.say("done", answers["done"], 1.0, "you said so")
@@ -214,7 +221,12 @@ def _done(made: Proposal, reading: Reading, by_class: dict[str, Any], answers: M
 
 
 def _running(
-    made: Proposal, reading: Reading, by_class: dict[str, Any], roles: Roles, answers: Mapping[str, Any], ready: Any
+    made: Proposal,
+    reading: StateReading,
+    by_class: dict[str, Any],
+    roles: Roles,
+    answers: Mapping[str, Any],
+    ready: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What running writes, and what the same columns hold while a row is idle."""
     column = reading.column
@@ -234,7 +246,7 @@ def _running(
     return _marked(made, roles, f"{column.name} has no value for it")
 
 
-def _own_word(reading: Reading, ready: Any, state: str) -> str | None:
+def _own_word(reading: StateReading, ready: Any, state: str) -> str | None:
     """A word of ours for a state, in the style of the table's own, where the column takes any text."""
     column = reading.column
     words = [value for value in (ready, *reading.values()) if isinstance(value, str) and value]
@@ -259,7 +271,7 @@ def _marked(made: Proposal, roles: Roles, lack: str) -> tuple[dict[str, Any], di
     return {name: NOW}, {name: None}
 
 
-def _left_over(made: Proposal, reading: Reading, taken: set[Any]) -> None:
+def _left_over(made: Proposal, reading: StateReading, taken: set[Any]) -> None:
     left = [v for v in reading.values() if v is not None and _hashed(v) not in taken]
     placed = [v for v in left if (m := reading.meaning(v)) is not None and m.state in (CANCELED, HELD, DEAD, FAILED)]
     strange = [v for v in left if v not in placed]
@@ -269,7 +281,7 @@ def _left_over(made: Proposal, reading: Reading, taken: set[Any]) -> None:
         made.notes.append(f"{', '.join(counts)}: in no state of this lane; such rows are left alone")
 
 
-def _known_values(reading: Reading) -> tuple[Any, ...]:
+def _known_values(reading: StateReading) -> tuple[Any, ...]:
     return tuple(v for v in reading.values() if v is not None)[:20]
 
 
@@ -280,7 +292,7 @@ def _listed(values: Any) -> str:
 # -- flags and times
 
 
-def _flagged(made: Proposal, reading: Reading, roles: Roles, answers: Mapping[str, Any]) -> None:
+def _flagged(made: Proposal, reading: StateReading, roles: Roles, answers: Mapping[str, Any]) -> None:
     """A flag that turns true, or a time that is set, when a row is done."""
     column = reading.column
     made.say("state", column.name, reading.sure, reading.why)
@@ -325,7 +337,7 @@ def _flagged(made: Proposal, reading: Reading, roles: Roles, answers: Mapping[st
         made.options["dead"] = dead
 
 
-def _soft_deletes(made: Proposal, reading: Reading) -> None:
+def _soft_deletes(made: Proposal, reading: StateReading) -> None:
     """Rows that are marked as deleted are nobody's work."""
     for column in made.facts.columns:
         if roles_words.snake(column.name) in ("deleted_at", "is_deleted", "deleted", "deleted_on") and (
@@ -345,7 +357,7 @@ def _soft_deletes(made: Proposal, reading: Reading) -> None:
 # -- the rest of the declaration
 
 
-def _finish(made: Proposal, reading: Reading, roles: Roles) -> None:
+def _finish(made: Proposal, reading: StateReading, roles: Roles) -> None:
     order = ("ready", "running", "done", "retry", "dead", "canceled")
     made.options = {key: made.options[key] for key in order if key in made.options}
     said = ("state", *order)

@@ -9,8 +9,8 @@ from typing import Any
 from ..declare import roles as roles_words
 from ..declare.states import NOW
 from . import vocabulary
-from .propose_states import Reading
-from .table_facts import Column, Facts
+from .propose_states import StateReading
+from .table_facts import Column, TableFacts
 from .vocabulary import DONE, FAILED, READY
 
 #: What a worker's id may need; a shorter column would refuse the claim.
@@ -25,7 +25,7 @@ _HELD = ("worker", "claimed_at", "heartbeat_at", "finished_at")
 class Roles:
     """Columns by role, those that have to be declared, and what was passed over."""
 
-    facts: Facts
+    facts: TableFacts
     found: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ def fits(column: Column, kind: str, dialect: str) -> bool:
     return True
 
 
-def propose_roles(facts: Facts, reading: Reading) -> Roles:
+def propose_roles(facts: TableFacts, reading: StateReading) -> Roles:
     """Columns by role."""
     made = Roles(facts)
     idle = _idle_shares(facts, reading)
@@ -133,7 +133,7 @@ def _against(role: str, column: Column, idle: dict[str, float], failed: float) -
     return None
 
 
-def _idle_shares(facts: Facts, reading: Reading) -> dict[str, float]:
+def _idle_shares(facts: TableFacts, reading: StateReading) -> dict[str, float]:
     """The share of ready rows in which a column is filled in already."""
     by_value = facts.filled.get(reading.column.name, {})
     if reading.kind == "valued":
@@ -143,7 +143,7 @@ def _idle_shares(facts: Facts, reading: Reading) -> dict[str, float]:
     return dict(by_value.get(ready, {}))
 
 
-def _failed_share(facts: Facts, reading: Reading, idle: dict[str, float]) -> float:
+def _failed_share(facts: TableFacts, reading: StateReading, idle: dict[str, float]) -> float:
     """Where one time says done and another failed: the share of rows that failed among those that are not done."""
     if reading.kind == "valued":
         return 0.0
@@ -155,7 +155,7 @@ def _says(column: Column, state: str) -> bool:
     return event is not None and event.state == state and event.sure >= 0.7
 
 
-def _times(made: Roles, reading: Reading, taken: set[str], idle: dict[str, float]) -> None:
+def _times(made: Roles, reading: StateReading, taken: set[str], idle: dict[str, float]) -> None:
     """Times that say done or failed, where they are not a role's: the user's own code sets them, so the lane does."""
     for column in made.facts.columns:
         if column.kind != "time" or column.name in taken or column.generated or not column.nullable:
@@ -172,7 +172,7 @@ def _times(made: Roles, reading: Reading, taken: set[str], idle: dict[str, float
             others[column.name] = NOW
 
 
-def birth(facts: Facts) -> Column | None:
+def birth(facts: TableFacts) -> Column | None:
     """The column that says when a row was made."""
     for name in vocabulary.BIRTHS:
         for column in facts.columns:

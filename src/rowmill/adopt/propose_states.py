@@ -8,8 +8,8 @@ from typing import Any
 from ..declare import roles as roles_words
 from ..errors import DeclarationError, did_you_mean
 from . import vocabulary
-from .table_facts import Column, Facts
-from .vocabulary import DEAD, DONE, FAILED, LETTERS, READY, RUNNING, Meaning
+from .table_facts import Column, TableFacts
+from .vocabulary import DEAD, DONE, FAILED, LETTERS, READY, RUNNING, WordMeaning
 
 #: A column with more different values than this is no state.
 _MOST_VALUES = 60
@@ -25,10 +25,10 @@ _NOT_EVENTS = ("created", "inserted", "updated", "modified", "changed", "expires
 
 
 @dataclass(frozen=True)
-class Reading:
+class StateReading:
     """A state column as it was understood: with values, as a flag, or as a time; or the question which it is."""
 
-    facts: Facts
+    facts: TableFacts
     column: Column
     kind: str
     sure: float = 0.0
@@ -46,7 +46,7 @@ class Reading:
             found.setdefault(value, None)
         return list(found)
 
-    def meaning(self, value: Any) -> Meaning | None:
+    def meaning(self, value: Any) -> WordMeaning | None:
         """What a value says: by its own word, by what it refers to, by what is filled in beside it."""
         column = self.column
         if value is None:
@@ -54,11 +54,13 @@ class Reading:
         if value in column.meanings:
             word = column.meanings[value]
             found = vocabulary.meaning(word)
-            return found and Meaning(found.state, found.sure, found.rank, f"{value!r} stands for {word!r}")
+            return found and WordMeaning(found.state, found.sure, found.rank, f"{value!r} stands for {word!r}")
         if isinstance(value, str):
             found = vocabulary.meaning(value)
             if found is None and len(value) == 1 and self._letters() and value.lower() in LETTERS:
-                found = Meaning(LETTERS[value.lower()], 0.6, 100, f"{value!r} is short for {LETTERS[value.lower()]}")
+                found = WordMeaning(
+                    LETTERS[value.lower()], 0.6, 100, f"{value!r} is short for {LETTERS[value.lower()]}"
+                )
             if found is not None:
                 return found
         return self._by_evidence(value)
@@ -67,7 +69,7 @@ class Reading:
         words = [v for v in self.values() if isinstance(v, str)]
         return len(words) >= 3 and all(len(v) == 1 for v in words)
 
-    def _by_evidence(self, value: Any) -> Meaning | None:
+    def _by_evidence(self, value: Any) -> WordMeaning | None:
         """A value without a word: rows of it have an error, an end, a holder; or nothing, and are born so."""
         shares = self.facts.filled.get(self.column.name, {}).get(value)
         if not shares:
@@ -90,19 +92,19 @@ class Reading:
         error, finished = most("error"), most("finished_at")
         started = most("claimed_at", "worker", "heartbeat_at")
         if error[1] >= _FILLED:
-            return Meaning(FAILED, 0.6, 300, f"rows with {value!r} have {error[0]}")
+            return WordMeaning(FAILED, 0.6, 300, f"rows with {value!r} have {error[0]}")
         if finished[1] >= _FILLED:
-            return Meaning(DONE, 0.6, 300, f"rows with {value!r} have {finished[0]}")
+            return WordMeaning(DONE, 0.6, 300, f"rows with {value!r} have {finished[0]}")
         if started[1] >= _FILLED:
-            return Meaning(RUNNING, 0.6, 300, f"rows with {value!r} have {started[0]} and no end")
+            return WordMeaning(RUNNING, 0.6, 300, f"rows with {value!r} have {started[0]} and no end")
         nothing = by_role and max(error[1], finished[1], started[1]) <= _EMPTY
         if nothing and self.column.has_default and value == self.column.default:
-            return Meaning(READY, 0.7, 300, f"rows with {value!r} have no holder, no end and no error")
+            return WordMeaning(READY, 0.7, 300, f"rows with {value!r} have no holder, no end and no error")
         return None
 
-    def by_class(self) -> dict[str, list[tuple[Any, Meaning]]]:
+    def by_class(self) -> dict[str, list[tuple[Any, WordMeaning]]]:
         """Values by what they say, the surest and most usual word first."""
-        found: dict[str, list[tuple[Any, Meaning]]] = {}
+        found: dict[str, list[tuple[Any, WordMeaning]]] = {}
         for value in self.values():
             if (meaning := self.meaning(value)) is not None:
                 found.setdefault(meaning.state, []).append((value, meaning))
@@ -124,7 +126,7 @@ class Reading:
         return None
 
 
-def read_states(facts: Facts, named: str | None = None) -> Reading:
+def read_states(facts: TableFacts, named: str | None = None) -> StateReading:
     """The state column, or a Reading that holds the question which one it is."""
     if named is not None:
         return _named(facts, named)
@@ -156,12 +158,12 @@ def read_states(facts: Facts, named: str | None = None) -> Reading:
     if strong:
         return strong[0]
     every = tuple(c.name for c in facts.columns if _could_say(facts, c))
-    nothing = Reading(facts, facts.columns[0], "valued")
+    nothing = StateReading(facts, facts.columns[0], "valued")
     text = f"no column of {facts.fullname} looks like a state: a lane needs one that says when a row is done"
     return _question(nothing, f"{text}, such as status or finished_at", every)
 
 
-def _could_say(facts: Facts, column: Column) -> bool:
+def _could_say(facts: TableFacts, column: Column) -> bool:
     """Whether a column might be a state after all: few values, a flag or a time; and no role of its own."""
     if column.name in facts.key or column.generated or column.kind == "other" or column.refers_to:
         return False
@@ -174,21 +176,21 @@ def _could_say(facts: Facts, column: Column) -> bool:
     return column.kind == "bool" or len(column.seen) <= _MOST_VALUES
 
 
-def _question(reading: Reading, text: str, names: tuple[str, ...]) -> Reading:
-    return Reading(reading.facts, reading.column, reading.kind, question=text, columns=names)
+def _question(reading: StateReading, text: str, names: tuple[str, ...]) -> StateReading:
+    return StateReading(reading.facts, reading.column, reading.kind, question=text, columns=names)
 
 
-def _named(facts: Facts, name: str) -> Reading:
+def _named(facts: TableFacts, name: str) -> StateReading:
     column = facts.column(name)
     if column is None:
         raise DeclarationError(
             f"table {facts.fullname!r} has no column {name!r}", hint=did_you_mean(name, [c.name for c in facts.columns])
         )
     kind = {"bool": "flag", "time": "time"}.get(column.kind, "valued")
-    return Reading(facts, column, kind, 1.0, "you said so")
+    return StateReading(facts, column, kind, 1.0, "you said so")
 
 
-def _has_way(reading: Reading) -> bool:
+def _has_way(reading: StateReading) -> bool:
     """A row can be told to be ready, and something else than that."""
     classes = reading.by_class()
     column = reading.column
@@ -196,12 +198,12 @@ def _has_way(reading: Reading) -> bool:
     return starts and bool(READY in classes or classes.keys() & {DONE, RUNNING, FAILED})
 
 
-def _valued(facts: Facts, column: Column) -> Reading | None:
+def _valued(facts: TableFacts, column: Column) -> StateReading | None:
     """A column with a few values, and how much it looks like a state."""
     if column.kind not in ("text", "enum", "int") or column.generated or column.name in facts.key:
         return None
     name = vocabulary.state_name(column.name)
-    reading = Reading(facts, column, "valued")
+    reading = StateReading(facts, column, "valued")
     values = [v for v in reading.values() if v is not None]
     if len(values) > _MOST_VALUES:
         return None
@@ -224,10 +226,10 @@ def _valued(facts: Facts, column: Column) -> Reading | None:
         why.append(f"its values are words for states ({some}{', …' if len(values) > 5 else ''})")
     if column.allowed_by:
         why.append(f"{column.allowed_by} lists them")
-    return Reading(facts, column, "valued", min(sure, 1.0), "; ".join(why) or "nothing else comes near")
+    return StateReading(facts, column, "valued", min(sure, 1.0), "; ".join(why) or "nothing else comes near")
 
 
-def _event(facts: Facts, column: Column) -> Reading | None:
+def _event(facts: TableFacts, column: Column) -> StateReading | None:
     """A flag or a time that says that a row is done."""
     if column.kind not in ("bool", "time") or column.generated or column.name in facts.key:
         return None
@@ -239,4 +241,6 @@ def _event(facts: Facts, column: Column) -> Reading | None:
         return None
     how = "turns true" if column.kind == "bool" else "is set"
     kind = "flag" if column.kind == "bool" else "time"
-    return Reading(facts, column, kind, 0.6 + 0.3 * event.sure, f"by its name, {column.name} {how} when a row is done")
+    return StateReading(
+        facts, column, kind, 0.6 + 0.3 * event.sure, f"by its name, {column.name} {how} when a row is done"
+    )

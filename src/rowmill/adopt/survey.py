@@ -20,7 +20,7 @@ from ..store.lane.reflect import table_name
 from ..store.lane.sql_literals import allowed_by_check, comment_meanings, literals_of, plain_default
 from . import vocabulary
 from .column_kinds import kind_of, shares_of, sql_type_of, typed, understood
-from .table_facts import Column, Facts, Index
+from .table_facts import Column, Index, TableFacts
 
 #: A table of up to so many rows (and pages) is read whole; of a larger one about SAMPLE rows.
 WHOLE, WHOLE_PAGES, SAMPLE, NEWEST = 20_000, 2_000, 10_000, 1_000
@@ -31,15 +31,15 @@ _LABELS = ("name", "label", "code", "title", "slug", "key", "status", "state", "
            "description", "text", "value")  # fmt: skip
 
 
-async def survey(database: Database, table: str) -> Facts:
+async def survey(database: Database, table: str) -> TableFacts:
     """Look at a table; raises DeclarationError where there is none."""
     if database.dialect.name != "postgresql":
         return await database.reflect(lambda connection: _Survey(connection, table).facts())
-    found: Facts = await read_only(database, lambda connection: _Survey(connection, table).facts())
+    found: TableFacts = await read_only(database, lambda connection: _Survey(connection, table).facts())
     return found
 
 
-def look_at(connection: sa.Connection, table: str) -> Facts:
+def look_at(connection: sa.Connection, table: str) -> TableFacts:
     """The same, on a connection that is there."""
     return _Survey(connection, table).facts()
 
@@ -101,7 +101,7 @@ class _Survey:
         text = "select 1 from sqlite_master where type = 'view' and name = :n"
         return "a view" if self.run(text, {"n": self.name}) else None
 
-    def facts(self) -> Facts:
+    def facts(self) -> TableFacts:
         if view := self._is_view():
             raise DeclarationError(
                 f"{self.name!r} is {view}: rows are claimed in a table",
@@ -122,7 +122,7 @@ class _Survey:
             self._statistics(columns, seen, rows)
             self._by_index(columns, seen, indexes)
         columns = [understood(column, seen.get(column.name, {})) for column in columns]
-        return Facts(
+        return TableFacts(
             dialect=self.dialect,
             schema=self.schema,
             name=self.name,

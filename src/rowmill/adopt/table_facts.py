@@ -49,7 +49,7 @@ class Index:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class TableFacts:
     """One table."""
 
     dialect: str

@@ -91,7 +91,7 @@ _WORDS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Meaning:
+class WordMeaning:
     """What a word says about a state: how sure, from 0 to 1, and how usual the word is, 0 first."""
 
     state: str
@@ -134,28 +134,28 @@ def of_things(value: object) -> bool:
     return words(str(value)) in _OF_THINGS
 
 
-def meaning(value: object) -> Meaning | None:
+def meaning(value: object) -> WordMeaning | None:
     """What a value says about a state; None where it says nothing."""
     said = words(str(value))
     if not said:
         return None
     if said in _KNOWN:
         state, rank = _KNOWN[said]
-        return Meaning(state, 1.0, rank, f"{value!r} is a usual word for {state}")
+        return WordMeaning(state, 1.0, rank, f"{value!r} is a usual word for {state}")
     parts = said.split()
     # A known word beside others: "job_failed", "pending_review" (held, above), "extraction complete", "ocr processing".
     for size in range(min(3, len(parts) - 1), 0, -1):
         for edge in (parts[-size:], parts[:size]):
             known = _KNOWN.get(" ".join(edge))
             if known is not None:
-                return Meaning(known[0], 0.7, 50 + known[1], f"{value!r} has the word {' '.join(edge)!r}")
+                return WordMeaning(known[0], 0.7, 50 + known[1], f"{value!r} has the word {' '.join(edge)!r}")
     last, first = parts[-1], parts[0]
     for word in (last, first):
         if word.isascii() and len(word) > 4:
             if word.endswith("ing"):
-                return Meaning(RUNNING, 0.5, 200, f"{value!r} sounds as if it went on (-ing)")
+                return WordMeaning(RUNNING, 0.5, 200, f"{value!r} sounds as if it went on (-ing)")
             if word.endswith("ed"):
-                return Meaning(DONE, 0.4, 200, f"{value!r} sounds as if it were over (-ed)")
+                return WordMeaning(DONE, 0.4, 200, f"{value!r} sounds as if it were over (-ed)")
     return None
 
 
@@ -181,7 +181,7 @@ def state_name(name: str) -> float:
     return 0.8 * _STATE_NAMES.get(last, 0.0)
 
 
-def event_name(name: str) -> Meaning | None:
+def event_name(name: str) -> WordMeaning | None:
     """What a flag's or a time's name says: ``is_processed`` and ``processed_at`` say done, ``inProgress`` running."""
     said = words(name)
     said = re.sub(r"^(is|was|has been|has|been|date|time|ts|dt) ", "", said)

@@ -18,7 +18,7 @@ from .app import UsageError, errors
 T = TypeVar("T")
 
 
-class Failure(environments.Failure):
+class PrintedFailure(environments.EnvironmentFailure):
     """What could not be asked, to be told in a line."""
 
     def line(self) -> Text:
@@ -29,10 +29,10 @@ class Failure(environments.Failure):
         return said.append(". Try: ", "bold").append_text(show.plain(self.error.hint)) if self.error.hint else said
 
 
-class Answers(environments.Answers[T]):
+class CommandAnswers(environments.Answers[T]):
     """What was found, and what failed: a command ends by it."""
 
-    failures: list[Failure]  # type: ignore[assignment]
+    failures: list[PrintedFailure]  # type: ignore[assignment]
 
     def end(self) -> None:
         """Say what failed, below what was found, and end the command with 1 if anything did."""
@@ -46,7 +46,7 @@ class Answers(environments.Answers[T]):
             raise typer.Exit(1)
 
 
-class Lookout(environments.Lookout):
+class CommandDirectory(environments.LaneDirectory):
     """The same for a command."""
 
     async def ask(
@@ -55,10 +55,10 @@ class Lookout(environments.Lookout):
         *,
         environments: Collection[str] | None = None,
         lanes: Collection[str] | None = None,
-    ) -> Answers[T]:
+    ) -> CommandAnswers[T]:
         """Put one question to every lane; environments are asked at the same time."""
         found = await super().ask(question, environments=environments, lanes=lanes)
-        return Answers(found.found, [Failure(f.environment, f.lane, f.error) for f in found.failures])
+        return CommandAnswers(found.found, [PrintedFailure(f.environment, f.lane, f.error) for f in found.failures])
 
 
 def worded(words: Sequence[str], *after: str, more: bool = False) -> tuple[str | None, list[str]]:

@@ -46,7 +46,7 @@ Environment = Annotated[
 ]
 
 
-class Desk:
+class PauseEnvironment:
     """One environment, opened to pause something in it."""
 
     def __init__(self, mill: Mill, environment: str, lane: str | None, key: str | None, by: str | None) -> None:
@@ -154,16 +154,18 @@ def resume(
         raise typer.Exit(NOTHING_MATCHED)
 
 
-def _desk(reference: str | None, lane: str | None, key: str | None, by: str | None, env: str | None) -> Desk:
+def _desk(
+    reference: str | None, lane: str | None, key: str | None, by: str | None, env: str | None
+) -> PauseEnvironment:
     if lane is None and (key is not None or by is not None):
         raise UsageError("a key of which lane?", hint="--lane NAME")
     if key is None and by is not None:
         raise UsageError("--by says what a key is of, and there is no key", hint="--key KEY")
     mill = load(reference)
-    return Desk(mill, one_environment(mill, env, lane), lane, key, by)
+    return PauseEnvironment(mill, one_environment(mill, env, lane), lane, key, by)
 
 
-def _with_database(desk: Desk, work: Any) -> Any:
+def _with_database(desk: PauseEnvironment, work: Any) -> Any:
     async def main() -> Any:
         ((_, database),) = desk.mill.databases([desk.environment])
         try:

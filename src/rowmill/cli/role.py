@@ -11,7 +11,7 @@ from ..errors import DeclarationError, did_you_mean
 from ..migrate.worker_role import grants
 from ..store.inspect.lane_view import LaneView
 from .app import UsageError, load, print_json, run_async
-from .environments import Lookout, worded
+from .environments import CommandDirectory, worded
 
 
 def worker_role(
@@ -24,7 +24,7 @@ def worker_role(
     environment = env or next(iter(mill.environments))
 
     async def main() -> list[str]:
-        async with Lookout(mill, [environment], [lane.name for lane in lanes]) as lookout:
+        async with CommandDirectory(mill, [environment], [lane.name for lane in lanes]) as lookout:
             database = lookout.databases[0][1]
             if database.dialect.name != "postgresql":
                 raise DeclarationError(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..store.gates.pauses import Pause, Target
 from ..store.inspect import json_values, why_rules
-from ..store.inspect.lane_view import MOST, SAMPLE, STATES, Counts, Elsewhere, LaneView, Row
+from ..store.inspect.lane_view import MOST, SAMPLE, STATES, Counts, LaneView, Row, UncountedRows
 from ..store.lane.row_keys import written
 from .app import console
 
@@ -93,7 +93,7 @@ def pause_line(pause: Pause, environment: str, environments: int) -> Text:
     return line.append_text(plain(f": {pause.reason}")) if pause.reason else line
 
 
-def elsewhere_line(found: Elsewhere, environments: int) -> Text:
+def elsewhere_line(found: UncountedRows, environments: int) -> Text:
     """Rows that no lane counts, and what they are: for people."""
     where = f"{found.environment}: " if environments > 1 else ""
     many = f"{found.rows:,}{' or more' if found.rows >= SAMPLE else ''}"

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from ..store.gates.gate_binding import Dimension
+from ..store.gates.gate_binding import BoundGates
 from ..store.inspect import json_values
 from ..store.inspect.gate_view import KeyView
 from ..store.inspect.lane_view import LaneView
 from . import show
 
 
-def heading(view: LaneView, dim: Dimension, several: int) -> Text:
+def heading(view: LaneView, dim: BoundGates, several: int) -> Text:
     """What is declared, in a line."""
     where = f"{view.environment}/" if several > 1 else ""
     of = f" by {dim.label}" if dim.phrase is not None else ""

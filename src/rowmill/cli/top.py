@@ -25,7 +25,7 @@ from ..store.inspect.gauges import MOST, Gauges
 from ..store.inspect.lane_view import LaneView
 from . import show
 from .app import App, AsJson, Env, UsageError, app, console, load, print_json, print_out, run_async
-from .environments import Lookout
+from .environments import CommandDirectory
 from .errors import bars
 from .look import SomeLanes
 from .overview import STATES, Overview, busiest, look
@@ -51,7 +51,7 @@ def top(
         raise UsageError("this is no terminal: nobody could press a key", hint="--once, or --json")
 
     async def main() -> Overview | None:
-        async with Lookout(mill, env, lane) as lookout:
+        async with CommandDirectory(mill, env, lane) as lookout:
             if once or as_json:
                 return await look(lookout)
             await Screen(lookout).run()
@@ -70,7 +70,7 @@ def top(
 class Screen:
     """The live view: what is shown, which lane is chosen, and what a key does."""
 
-    def __init__(self, lookout: Lookout) -> None:
+    def __init__(self, lookout: CommandDirectory) -> None:
         self._lookout, self._mill = lookout, lookout.mill
         self._found: Overview | None = None
         self._chosen = 0

@@ -13,7 +13,7 @@ from ..declare.lane import Lane
 from ..mill import Mill
 from ..ops import questions
 from ..store.inspect import json_values, why_rules
-from ..store.inspect.why_rules import Answer, Reason
+from ..store.inspect.why_rules import Reason, WhyAnswer
 from . import show
 from .app import NOTHING_MATCHED, AsJson, UsageError, app, load, print_json, print_out, run_async, said
 from .environments import one_environment, one_lane, worded
@@ -51,7 +51,7 @@ def why(
         raise typer.Exit(NOTHING_MATCHED)
 
 
-async def _ask(mill: Mill, environment: str, lane: Lane, text: str) -> Answer:
+async def _ask(mill: Mill, environment: str, lane: Lane, text: str) -> WhyAnswer:
     names = list(mill.environments)
     databases = dict(mill.databases(names[: names.index(environment) + 1]))
     try:
@@ -61,7 +61,7 @@ async def _ask(mill: Mill, environment: str, lane: Lane, text: str) -> Answer:
             await database.close()
 
 
-def _shown(answer: Answer, environment: str, lane: str, key: str, environments: int) -> RenderableType:
+def _shown(answer: WhyAnswer, environment: str, lane: str, key: str, environments: int) -> RenderableType:
     where = f" in {environment}" if environments > 1 else ""
     head = show.plain(f"{lane} {key}{where}: ")
     head.append(_HEADS.get(answer.state, answer.state), f"bold {_COLOURS.get(answer.state, 'red')}")
@@ -89,7 +89,7 @@ def _line(reason: Reason) -> Text:
     return line.append(f" ({', '.join(told)})", "dim") if told else line
 
 
-def _when(answer: Answer) -> Text:
+def _when(answer: WhyAnswer) -> Text:
     if answer.wait == math.inf:
         return Text("It will not run by itself.", "bold")
     if answer.wait is None:

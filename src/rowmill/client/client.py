@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..clock import Clock
-from ..declare.call import Alike, Call, Handle, Status
+from ..declare.call import Call, CallBatch, Handle, Status
 from ..engine.tracing import enqueued
 from ..errors import DeclarationError, RowmillError, TaskCanceled, TaskFailed, WrongArguments, did_you_mean
 from ..events import Events
 from ..store import Database
 from ..store.caller_transactions import Verb, caller, drive, drive_async
 from ..store.jobs import flows
-from ..store.jobs.enqueue import Place, Say, add
-from .connection import Counter
+from ..store.jobs.enqueue import EnqueueStatements, FlowPosition, add
+from .connection import EnvironmentConnection
 
 T = TypeVar("T")
 
 
-class Desk:
+class Client:
     """Takes calls for all environments of a Mill."""
 
     def __init__(
@@ -42,10 +42,10 @@ class Desk:
     ) -> None:
         self._environments, self._schema, self._clock, self._notify = environments, schema, clock, notify
         self._events = events
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Counter]] = (
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, EnvironmentConnection]] = (
             weakref.WeakKeyDictionary()
         )
-        self._own: _Own | None = None
+        self._own: _BackgroundLoop | None = None
         self._guard = threading.Lock()
 
     def environment(self, name: str | None) -> str:
@@ -57,14 +57,14 @@ class Desk:
             raise WrongArguments(f"there is no environment {name!r}", hint=did_you_mean(str(name), known))
         return name
 
-    def _unopened(self, name: str) -> Counter:
+    def _unopened(self, name: str) -> EnvironmentConnection:
         counters = self._loops.setdefault(asyncio.get_running_loop(), {})
         if name not in counters:
             database = Database.open(self._environments()[name], schema=self._schema, pool=3)
-            counters[name] = Counter(name, database, self._clock)
+            counters[name] = EnvironmentConnection(name, database, self._clock)
         return counters[name]
 
-    async def counter(self, environment: str | None = None) -> Counter:
+    async def counter(self, environment: str | None = None) -> EnvironmentConnection:
         """An environment, opened in the running loop."""
         return await self._unopened(self.environment(environment)).open()
 
@@ -100,7 +100,7 @@ class Desk:
                 ids = await self._in_tx(group[0].options.tx, group)
             else:
                 ids = await (await self._unopened(environment).open()).add(group, self._notify)
-            tasks = [group.task] * len(ids) if isinstance(group, Alike) else [call.task for call in group]
+            tasks = [group.task] * len(ids) if isinstance(group, CallBatch) else [call.task for call in group]
             handed: list[Handle[Any]] = [
                 Handle(self, task, environment, id) for task, id in zip(tasks, ids, strict=True)
             ]
@@ -129,7 +129,7 @@ class Desk:
 
     def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], Sequence[int]]:
         """Which calls, by their places, go together: into which transaction, of which environment."""
-        if isinstance(calls, Alike):
+        if isinstance(calls, CallBatch):
             return {self._goes_to(calls[0]): range(len(calls))}
         groups: dict[tuple[int | None, str], list[int]] = {}
         places: list[int] = []
@@ -150,12 +150,12 @@ class Desk:
         served = call.task.environments
         return self.environment(call.options.env or (served[0] if served else None))
 
-    def _say(self, dialect: str) -> Say:
+    def _say(self, dialect: str) -> EnqueueStatements:
         table = "rowmill_jobs"
         if self._schema is not None and dialect == "postgresql":
             quoted = self._schema.replace('"', '""')
             table = f'"{quoted}".{table}'
-        return Say(dialect, table, self._clock)
+        return EnqueueStatements(dialect, table, self._clock)
 
     async def _in_tx(self, tx: Any, calls: Sequence[Call]) -> list[int]:
         theirs = caller(tx)
@@ -186,7 +186,9 @@ class Desk:
         with enqueued(self._events.tracer, _all_calls(calls)) as traced:
             return await self._flow(traced[-1], traced[:-1], lambda say: _chain(say, traced, self._notify))
 
-    async def _flow(self, last: Call, others: Sequence[Call], verb: Callable[[Say], Verb[int]]) -> Handle[Any]:
+    async def _flow(
+        self, last: Call, others: Sequence[Call], verb: Callable[[EnqueueStatements], Verb[int]]
+    ) -> Handle[Any]:
         for call in (last, *others):
             if call.options.key is not None:
                 raise WrongArguments("a call in a flow has no key: a job that is there already is in no flow")
@@ -254,7 +256,7 @@ class Desk:
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         with self._guard:
             if self._own is None or self._own.pid != os.getpid():  # a forked process has the loop, but not its thread
-                self._own = _Own(os.getpid(), asyncio.new_event_loop())
+                self._own = _BackgroundLoop(os.getpid(), asyncio.new_event_loop())
                 thread = threading.Thread(target=_serve, args=(self._own.loop,), name="rowmill-desk", daemon=True)
                 thread.start()
             own = self._own
@@ -270,7 +272,7 @@ class Desk:
 
 
 @dataclass(eq=False)
-class _Own:
+class _BackgroundLoop:
     """The loop for code that does not await, and how many calls wait for something in it."""
 
     pid: int
@@ -285,7 +287,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _stop(loop: asyncio.AbstractEventLoop, desk: Desk) -> None:
+def _stop(loop: asyncio.AbstractEventLoop, desk: Client) -> None:
     with contextlib.suppress(Exception):
         asyncio.run_coroutine_threadsafe(desk.close_here(), loop).result(timeout=10)
     loop.call_soon_threadsafe(loop.stop)
@@ -298,17 +300,17 @@ def _all_calls(given: Sequence[Any]) -> Sequence[Call]:
     return given
 
 
-def _batch(say: Say, then: Call, calls: Sequence[Call], wake: bool) -> Verb[int]:
-    last = yield from add(say, [then], wake=wake, place=Place(needs="all" if calls else None))
-    yield from add(say, calls, wake=wake, place=Place(parent_id=last[0]))
+def _batch(say: EnqueueStatements, then: Call, calls: Sequence[Call], wake: bool) -> Verb[int]:
+    last = yield from add(say, [then], wake=wake, place=FlowPosition(needs="all" if calls else None))
+    yield from add(say, calls, wake=wake, place=FlowPosition(parent_id=last[0]))
     return last[0]
 
 
-def _chain(say: Say, calls: Sequence[Call], wake: bool) -> Verb[int]:
+def _chain(say: EnqueueStatements, calls: Sequence[Call], wake: bool) -> Verb[int]:
     """From the last to the first: each is the child of the one behind it."""
     last = behind = None
     for number in range(len(calls) - 1, -1, -1):
-        place = Place(parent_id=behind, needs="done" if number else None)
+        place = FlowPosition(parent_id=behind, needs="done" if number else None)
         (behind,) = yield from add(say, [calls[number]], wake=wake and not number, place=place)
         last = last or behind
     assert last is not None

@@ -9,16 +9,16 @@ from typing import TypeVar
 
 from ..clock import Clock
 from ..declare.call import Call, Status
-from ..engine.wake import AWAIT, DONE, Bell, listen
+from ..engine.wake import AWAIT, DONE, WakeUp, listen
 from ..errors import Busy, RowmillError, Unreachable
 from ..store import Database
-from ..store.asyncpg_pool import Direct
+from ..store.asyncpg_pool import AsyncpgPool
 from ..store.caller_transactions import Verb, drive, on
 from ..store.database import Postgres, runner
 from ..store.driver_errors import translated
 from ..store.handler_connections import uncut
 from ..store.jobs.bulk_copy import copies, copy
-from ..store.jobs.enqueue import CHANNEL, Say, add, add_one, one_statement, simple
+from ..store.jobs.enqueue import CHANNEL, EnqueueStatements, add, add_one, one_statement, simple
 from ..store.jobs.job_rows import Jobs
 from ..store.own import schema
 
@@ -28,19 +28,19 @@ _ANNOUNCE_EVERY = 10.0
 _OUTAGE = 60.0  # how long those who await results are not told that the database is away
 
 
-class Counter:
+class EnvironmentConnection:
     """One environment as one event loop uses it."""
 
     def __init__(self, name: str, database: Database, clock: Clock) -> None:
         self.name, self.database, self.clock = name, database, clock
-        self.say, self.jobs = Say.to(database, clock), Jobs(database, clock)
-        self._direct = Direct(database) if isinstance(database, Postgres) else None
+        self.say, self.jobs = EnqueueStatements.to(database, clock), Jobs(database, clock)
+        self._direct = AsyncpgPool(database) if isinstance(database, Postgres) else None
         self._ready = False
         self._lock = asyncio.Lock()
         self._awaited: dict[int, list[asyncio.Future[None]]] = {}
         self._waiting: asyncio.Task[None] | None = None
 
-    async def open(self) -> Counter:
+    async def open(self) -> EnvironmentConnection:
         """With the tables there."""
         if not self._ready:
             async with self._lock:
@@ -97,7 +97,7 @@ class Counter:
 
     async def _watch(self) -> None:
         """One look for all that is awaited here: when a word comes that something is done, and now and then."""
-        bell = Bell()
+        bell = WakeUp()
         listening = asyncio.create_task(listen(self.database, bell.ring, DONE))
         announced, pause, seen = 0.0, _POLL[0], time.monotonic()
         try:

@@ -26,7 +26,7 @@ class Call:
     options: Options
 
 
-class Alike(Sequence[Call]):
+class CallBatch(Sequence[Call]):
     """Calls of one task with the same options. Each is made when it is asked for: thousands of them at once would
     keep the garbage collector busier than all the rest keeps the caller.
     """
@@ -43,20 +43,20 @@ class Alike(Sequence[Call]):
     def __getitem__(self, at: int) -> Call: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Alike: ...
+    def __getitem__(self, at: slice) -> CallBatch: ...
 
-    def __getitem__(self, at: int | slice) -> Call | Alike:
+    def __getitem__(self, at: int | slice) -> Call | CallBatch:
         if isinstance(at, slice):
-            return Alike(self.task, self.args[at], self.options)
+            return CallBatch(self.task, self.args[at], self.options)
         return Call(self.task, self.args[at], self.options)
 
 
 def different(calls: Sequence[Call]) -> Sequence[Call]:
     """Calls, but of those that differ in nothing but their arguments only the first."""
-    return [calls[0]] if isinstance(calls, Alike) else calls
+    return [calls[0]] if isinstance(calls, CallBatch) else calls
 
 
-class Desk(Protocol):
+class TaskClient(Protocol):
     """Where calls are handed in; the Mill has one."""
 
     async def enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]: ...
@@ -102,7 +102,7 @@ class Handle(Generic[R_co]):
 
     __slots__ = ("_desk", "_task", "environment", "id")
 
-    def __init__(self, desk: Desk, task: Task[Any, Any], environment: str, id: int) -> None:
+    def __init__(self, desk: TaskClient, task: Task[Any, Any], environment: str, id: int) -> None:
         self._desk, self._task = desk, task
         self.environment, self.id = environment, id
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import DeclarationError, WrongArguments, did_you_mean
 from .arguments import Signature, UnknownArguments
-from .call import Alike, Call, Desk, Handle
+from .call import Call, CallBatch, Handle, TaskClient
 from .cron import Cron
 from .lane import PARAMETERS, Lane
 from .options import OPTIONS, Keep, Key, Options
@@ -47,7 +47,7 @@ class Task(Generic[P, R]):
 
     handler: Callable[..., Any]
     name: str
-    desk: Desk
+    desk: TaskClient
     #: The Mill's own, live: what is declared later counts too.
     known_resources: Mapping[str, Any]
     queue: str = DEFAULT_QUEUE
@@ -142,13 +142,13 @@ class Task(Generic[P, R]):
         priority: int | None = None,
         key: str | Key | None = None,
         env: str | None = None,
-    ) -> Bound[P, R]:
+    ) -> TaskWithOptions[P, R]:
         """The task with options set: ``task.options(priority=-10).enqueue(to="a@b.c")``, typed like the handler."""
-        return Bound(self, Options(tx, run_after, priority, key, env))
+        return TaskWithOptions(self, Options(tx, run_after, priority, key, env))
 
-    def _bound(self, kwargs: dict[str, Any]) -> Bound[P, R]:
+    def _bound(self, kwargs: dict[str, Any]) -> TaskWithOptions[P, R]:
         """Options taken out of a call's keywords; no handler has a parameter of such a name."""
-        return Bound(self, Options(**{name: kwargs.pop(name) for name in OPTIONS if name in kwargs}))
+        return TaskWithOptions(self, Options(**{name: kwargs.pop(name) for name in OPTIONS if name in kwargs}))
 
     @overload
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
@@ -186,7 +186,7 @@ class Task(Generic[P, R]):
         """Enqueue a job that is due at ``when``."""
         bound = self._bound(dict(kwargs))
         given = {name: value for name, value in kwargs.items() if name not in OPTIONS}
-        return await Bound(self, replace(bound.given, run_after=when)).enqueue(*args, **given)  # type: ignore[arg-type]
+        return await TaskWithOptions(self, replace(bound.given, run_after=when)).enqueue(*args, **given)  # type: ignore[arg-type]
 
     async def enqueue_many(
         self, calls: Iterable[Mapping[str, Any] | tuple[Any, ...] | Call], **options: Any
@@ -212,7 +212,7 @@ class Task(Generic[P, R]):
         where, pack = f"task {self.name!r}", self.signature.pack
         asked = listed_calls(calls)
         if (packed := self.signature.packed_alike(asked)) is not None:
-            return Alike(self, packed, common)
+            return CallBatch(self, packed, common)
         found = []
         for given in asked:
             if isinstance(given, (tuple, list)):
@@ -241,7 +241,7 @@ def _annotation(parameter: inspect.Parameter) -> str:
     return (hint if isinstance(hint, str) else getattr(hint, "__name__", "")).rpartition(".")[2]
 
 
-class Bound(Generic[P, R]):
+class TaskWithOptions(Generic[P, R]):
     """A task with options set."""
 
     __slots__ = ("given", "task")

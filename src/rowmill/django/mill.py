@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from .. import mill as mills
-from ..client.client import Desk as PlainDesk
+from ..client.client import Client as PlainDesk
 from ..declare.call import Call, Handle
 from ..declare.cron import Cron
 from ..declare.lane import Lane
@@ -35,7 +35,7 @@ class Mill(mills.Mill):
     def __init__(self, *aliases: str, schema: str | None = None, connections: int = 3, notify: bool = True) -> None:
         super().__init__({}, schema=schema, connections=connections, notify=notify)
         self.aliases = aliases or ("default",)
-        self._desk = Desk(lambda: self.environments, schema, self.clock, notify, self.events)
+        self._desk = DjangoClient(lambda: self.environments, schema, self.clock, notify, self.events)
         self._desk.aliases = self.aliases
 
     @property
@@ -79,7 +79,7 @@ class Mill(mills.Mill):
             schema.take(Database.open(address, schema=self.schema), run)
 
 
-class Desk(PlainDesk):
+class DjangoClient(PlainDesk):
     """Takes calls that do not await through Django's connection, in the transaction that it is in."""
 
     aliases: Sequence[str] = ()

@@ -13,11 +13,11 @@ from typing import Any
 
 from ..declare import retry
 from ..events import Events, logger
-from ..store.gates.gate_learning import Turned
+from ..store.gates.gate_learning import BreakerChange
 from ..store.lane.claim import Claim, Settlement, Swept
 from ..store.lane.refused_rows import RefusedRow
 from ..store.own.minutes_table import BOUNDS, TIMES
-from .lane_state import Held
+from .lane_state import LaneState
 
 _SUMMARY_EVERY = 10.0
 _STDLIB = os.path.dirname(os.__file__)
@@ -40,7 +40,7 @@ def users_line(frames: traceback.StackSummary) -> str | None:
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else None
 
 
-class Tally:
+class Counters:
     """Counts of a worker. ``died`` and ``losses`` are what a drain's exit code looks at."""
 
     def __init__(self, events: Events, worker: str) -> None:
@@ -52,12 +52,12 @@ class Tally:
         #: What was done since it was last taken, by environment and lane, for the table of minutes.
         self._minutes: dict[str, dict[str, Counter[str]]] = {}
         #: Called whenever the counts have moved, so that they may outlive a process that is killed.
-        self.told: Callable[[Tally], None] = lambda tally: None
+        self.told: Callable[[Counters], None] = lambda tally: None
 
-    def _lane(self, held: Held) -> Counter[str]:
+    def _lane(self, held: LaneState) -> Counter[str]:
         return self.lanes.setdefault(held.store.lane.name, Counter())
 
-    def _minute(self, held: Held) -> Counter[str]:
+    def _minute(self, held: LaneState) -> Counter[str]:
         lanes = self._minutes.setdefault(held.store.binding.environment, {})
         return lanes.setdefault(held.store.lane.name, Counter())
 
@@ -71,7 +71,7 @@ class Tally:
         for lane, numbers in counts.items():
             lanes.setdefault(lane, Counter()).update(numbers)
 
-    def claimed(self, held: Held, count: int) -> None:
+    def claimed(self, held: LaneState, count: int) -> None:
         """A batch was claimed."""
         self._minute(held)["started"] += count
         self._lane(held)["batch_claimed_count"] += count
@@ -85,7 +85,7 @@ class Tally:
         self.left = 1
         self.told(self)
 
-    def settled(self, held: Held, settlements: Sequence[Settlement]) -> None:
+    def settled(self, held: LaneState, settlements: Sequence[Settlement]) -> None:
         """Outcomes were written."""
         self._count(held, settlements)
         detailed = logger.isEnabledFor(logging.DEBUG) or self.events.observed
@@ -98,7 +98,7 @@ class Tally:
                 self._emit("job_settled", logging.DEBUG, held, settlement)
         self.told(self)
 
-    def _count(self, held: Held, settlements: Sequence[Settlement]) -> None:
+    def _count(self, held: LaneState, settlements: Sequence[Settlement]) -> None:
         lane, minute = self._lane(held), self._minute(held)
         kinds = Counter([settlement.kind for settlement in settlements])
         durations = [settlement.duration for settlement in settlements if settlement.kind != "release"]
@@ -116,11 +116,11 @@ class Tally:
         minute.update([TIMES[bisect_left(BOUNDS, duration)] for duration in durations])
 
     @staticmethod
-    def _write_down(held: Held, settlement: Settlement) -> None:
+    def _write_down(held: LaneState, settlement: Settlement) -> None:
         if held.failures is not None and settlement.error is not None:
             held.failures.settled(settlement)
 
-    def _emit(self, name: str, level: int, held: Held, settlement: Settlement) -> None:
+    def _emit(self, name: str, level: int, held: LaneState, settlement: Settlement) -> None:
         claim = settlement.claim
         fields: dict[str, Any] = {
             "worker": self.worker,
@@ -143,7 +143,7 @@ class Tally:
             fields["again_in"] = round(settlement.delay.total_seconds(), 1)
         self.events.emit(name, level, cause=settlement.cause, **fields)
 
-    def turned(self, held: Held, turned: Turned) -> None:
+    def turned(self, held: LaneState, turned: BreakerChange) -> None:
         """A breaker opened, or closed again."""
         self.events.emit(
             "breaker_opened" if turned.opened else "breaker_closed",
@@ -152,7 +152,7 @@ class Tally:
             by=turned.dim, key=turned.key, streak=turned.streak,
         )  # fmt: skip
 
-    def lost(self, held: Held, claim: Claim) -> None:
+    def lost(self, held: LaneState, claim: Claim) -> None:
         """An outcome was dropped: its claim was no longer this worker's."""
         self.losses += 1
         self._minute(held)["lost"] += 1
@@ -162,14 +162,14 @@ class Tally:
             id=claim.id, hint="the row was taken back: its lease ran out, or somebody released, canceled or deleted it",
         )  # fmt: skip
 
-    def stuck(self, held: Held, settlement: Settlement, words: str) -> None:
+    def stuck(self, held: LaneState, settlement: Settlement, words: str) -> None:
         """An outcome was given up, because the database takes none for its row, which stays running."""
         if held.failures is not None:
             held.failures.refused(held.store.lane.name, settlement.claim.id, settlement.claim.worker, words)
         self._lane(held)["stuck"] += 1
         self.leave()
 
-    def refused(self, held: Held, row: RefusedRow) -> None:
+    def refused(self, held: LaneState, row: RefusedRow) -> None:
         """A row may not be claimed: it was set aside as dead, or is passed over."""
         lane, environment = held.store.lane.name, held.store.binding.environment
         if held.failures is not None:
@@ -185,7 +185,7 @@ class Tally:
             error=row.error, dead=row.dead, hint=f"{hint}; mend the row or what refuses it, then rowmill retry",
         )  # fmt: skip
 
-    def swept(self, held: Held, row: Swept) -> None:
+    def swept(self, held: LaneState, row: Swept) -> None:
         """A row was taken back; its previous holder is named."""
         if row.refused and not row.poison:
             where = {"lane": held.store.lane.name, "environment": held.store.binding.environment}

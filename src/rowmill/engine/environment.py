@@ -28,18 +28,18 @@ from ..store.lane.statements import INCARNATION
 from ..store.lane.sweep import take_over
 from ..store.own.failures import Failure
 from ..store.own.minutes import Minutes
-from ..store.own.schema import FAILURES, MINUTES, Own
+from ..store.own.schema import FAILURES, MINUTES, OwnTables
 from ..store.own.schema import ensure as ensure_own
-from ..store.own.workers import Fleet, WorkerState
-from .counters import Tally
+from ..store.own.workers import WorkersTable, WorkerState
+from .counters import Counters
 from .cron_scheduler import Scheduler
 from .failure_log import FailureLog
-from .heartbeat import Renewer
-from .joins import Follow
-from .lane_state import Held
+from .heartbeat import Heartbeat
+from .joins import Joins
+from .lane_state import LaneState
 from .running_marks import mark
 from .sweep import Sweeper
-from .throughput import Minutekeeper
+from .throughput import ThroughputRecorder
 from .wake import jittered, listen
 
 _RETRY = (0.5, 30.0)  # how soon, and how late at most, a lost environment is tried again
@@ -47,28 +47,28 @@ _MOST_DUE = 10_000
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerCallbacks:
     """What a place needs of its worker."""
 
     events: Events
     clock: Clock
-    tally: Tally
+    tally: Counters
     snapshot: Callable[[], WorkerState]
-    lost: Callable[[Held, Claim], None]
+    lost: Callable[[LaneState, Claim], None]
     ring: Callable[[], None]
-    watch_loop: Callable[[], tuple[Held, Failure] | None]
+    watch_loop: Callable[[], tuple[LaneState, Failure] | None]
     registers: bool
     replaces: str | None
     #: What the process before this one, with the same worker id, was running when it died; None: not known.
     fallen: Callable[[], frozenset[int] | None]
 
 
-class Place:
+class Environment:
     """One environment: what is held there, and when to look at it next."""
 
     def __init__(self, name: str, database: Database, lanes: list[Lane]) -> None:
         self.name, self.database, self.lanes = name, database, lanes
-        self.held: list[Held] = []
+        self.held: list[LaneState] = []
         self.opened = False
         #: Something may be ready: look, whatever the poll says.
         self.look = True
@@ -77,13 +77,13 @@ class Place:
         self._failures = 0
         self._due: list[float] = []
         self._poll = min((lane.poll.total_seconds() for lane in lanes), default=5.0)
-        self._fleet: Fleet | None = None
-        self._renewer: Renewer | None = None
+        self._fleet: WorkersTable | None = None
+        self._renewer: Heartbeat | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.follow: Follow | None = None
+        self.follow: Joins | None = None
         self._failures_log: FailureLog | None = None
         self._returning: asyncio.Task[None] | None = None
-        self._minutes: Minutekeeper | None = None
+        self._minutes: ThroughputRecorder | None = None
 
     @property
     def beating(self) -> bool:
@@ -105,13 +105,13 @@ class Place:
         self.look = True
         return pause
 
-    def lost(self, crew: Crew) -> None:
+    def lost(self, crew: WorkerCallbacks) -> None:
         """It is away. Until it answers again it is asked in the background only, so that nobody waits for it."""
         self.retry_at, self.look = math.inf, True
         if self._returning is None or self._returning.done():
             self._returning = asyncio.create_task(self._return(crew))
 
-    async def _return(self, crew: Crew) -> None:
+    async def _return(self, crew: WorkerCallbacks) -> None:
         pause = _RETRY[0]
         while True:
             await asyncio.sleep(jittered(pause))
@@ -127,7 +127,7 @@ class Place:
             crew.ring()
             return
 
-    async def _abandon(self, crew: Crew) -> None:
+    async def _abandon(self, crew: WorkerCallbacks) -> None:
         """Another file stands where the environment was: the claims held are lost, and it is opened like a new one."""
         await self._stop()
         await asyncio.gather(*(held.settling for held in self.held if held.settling is not None))
@@ -181,7 +181,7 @@ class Place:
 
     # -- open and close
 
-    async def open(self, crew: Crew) -> None:
+    async def open(self, crew: WorkerCallbacks) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
         me = crew.snapshot()
         await self.database.pin()
@@ -200,7 +200,7 @@ class Place:
                     hint="add a heartbeat_at or claimed_at column, or let the role create rowmill_workers",
                 )
         _refuse_overlaps(stores)
-        held = [Held(store) for store in stores]
+        held = [LaneState(store) for store in stores]
         self._log_failures(crew, own, held)
         await self._take_over(crew, held)
         sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew), self._fleet)
@@ -211,14 +211,14 @@ class Place:
         await scheduler.start()
         self.held = held
         if queues:
-            self.follow = Follow(self.database, crew.clock, crew.events, lambda: self._wake(crew))
+            self.follow = Joins(self.database, crew.clock, crew.events, lambda: self._wake(crew))
             for one in held:
                 one.follow = self.follow if one.store.lane.own else None
             self._tasks = [asyncio.create_task(self.follow.run(queues))]
         if crons:
             self._tasks.append(asyncio.create_task(scheduler.run()))
         fleets = [self.database] if self._fleet else []
-        self._renewer = Renewer(self.held, fleets, crew.snapshot, crew.lost, crew.watch_loop, crew.events)
+        self._renewer = Heartbeat(self.held, fleets, crew.snapshot, crew.lost, crew.watch_loop, crew.events)
         self._renewer.start()
         awaited = self.follow.awaited if self.follow is not None else None
         self._tasks += [
@@ -226,7 +226,7 @@ class Place:
             asyncio.create_task(listen(self.database, lambda: self._wake(crew), awaited=awaited)),
         ]
         if own is not None and own.has(MINUTES):
-            self._minutes = Minutekeeper(self.name, Minutes(self.database, crew.clock), crew.tally, crew.events)
+            self._minutes = ThroughputRecorder(self.name, Minutes(self.database, crew.clock), crew.tally, crew.events)
             self._tasks.append(asyncio.create_task(self._minutes.run()))
         self.opened = True
         for store in stores:
@@ -236,7 +236,7 @@ class Place:
             "worker_started", worker=me.id, environment=self.name, lanes=[lane.name for lane in self.lanes]
         )
 
-    async def _take_over(self, crew: Crew, held: list[Held]) -> None:
+    async def _take_over(self, crew: WorkerCallbacks, held: list[LaneState]) -> None:
         """Give back at once what the dead process before this one held. Rows that had not started are not counted."""
         fallen, me = crew.fallen(), crew.snapshot()
         if fallen is None or crew.replaces is None or self._fleet is None:
@@ -253,7 +253,7 @@ class Place:
                     "rows_given_back", worker=me.id, environment=self.name, lane=one.store.lane.name, count=released
                 )
 
-    def _log_failures(self, crew: Crew, own: Own | None, held: list[Held]) -> None:
+    def _log_failures(self, crew: WorkerCallbacks, own: OwnTables | None, held: list[LaneState]) -> None:
         """Failures are written down where there is a table for them."""
         if own is None:
             return
@@ -267,12 +267,12 @@ class Place:
         for one in held:
             one.failures = self._failures_log
 
-    def _wake(self, crew: Crew) -> None:
+    def _wake(self, crew: WorkerCallbacks) -> None:
         self.look = True
         crew.ring()
 
-    async def _register(self, crew: Crew) -> Fleet | None:
-        fleet = Fleet(self.database)
+    async def _register(self, crew: WorkerCallbacks) -> WorkersTable | None:
+        fleet = WorkersTable(self.database)
         try:
             await fleet.ensure()
         except Refused as error:

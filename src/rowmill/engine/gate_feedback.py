@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..store.gates.gate_learning import Notes, Turned
+from ..store.gates.gate_learning import BreakerChange, GateLearning
 from ..store.lane.claim import Settlement
 
 
-class Gatekeeper:
+class GateFeedback:
     """One lane's gates, as one worker minds them."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: GateLearning) -> None:
         self.notes = notes
         #: Runs whose outcome is written and that the gates have not heard of yet.
         self.unheard: list[Settlement] = []
@@ -29,7 +29,7 @@ class Gatekeeper:
         """These are written."""
         self.unheard += settlements
 
-    async def tell(self) -> list[Turned]:
+    async def tell(self) -> list[BreakerChange]:
         """Let the gates hear what has ended; the breakers that turned."""
         batch, self.unheard = self.unheard, []
         self.on_the_way += len(batch)

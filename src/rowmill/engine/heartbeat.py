@@ -18,8 +18,8 @@ from ..events import Events
 from ..store import Database, LaneStore, store_for
 from ..store.lane.claim import Claim
 from ..store.own.failures import Failure, Failures
-from ..store.own.workers import Fleet, WorkerState
-from .lane_state import Held
+from ..store.own.workers import WorkersTable, WorkerState
+from .lane_state import LaneState
 
 _CHUNK = 500
 _SOON = 1.0  # a row that was locked by somebody else is tried again after this
@@ -28,16 +28,16 @@ _MOST_CONNECTIONS = 5
 _RECORD = 5.0  # seconds for a note about a blocked event loop
 
 
-class Renewer(threading.Thread):
+class Heartbeat(threading.Thread):
     """Renews leases, and tells the workers table that this process is alive."""
 
     def __init__(
         self,
-        held: Sequence[Held],
+        held: Sequence[LaneState],
         fleets: Sequence[Database],
         snapshot: Callable[[], WorkerState],
-        lost: Callable[[Held, Claim], None],
-        watch_loop: Callable[[], tuple[Held, Failure] | None],
+        lost: Callable[[LaneState, Claim], None],
+        watch_loop: Callable[[], tuple[LaneState, Failure] | None],
         events: Events,
     ) -> None:
         super().__init__(name="rowmill-heartbeat", daemon=True)
@@ -73,7 +73,7 @@ class Renewer(threading.Thread):
             return mine[id(theirs)]
 
         lanes = [(held, self._twin(held, database(held.store.database))) for held in self._held]
-        fleets = [Fleet(database(theirs)) for theirs in self._databases]
+        fleets = [WorkersTable(database(theirs)) for theirs in self._databases]
         tasks = [asyncio.create_task(self._keep(held, store)) for held, store in lanes if store.binding.renew != "none"]
         tasks += [asyncio.create_task(self._alive(fleet)) for fleet in fleets]
         try:
@@ -95,12 +95,12 @@ class Renewer(threading.Thread):
             async with asyncio.timeout(_RECORD):
                 await Failures(database).add([failure])
 
-    def _twin(self, held: Held, database: Database) -> LaneStore:
+    def _twin(self, held: LaneState, database: Database) -> LaneStore:
         twin = store_for(held.store.binding, database, held.store.clock, "", "")
         twin.worker = held.store.worker
         return twin
 
-    async def _keep(self, held: Held, store: LaneStore) -> None:
+    async def _keep(self, held: LaneState, store: LaneStore) -> None:
         """Renew one lane's claims, beat after beat."""
         assert store.lane.heartbeat is not None
         every = store.lane.heartbeat.total_seconds()
@@ -127,7 +127,7 @@ class Renewer(threading.Thread):
             finally:
                 held.end_renewal()
 
-    async def _renew(self, held: Held, store: LaneStore, claims: Sequence[Claim]) -> bool:
+    async def _renew(self, held: LaneState, store: LaneStore, claims: Sequence[Claim]) -> bool:
         """True when nothing was passed over because somebody else had it locked."""
         sent = time.monotonic()
         renewed = {id(claim) for claim in await store.renew(claims)}
@@ -144,7 +144,7 @@ class Renewer(threading.Thread):
                 self._lost(held, claim)
         return not any(held_still)
 
-    async def _alive(self, fleet: Fleet) -> None:
+    async def _alive(self, fleet: WorkersTable) -> None:
         """A sign of life every few seconds, and soon after work begins or ends."""
         told, at = "", 0.0
         # Where only this table can tell that a holder lives, it has to say so well within the lease.

@@ -45,7 +45,7 @@ class HandlerDied(RowmillError):
     """The handler's process ended without an answer."""
 
 
-class Child:
+class HandlerProcess:
     """One spawned process, for one slot. Started on first use, and again after it was killed or died."""
 
     def __init__(self, lane: Lane) -> None:

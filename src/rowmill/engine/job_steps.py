@@ -15,7 +15,7 @@ from ..declare.outcome import Dead
 from ..errors import Busy, LostClaim, RowmillError
 from ..store import LaneStore
 from ..store.jobs import flows
-from ..store.jobs.enqueue import Say
+from ..store.jobs.enqueue import EnqueueStatements
 from ..store.jobs.job_rows import Jobs
 from ..store.lane.claim import Claim, Settlement
 from .tracing import enqueued
@@ -55,7 +55,7 @@ class Joined:
         return cls(ended["done"], ended["dead"], ended["canceled"], rest)
 
 
-class Flow:
+class JobSteps:
     """What one run knows of its steps and children."""
 
     def __init__(self, store: LaneStore, claim: Claim, job: Job) -> None:
@@ -175,7 +175,7 @@ class Flow:
 
     async def results(self, name: str | None) -> list[Any]:
         """What the job's children returned, in order; None for those that did not end well."""
-        say = Say.to(self._store.database, self._store.clock)
+        say = EnqueueStatements.to(self._store.database, self._store.clock)
         return await flows.results(self._store.database, say, self._claim.id, name)
 
 

@@ -15,7 +15,7 @@ from ..errors import DatabaseError
 from ..events import Events
 from ..store import Database
 from ..store.jobs import flows
-from ..store.jobs.enqueue import Say
+from ..store.jobs.enqueue import EnqueueStatements
 from ..store.jobs.job_rows import Jobs
 from ..store.lane.claim import FINAL, Settlement
 from .wake import DONE, jittered
@@ -26,12 +26,12 @@ _JOIN_EVERY, _PRUNE_EVERY = 10.0, 60.0
 _MOST_STEPS = 100
 
 
-class Follow:
+class Joins:
     """For the queues of one environment, in one worker."""
 
     def __init__(self, database: Database, clock: Clock, events: Events, ring: Callable[[], None]) -> None:
         self._database, self._events, self._ring = database, events, ring
-        self._say, self._jobs = Say.to(database, clock), Jobs(database, clock)
+        self._say, self._jobs = EnqueueStatements.to(database, clock), Jobs(database, clock)
         self._postgres = database.dialect.name == "postgresql"
         self._parents: set[int] = set()
         self._awaited_until = 0.0

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..store import LaneStore
 from ..store.lane.claim import Claim, Settlement
-from .gate_feedback import Gatekeeper
+from .gate_feedback import GateFeedback
 from .running_marks import salt
 from .tracing import Tracer
 
 if TYPE_CHECKING:
     from .failure_log import FailureLog
-    from .joins import Follow
+    from .joins import Joins
 
 
-class Held:
+class LaneState:
     """The claims of one lane in one environment, shared by the event loop and the heartbeat thread.
 
     Where renewal moves the fence itself (``renew="claimed_at"``), a claim is never renewed and settled at the same
@@ -35,7 +35,7 @@ class Held:
         #: The task that writes them; one at a time, so that what ends meanwhile makes the next batch.
         self.settling: asyncio.Task[None] | None = None
         #: Where the lane has gates.
-        self.gates = Gatekeeper(store.notes) if store.notes is not None else None
+        self.gates = GateFeedback(store.notes) if store.notes is not None else None
         #: More rows may be ready than were asked for.
         self.more = False
         #: The reply to a claim was lost: rows may be ours without our knowing.
@@ -48,7 +48,7 @@ class Held:
         #: The table was altered: look at it again before the next claim.
         self.altered = False
         #: What follows when jobs of rowmill's own table have ended.
-        self.follow: Follow | None = None
+        self.follow: Joins | None = None
         #: Where failures are written down.
         self.failures: FailureLog | None = None
         #: Who traces what is done with it, if anybody does.

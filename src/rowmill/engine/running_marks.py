@@ -36,7 +36,7 @@ def salt(*place: str) -> int:
     return zlib.crc32("\0".join(place).encode()) << 30
 
 
-class Flight:
+class RunningMarks:
     """A cell for every slot of a process: the mark of the row that runs there, or 0."""
 
     def __init__(self, file: int, counts: Sequence[int]) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 from ..errors import Unserved
 from ..events import Events
 from ..store.lane.claim import Report, Settlement
-from .counters import Tally
-from .environment import Place
+from .counters import Counters
+from .environment import Environment
 from .execute import unhooked
-from .lane_state import Held
+from .lane_state import LaneState
 
 _BATCH = 1000  # outcomes per statement
 _LOCKED_AGAIN, _NO_RUN_AFTER = 0.5, 1.0
@@ -28,32 +28,32 @@ class Settler:
     def __init__(
         self,
         events: Events,
-        tally: Tally,
-        guarded: Callable[[Place, Coroutine[Any, Any, None]], Coroutine[Any, Any, None]],
+        tally: Counters,
+        guarded: Callable[[Environment, Coroutine[Any, Any, None]], Coroutine[Any, Any, None]],
         ring: Callable[[], None],
         crashed: Callable[[BaseException], None],
     ) -> None:
         self._events, self._tally = events, tally
         self._guarded, self._ring, self._crashed = guarded, ring, crashed
         #: Not written, because somebody had the row locked or the table would not take it: when to try again.
-        self._later: list[tuple[float, Held, Settlement]] = []
+        self._later: list[tuple[float, LaneState, Settlement]] = []
         #: Pauses before an outcome that the database refuses to take at all is tried again; then it is given up.
         self.stuck_pauses: Sequence[float] = (1.0, 2.0, 4.0, 8.0, 15.0)
         #: The worker stops: nothing is kept for later that the database refuses.
         self.stopping = False
 
-    def all(self, places: Sequence[Place]) -> None:
+    def all(self, places: Sequence[Environment]) -> None:
         """Write what has ended, everywhere."""
         for place in places:
             for held in place.held:
                 self.soon(place, held)
 
-    def soon(self, place: Place, held: Held) -> None:
+    def soon(self, place: Environment, held: LaneState) -> None:
         """Write what has ended, beside the next claim; what ends while that is under way makes the next batch."""
         if held.unwritten and held.settling is None and time.monotonic() >= max(place.retry_at, held.settle_again):
             held.settling = asyncio.create_task(self._settle_all(place, held))
 
-    async def _settle_all(self, place: Place, held: Held) -> None:
+    async def _settle_all(self, place: Environment, held: LaneState) -> None:
         try:
             while held.unwritten and time.monotonic() >= max(place.retry_at, held.settle_again):
                 await self._guarded(place, self._settle(place, held))
@@ -63,12 +63,12 @@ class Settler:
             held.settling = None
             self._ring()
 
-    def busy(self, places: Sequence[Place]) -> bool:
+    def busy(self, places: Sequence[Environment]) -> bool:
         """Whether some outcome is not written yet."""
         waiting = any(held.unwritten or held.settling for place in places for held in place.held)
         return waiting or bool(self._later)
 
-    async def _settle(self, place: Place, held: Held) -> None:
+    async def _settle(self, place: Environment, held: LaneState) -> None:
         batch, held.outcomes = held.outcomes[:_BATCH], held.outcomes[_BATCH:]
         if held.gates is not None:
             held.gates.on_the_way = len(batch)
@@ -87,7 +87,7 @@ class Settler:
                 self._tally.turned(held, turned)
             place.look = place.look or (ended and held.gates.held_back)
 
-    def _put_off(self, held: Held, error: Unserved) -> None:
+    def _put_off(self, held: LaneState, error: Unserved) -> None:
         """No row is at fault: the outcomes wait, and the lane claims nothing meanwhile."""
         held.settle_pause = min(max(2 * held.settle_pause, _AGAIN[0]), _AGAIN[1])
         held.settle_again = held.rests_until = time.monotonic() + held.settle_pause
@@ -98,7 +98,7 @@ class Settler:
             hint="outcomes wait until the table or the right is as it was; no row ends by it",
         )  # fmt: skip
 
-    async def _write(self, place: Place, held: Held, batch: list[Settlement]) -> None:
+    async def _write(self, place: Environment, held: LaneState, batch: list[Settlement]) -> None:
         claims = [settlement.claim for settlement in batch]
         if lost := [claim for claim in claims if claim.lost]:
             for claim in lost:
@@ -117,7 +117,7 @@ class Settler:
             held.end_settle(claims)
         self._account(place, held, report)
 
-    def _account(self, place: Place, held: Held, report: Report) -> None:
+    def _account(self, place: Environment, held: LaneState, report: Report) -> None:
         """What became of a batch: counted, and what could not be written yet is kept for later."""
         ended = [*report.written, *report.refused]
         held.drop([settlement.claim for settlement in (*ended, *report.lost)])
@@ -139,7 +139,7 @@ class Settler:
             held.outcomes.append(unhooked(held.store, settlement, error))
             self._ring()
 
-    def _refused(self, held: Held, settlement: Settlement, words: str) -> None:
+    def _refused(self, held: LaneState, settlement: Settlement, words: str) -> None:
         """The database takes no outcome for this row: tried a few more times, then given up, told and passed over."""
         given_up = self.stopping or settlement.refusals >= len(self.stuck_pauses)
         if given_up:
@@ -157,13 +157,13 @@ class Settler:
             if given_up else "the table takes no outcome for this row; it is tried again",
         )  # fmt: skip
 
-    def finished(self, place: Place, held: Held, settlement: Settlement) -> None:
+    def finished(self, place: Environment, held: LaneState, settlement: Settlement) -> None:
         """A run has ended itself, in a ``finish`` block: what a written batch brings about is brought about for it."""
         self._ended(held, [settlement])
         if held.gates is not None:
             self.soon(place, held)
 
-    def _ended(self, held: Held, ended: list[Settlement]) -> None:
+    def _ended(self, held: LaneState, ended: list[Settlement]) -> None:
         """Outcomes stand: they are counted, gates hear of them, and jobs that waited for them may go on."""
         self._tally.settled(held, ended)
         if held.gates is not None:

@@ -25,10 +25,10 @@ from ..store.lane.row_keys import written
 from ..store.own.failures import Failure
 from ..store.own.workers import WorkerState
 from .counters import users_line
-from .lane_state import Held
+from .lane_state import LaneState
 
 if TYPE_CHECKING:
-    from .environment import Place
+    from .environment import Environment
     from .worker import Worker
 
 _LAST, _HURRIED = 20.0, 3.0  # seconds for the last outcomes, where the database is slow or away
@@ -37,7 +37,7 @@ _BLOCKED = 1.0  # seconds without a sign from the event loop: it ticks twice as 
 RECYCLE = 75  # exit code: start this worker again
 
 
-class Foreman:
+class Shutdown:
     """What concerns a worker as a whole and no row in particular."""
 
     def __init__(self, worker: Worker) -> None:
@@ -75,7 +75,7 @@ class Foreman:
                 )  # fmt: skip
         worker.tally.summarise(now)
 
-    def watch_loop(self) -> tuple[Held, Failure] | None:
+    def watch_loop(self) -> tuple[LaneState, Failure] | None:
         """Called from the heartbeat thread. A handler that blocks the event loop past its timeout is reported once, and
         ends the process past the grace. Returns what the row's history is to show.
         """
@@ -85,7 +85,7 @@ class Foreman:
             self._end_if_hung()
         return seen
 
-    def _blocked(self) -> tuple[Held, Failure] | None:
+    def _blocked(self) -> tuple[LaneState, Failure] | None:
         worker, now = self._worker, time.monotonic()
         if now - worker.ticked < _BLOCKED:
             return None
@@ -130,7 +130,7 @@ class Foreman:
         ago, and nobody could tell.
         """
         worker = self._worker
-        left: list[tuple[Place, Held, HeldBack]] = []
+        left: list[tuple[Environment, LaneState, HeldBack]] = []
         unseen = False
         if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.settler.busy(worker.places):
             return False
@@ -167,7 +167,7 @@ class Foreman:
             worker.tally.leave()
         return True
 
-    async def _held_back(self, held: Held) -> HeldBack | None:
+    async def _held_back(self, held: LaneState) -> HeldBack | None:
         """Ready rows that nobody will claim before somebody resumes: waiting for them a drain would never end."""
         began = time.monotonic()
         if began < self._ask_pauses_at:
@@ -214,7 +214,7 @@ class Foreman:
                         self._give_back([(held, claim) for claim in await self._worker.recover(held)])
 
     @staticmethod
-    def _give_back(claims: list[tuple[Held, Claim]]) -> None:
+    def _give_back(claims: list[tuple[LaneState, Claim]]) -> None:
         for held, claim in claims:
             if not claim.lost:
                 held.outcomes.append(Settlement(claim, "release"))

@@ -16,8 +16,8 @@ from ..events import logger
 from ..store.jobs.job_rows import moment
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.settlements import tail
-from .execute import Execution, Plan
-from .lane_state import Held
+from .execute import Execution, RunPlan
+from .lane_state import LaneState
 from .resources import Resources
 
 #: What a row keeps of its failed runs, and of each run's traceback.
@@ -27,12 +27,12 @@ HISTORY, TRACEBACK = 20, 4000
 class TaskExecution(Execution):
     """How the jobs of one queue are run: each by its own task."""
 
-    def __init__(self, held: Held, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
+    def __init__(self, held: LaneState, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
         super().__init__(held, resources, threads)
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, RunPlan] = {}
         self._task_at = self.store.binding.columns.index("task")
 
-    def plan(self, claim: Claim) -> Plan:
+    def plan(self, claim: Claim) -> RunPlan:
         """By the task that the row is of."""
         name = claim.row[self._task_at]
         plan = self._plans.get(name)

@@ -9,16 +9,16 @@ import time
 from ..errors import DatabaseError
 from ..events import Events
 from ..store.own.minutes import Minutes
-from .counters import Tally
+from .counters import Counters
 from .wake import jittered
 
 _EVERY, _PRUNE_EVERY, _LAST = 4.0, 3600.0, 3.0
 
 
-class Minutekeeper:
+class ThroughputRecorder:
     """For one environment, in one worker."""
 
-    def __init__(self, environment: str, minutes: Minutes, tally: Tally, events: Events) -> None:
+    def __init__(self, environment: str, minutes: Minutes, tally: Counters, events: Events) -> None:
         self._environment, self._minutes, self._tally, self._events = environment, minutes, tally, events
 
     async def run(self) -> None:

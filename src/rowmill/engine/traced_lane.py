@@ -9,11 +9,11 @@ from typing import Any
 from ..declare.trace_context import TRACE
 from ..store import LaneStore
 from ..store.lane.claim import Claim, Report, Settlement
-from .lane_state import Held
+from .lane_state import LaneState
 from .tracing import Carrier, Tracer
 
 
-def trace_held(held: Held, tracer: Tracer) -> None:
+def trace_held(held: LaneState, tracer: Tracer) -> None:
     """From now on what is done here is traced: runs, claims and settles. Claims that find nothing are worth no span."""
     store, held.tracer = held.store, tracer
     claim, settle = store.claim, store.settle

@@ -25,7 +25,7 @@ DONE, AWAIT = "rowmill_done", "await"
 Ring = Callable[[], None]
 
 
-class Bell:
+class WakeUp:
     """Rings when something may have happened; the worker waits for it."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from ..store.lane.postgres_statements import PostgresStatements
 from ..store.lane.settlements import ERROR_LENGTH
 from ..store.lane.statements import POISONED
 from ..store.lane.sweep import NOT_BACK
-from .gate_bodies import FunctionGates, FunctionTurns, function_turns
+from .gate_bodies import FunctionClaimByKey, FunctionGates, function_turns
 from .resolve_names import Resolved
 
 _SWEPT_BY_A_CLAIM = 100
@@ -154,7 +154,7 @@ begin
   {self.take(count, worker)};
 end"""
 
-    def _gated_claim_body(self, turns: FunctionTurns, turn: str, named: str) -> str:
+    def _gated_claim_body(self, turns: FunctionClaimByKey, turn: str, named: str) -> str:
         return f"""declare
   _rm_row record;
   _rm_last text;

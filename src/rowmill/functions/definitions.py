@@ -31,7 +31,7 @@ _LONGEST_NAME = 63
 
 
 @dataclass(frozen=True)
-class Options:
+class FunctionOptions:
     """How the functions are to be called, where they are to be, and who may call them."""
 
     prefix: str | None = None
@@ -56,7 +56,7 @@ class Function:
 
 
 def render(
-    binding: Binding, resolved: Resolved, options: Options, gates: FunctionGates | None = None
+    binding: Binding, resolved: Resolved, options: FunctionOptions, gates: FunctionGates | None = None
 ) -> list[Function]:
     """The functions of one lane, with its gates if it has any (``resolve_gates``), or a clear word why there can be
     none.
@@ -99,7 +99,7 @@ def _function(
     parameters: list[Parameter],
     returns: str,
     body: str,
-    options: Options,
+    options: FunctionOptions,
 ) -> Function:
     schema = options.schema or say.resolved.schema
     full = f"{say.name(schema)}.{say.name(name)}"
@@ -123,7 +123,7 @@ def mark_of(lane: str, table: str, verb: str) -> str:
     return f"rowmill: {verb} of lane {lane} over {table}"
 
 
-def after(functions: Sequence[Function], options: Options, quote: Callable[[str], str]) -> list[str]:
+def after(functions: Sequence[Function], options: FunctionOptions, quote: Callable[[str], str]) -> list[str]:
     """What follows the creation: marks, and the rights of nobody but those that were named."""
     listed = ", ".join(f"{as_text(f.signature)}::regprocedure" for f in functions)
     found = [f"comment on function {f.signature} is {as_text(f.mark)}" for f in functions]
@@ -146,7 +146,9 @@ end"""
     return found
 
 
-def notes(binding: Binding, resolved: Resolved, options: Options, gates: FunctionGates | None = None) -> list[str]:
+def notes(
+    binding: Binding, resolved: Resolved, options: FunctionOptions, gates: FunctionGates | None = None
+) -> list[str]:
     """What a caller has to know, a line each."""
     lane, table = binding.lane, f"{resolved.schema}.{resolved.name}"
     found = ["Commit a claim before working on it: until then nobody else can see that the row is taken."]
@@ -193,7 +195,7 @@ def _marks(binding: Binding) -> list[str]:
     return [column for column in columns if column]
 
 
-def check(binding: Binding, resolved: Resolved, options: Options) -> None:
+def check(binding: Binding, resolved: Resolved, options: FunctionOptions) -> None:
     """Refuse a lane that functions could not serve by its own rules."""
     lane, where = binding.lane, f"lane {binding.lane.name!r}"
     if lane.groups:
@@ -218,7 +220,7 @@ def check(binding: Binding, resolved: Resolved, options: Options) -> None:
         )
 
 
-def _names(binding: Binding, options: Options, made: Mapping[str, Any]) -> dict[str, str]:
+def _names(binding: Binding, options: FunctionOptions, made: Mapping[str, Any]) -> dict[str, str]:
     """What each function is called."""
     for verb in options.names:
         if verb not in VERBS:

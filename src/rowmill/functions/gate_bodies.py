@@ -14,9 +14,9 @@ from ..declare.gates import Group
 from ..errors import DeclarationError, Refused
 from ..store.database import Database, Run, runner
 from ..store.driver_errors import translated
-from ..store.gates.claim_by_key_sql import TurnStatements
-from ..store.gates.claim_by_range_sql import StretchStatements
-from ..store.gates.gate_binding import Dimension, Foreign
+from ..store.gates.claim_by_key_sql import ClaimByKeyStatements
+from ..store.gates.claim_by_range_sql import ClaimByRangeStatements
+from ..store.gates.gate_binding import BoundGates, UserTable
 from ..store.lane.binding import Binding
 from .resolve_names import Resolved
 
@@ -34,7 +34,7 @@ where a.attrelid = $1::oid and quote_ident(a.attname) = $2::text"""
 class FunctionGates:
     """The gates of a lane with every name in full: one key, and the table of gate rows."""
 
-    dim: Dimension
+    dim: BoundGates
     table: str
 
     @property
@@ -72,7 +72,7 @@ def _beyond(binding: Binding, groups: tuple[Group, ...], resolved: Resolved) -> 
     return None
 
 
-async def resolve_gates(dims: tuple[Dimension, ...], database: Database, table: str) -> FunctionGates:
+async def resolve_gates(dims: tuple[BoundGates, ...], database: Database, table: str) -> FunctionGates:
     """The gates under the names that the server gives them; ``table``: of the gate rows."""
     (dim,) = dims
 
@@ -100,11 +100,11 @@ async def resolve_gates(dims: tuple[Dimension, ...], database: Database, table: 
     return gates
 
 
-def _own(dim: Dimension) -> dict[str, Foreign]:
+def _own(dim: BoundGates) -> dict[str, UserTable]:
     return {part: own for part in ("rate", "breaker") if (own := getattr(dim, part)) is not None}
 
 
-def _named(run: Run, database: Database, own: Foreign, found: tuple[str, str, int]) -> Foreign:
+def _named(run: Run, database: Database, own: UserTable, found: tuple[str, str, int]) -> UserTable:
     schema, name, oid = found
     ((kind,),) = run(_KEY, (oid, own.key))
     return replace(own, table=_full(database, schema, name), key_type=kind)
@@ -115,7 +115,7 @@ def _full(database: Database, schema: str, name: str) -> str:
     return f"{quote(schema)}.{quote(name)}"
 
 
-class FunctionTurns(TurnStatements):
+class FunctionClaimByKey(ClaimByKeyStatements):
     """The gated claim inside a function: it answers with whole rows, and begins behind the key that anybody served
     last, since a function remembers nothing.
     """
@@ -222,7 +222,7 @@ class FunctionTurns(TurnStatements):
         return "\n".join(parts)
 
 
-class FunctionStretches(FunctionTurns, StretchStatements):
+class FunctionClaimByRange(FunctionClaimByKey, ClaimByRangeStatements):
     """The same where the only gate is a limit by key. The key that was served last stands in its stretch's row."""
 
     def _bumped(self) -> str:
@@ -242,7 +242,7 @@ class FunctionStretches(FunctionTurns, StretchStatements):
     end if"""
 
 
-def function_turns(say: object, gates: FunctionGates, count: str = "1") -> FunctionTurns:
+def function_turns(say: object, gates: FunctionGates, count: str = "1") -> FunctionClaimByKey:
     """What a lane's functions say about its gates."""
-    kind = FunctionStretches if gates.dim.group.only_limits else FunctionTurns
+    kind = FunctionClaimByRange if gates.dim.group.only_limits else FunctionClaimByKey
     return kind(say, gates, count)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from ..errors import DeclarationError
 from ..store.database import Database, Run, runner
 from ..store.driver_errors import translated
-from .definitions import VERBS, Function, Options, after, mark_of
+from .definitions import VERBS, Function, FunctionOptions, after, mark_of
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ async def drop(database: Database, lane: str, table: str) -> list[str]:
     return await _transaction(database, work)
 
 
-async def install(database: Database, functions: Sequence[Function], options: Options) -> None:
+async def install(database: Database, functions: Sequence[Function], options: FunctionOptions) -> None:
     """Create or replace the functions. Somebody else's function of the same name and types is left alone."""
 
     def work(run: Run) -> None:

@@ -24,7 +24,7 @@ from ..store.driver_errors import translated
 from ..store.jobs.job_rows import listed
 from ..store.own import schema
 from ..store.own.ddl_ledger import BEGUN, MADE, Ledger, Record
-from .ddl import Change, index_state, settings, targets, with_state
+from .ddl import SchemaChange, index_state, settings, targets, with_state
 
 _LOCK = 7_077_201_456  # of the advisory lock: one migration at a time in a database
 _PAUSE, _LONGEST_PAUSE, _TICK = 0.5, 10.0, 0.5
@@ -41,7 +41,7 @@ class Builder:
         self.ledger = Ledger(database)
         self._session: AsyncConnection | None = None
 
-    async def apply(self, changes: Sequence[Change]) -> None:
+    async def apply(self, changes: Sequence[SchemaChange]) -> None:
         """Do all of it, in order. Raises at what cannot be done; run again, it goes on from there."""
         own = await schema.ensure(self.database)
         if not own.has(schema.DDL):
@@ -90,7 +90,7 @@ class Builder:
 
     # -- forward
 
-    async def _apply(self, changes: Sequence[Change]) -> None:
+    async def _apply(self, changes: Sequence[SchemaChange]) -> None:
         for change in changes:
             if change.steps:
                 await self._build_parts(change)
@@ -104,7 +104,7 @@ class Builder:
             await self._run(f"analyze {relation}")
             self.tell(f"done: analyze {relation}", False)
 
-    async def _step(self, change: Change) -> None:
+    async def _step(self, change: SchemaChange) -> None:
         """A statement that holds the table for a moment only, and its note, in one transaction."""
 
         def work(run: Run) -> None:
@@ -144,7 +144,7 @@ class Builder:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _build(self, change: Change) -> None:
+    async def _build(self, change: SchemaChange) -> None:
         """An index, beside the traffic: noted as begun, built, confirmed."""
         (record,) = change.records
         await self._note(record, BEGUN)
@@ -164,7 +164,7 @@ class Builder:
                 self.tell(f"index {record.name}: {error.message}; once more", False)
         await self._note(record, MADE)
 
-    async def _build_parts(self, change: Change) -> None:
+    async def _build_parts(self, change: SchemaChange) -> None:
         """An index of a partitioned table: the whole without its parts, each part beside the traffic, then together."""
         for record in change.records:
             await self._note(record, BEGUN)
@@ -174,7 +174,7 @@ class Builder:
             if part is None:  # attach; a second time is no harm
                 await self._briefly(change.what, change.relation, _saying(step))
             elif "concurrently" in step:
-                await self._build(Change("index", part.relation, step, change.why, (part,), True))
+                await self._build(SchemaChange("index", part.relation, step, change.why, (part,), True))
                 self.tell(f"done: index {part.name} on {part.relation}", False)
             elif await self._state(part) is None:
                 await self._briefly(change.what, part.relation, _saying(step))

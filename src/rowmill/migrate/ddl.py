@@ -17,9 +17,9 @@ from ..adopt.survey import read_only
 from ..declare.lane import Lane
 from ..store.database import Database, Run, runner
 from ..store.inspect import plans
-from ..store.inspect.indexes import Needed, in_words, needed
+from ..store.inspect.indexes import NeededIndex, in_words, needed
 from ..store.lane.binding import Binding, bind, look
-from ..store.lane.missing_columns import Lacking
+from ..store.lane.missing_columns import MissingColumn
 from ..store.lane.postgres_statements import PostgresStatements
 from ..store.own import schema
 from ..store.own.ddl_ledger import Ledger, Record
@@ -33,7 +33,7 @@ FILLFACTOR = {"fillfactor": "80"}
 
 
 @dataclass(frozen=True)
-class Change:
+class SchemaChange:
     """One step: a statement, why, and for each thing it adds what undoes it."""
 
     kind: str
@@ -63,32 +63,32 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Outline:
+class LaneOutline:
     """A lane in one environment as it will be, and what its table lacks for that."""
 
     lane: Lane
     binding: Binding
-    lacking: tuple[Lacking, ...]
+    lacking: tuple[MissingColumn, ...]
     table: sa.Table
 
 
-async def outline(lane: Lane, environment: str, database: Database) -> Outline:
+async def outline(lane: Lane, environment: str, database: Database) -> LaneOutline:
     """A lane with the columns that it will have; raises what cannot be helped by adding any."""
     table, lacks = await look(lane, environment, database)
-    return Outline(lane, await bind(lane, environment, database, planned=True), tuple(lacks), table)
+    return LaneOutline(lane, await bind(lane, environment, database, planned=True), tuple(lacks), table)
 
 
-async def changes(database: Database, outlines: Sequence[Outline]) -> list[Change]:
+async def changes(database: Database, outlines: Sequence[LaneOutline]) -> list[SchemaChange]:
     """What is still to be done in one environment, in the order in which it is done."""
     own = await schema.taken(database)
     missing = [step for step in schema.STEPS if not own.has(step)]
-    made: list[Change] = []
+    made: list[SchemaChange] = []
     if missing:
         texts = [*schema.opening(database), *(t for step in missing for t in schema.ddl(database, step))]
         why = "; ".join(step.what for step in missing)
-        made.append(Change("own", "", ";\n".join(texts), why))
+        made.append(SchemaChange("own", "", ";\n".join(texts), why))
     known = {record.id for record in await Ledger(database).records()}
-    by_table: dict[str, list[Outline]] = {}
+    by_table: dict[str, list[LaneOutline]] = {}
     for each in outlines:
         by_table.setdefault(plans.statements(each.binding).table, []).append(each)
     for relation, several in by_table.items():
@@ -98,7 +98,7 @@ async def changes(database: Database, outlines: Sequence[Outline]) -> list[Chang
     return made
 
 
-def _columns(relation: str, several: Sequence[Outline]) -> list[Change]:
+def _columns(relation: str, several: Sequence[LaneOutline]) -> list[SchemaChange]:
     lacks = {lack.column: lack for each in several for lack in each.lacking}
     if not lacks:
         return []
@@ -111,12 +111,12 @@ def _columns(relation: str, several: Sequence[Outline]) -> list[Change]:
         for name, lack in lacks.items()
     ]  # fmt: skip
     if lite:  # one at a time
-        return [Change("columns", relation, r.made, f"{r.name}: {lacks[r.name].why}", (r,)) for r in records]
+        return [SchemaChange("columns", relation, r.made, f"{r.name}: {lacks[r.name].why}", (r,)) for r in records]
     added = ",\n  ".join(f"add column {lack.ddl(say.name)}" for lack in lacks.values())
-    return [Change("columns", relation, f"alter table {relation}\n  {added}", why, tuple(records))]
+    return [SchemaChange("columns", relation, f"alter table {relation}\n  {added}", why, tuple(records))]
 
 
-def _for_rows(connection: sa.Connection, several: Sequence[Outline], known: set[str]) -> list[Change]:
+def _for_rows(connection: sa.Connection, several: Sequence[LaneOutline], known: set[str]) -> list[SchemaChange]:
     """Indexes, and on PostgreSQL statistics and storage, of one table."""
     run = runner(connection)
     made = [change for each in several for change in _indexes(run, each, known)]
@@ -127,7 +127,7 @@ def _for_rows(connection: sa.Connection, several: Sequence[Outline], known: set[
     return list({change.statement: change for change in made}.values())
 
 
-def _indexes(run: Run, each: Outline, known: set[str]) -> Iterable[Change]:
+def _indexes(run: Run, each: LaneOutline, known: set[str]) -> Iterable[SchemaChange]:
     binding = each.binding
     say = plans.statements(binding)
     planned = {lack.column for lack in each.lacking}
@@ -148,7 +148,7 @@ def _indexes(run: Run, each: Outline, known: set[str]) -> Iterable[Change]:
         schema_of = _qualified(run, say.table) if isinstance(say, PostgresStatements) else ""
         how = "concurrently " if isinstance(say, PostgresStatements) else ""
         record = Record("index", say.table, name, text, f"drop index {how}if exists {schema_of}{say.name(name)}")
-        yield Change("index", say.table, text, need.why, (record,), bool(how), state == "invalid")
+        yield SchemaChange("index", say.table, text, need.why, (record,), bool(how), state == "invalid")
 
 
 def _parts(run: Run, relation: str) -> list[tuple[str, str | None, bool, int]]:
@@ -165,7 +165,7 @@ def _parts(run: Run, relation: str) -> list[tuple[str, str | None, bool, int]]:
     return found if len(found) > 1 or (found and not found[0][2]) else []
 
 
-def _in_parts(run: Run, say: PostgresStatements, need: Needed, name: str, parts: Sequence[Any]) -> Change:
+def _in_parts(run: Run, say: PostgresStatements, need: NeededIndex, name: str, parts: Sequence[Any]) -> SchemaChange:
     """An index of a partitioned table: none can be built on it beside the traffic, but one on each part, and attached.
 
     The list has the parts before the whole, so that the whole, which holds them, goes first when it is taken away.
@@ -185,7 +185,7 @@ def _in_parts(run: Run, say: PostgresStatements, need: Needed, name: str, parts:
         if parent is not None:
             whole, part = (f"{_qualified(run, r)}{say.name(names[r])}" for r in (parent, relation))
             steps.append(f"alter index {whole} attach partition {part}")
-    return Change("index", table, ";\n".join(steps), need.why, tuple(reversed(records)), True, steps=tuple(steps))
+    return SchemaChange("index", table, ";\n".join(steps), need.why, tuple(reversed(records)), True, steps=tuple(steps))
 
 
 def _qualified(run: Run, relation: str) -> str:
@@ -242,11 +242,11 @@ def size(run: Run, relation: str) -> int:
     return int(found[0][0])
 
 
-def _statistics(run: Run, several: Sequence[Outline], relation: str) -> list[Change]:
+def _statistics(run: Run, several: Sequence[LaneOutline], relation: str) -> list[SchemaChange]:
     if size(run, relation) < SEEN_WHOLE:
         return []
     set_already = targets(run, relation)
-    made: dict[str, Change] = {}
+    made: dict[str, SchemaChange] = {}
     for each in several:
         binding = each.binding
         say = plans.statements(binding)
@@ -257,7 +257,7 @@ def _statistics(run: Run, several: Sequence[Outline], relation: str) -> list[Cha
             undo = f"alter table {relation} alter column {say.name(column)} set statistics -1"
             record = Record("statistics", relation, column, statement, undo, str(TARGET))
             why = "a state that few rows are in is seen by the planner"
-            made[column] = Change("statistics", relation, statement, why, (record,))
+            made[column] = SchemaChange("statistics", relation, statement, why, (record,))
     return list(made.values())
 
 
@@ -268,7 +268,7 @@ def states_in(binding: Binding) -> set[str]:
     return {column for column in found if isinstance(binding.kinds[column], kinds)}
 
 
-def _storage(run: Run, several: Sequence[Outline], relation: str) -> list[Change]:
+def _storage(run: Run, several: Sequence[LaneOutline], relation: str) -> list[SchemaChange]:
     if any(each.binding.partitioned for each in several):
         return []  # a parent has none; its parts are the user's affair
     wanted = dict(AUTOVACUUM) if size(run, relation) >= HOT else {}
@@ -291,7 +291,7 @@ def _storage(run: Run, several: Sequence[Outline], relation: str) -> list[Change
         for name, value in wanted.items()
     )  # fmt: skip
     pairs = ", ".join(f"{name} = {value}" for name, value in wanted.items())
-    return [Change("storage", relation, f"alter table {relation} set ({pairs})", "; ".join(reasons), records)]
+    return [SchemaChange("storage", relation, f"alter table {relation} set ({pairs})", "; ".join(reasons), records)]
 
 
 def with_state(record: Record, state: str) -> Record:

@@ -14,7 +14,7 @@ from ..errors import RowmillError
 from ..store.database import Database, Run
 from ..store.inspect import plans
 from ..store.lane.binding import Binding
-from ..store.lane.row_keys import Key, Marks
+from ..store.lane.row_keys import Key, Placeholders
 
 STEP = 1000
 
@@ -43,7 +43,7 @@ def _step(
     binding: Binding, column: str, source: str, function: Callable[[Any], Any], last: Key | None, run: Run
 ) -> tuple[Key, int] | None:
     """One page by key; the last key of it, and how many rows were written. None: there are no more."""
-    say, marks = plans.statements(binding), Marks(binding)
+    say, marks = plans.statements(binding), Placeholders(binding)
     keys = say.names(binding.key)
     behind = f" and ({keys}) > {marks.key(last)}" if last is not None else ""
     text = (

@@ -14,13 +14,13 @@ from ..errors import DeclarationError, Refused, RowmillError, Unreachable
 from ..mill import Mill
 from ..store import Database
 from ..store.gates.pauses import Pause, standing
-from ..store.inspect.lane_view import Counts, Elsewhere, LaneView, view_lane
+from ..store.inspect.lane_view import Counts, LaneView, UncountedRows, view_lane
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Failure:
+class EnvironmentFailure:
     """What could not be asked: a whole environment, or one lane in it."""
 
     environment: str
@@ -43,10 +43,10 @@ class Answers(Generic[T]):
     """What was found, in the order of environments and lanes, and what failed."""
 
     found: list[tuple[LaneView, T]]
-    failures: list[Failure]
+    failures: list[EnvironmentFailure]
 
 
-class Lookout:
+class LaneDirectory:
     """A Mill's lanes in its environments, bound when first asked and kept, for ``fresh`` seconds where that is given:
     a server outlives changes of its tables. What one environment lacks, the others still answer.
     """
@@ -114,11 +114,11 @@ class Lookout:
                 view = await self.view(name, database, lane)
                 answers.found.append((view, await question(view)))
             except Unreachable as error:
-                return Answers([], [Failure(name, None, error)])
+                return Answers([], [EnvironmentFailure(name, None, error)])
             except RowmillError as error:
                 if isinstance(error, Refused):
                     self._views.pop((name, lane.name), None)
-                answers.failures.append(Failure(name, lane.name, error))
+                answers.failures.append(EnvironmentFailure(name, lane.name, error))
         return answers
 
     async def pauses(self) -> list[tuple[str, Pause]]:
@@ -137,7 +137,7 @@ class Lookout:
         parts = await asyncio.gather(*(ask(*place) for place in self.databases if place[0] in asked))
         return [found for part in parts for found in part]
 
-    async def elsewhere(self, answers: Answers[Counts]) -> list[Elsewhere]:
+    async def elsewhere(self, answers: Answers[Counts]) -> list[UncountedRows]:
         """Tables that have rows of which no lane counts any: a state in a declaration may be misspelled."""
         counted: dict[tuple[str, str], dict[str, tuple[LaneView, Counts]]] = {}
         for view, counts in answers.found:
@@ -151,7 +151,7 @@ class Lookout:
             found += [told] if told else []
         return found
 
-    async def _elsewhere(self, lanes: dict[str, tuple[LaneView, Counts]]) -> Elsewhere | None:
+    async def _elsewhere(self, lanes: dict[str, tuple[LaneView, Counts]]) -> UncountedRows | None:
         """The same for one table, and the lanes over it that were asked."""
         if not all(counts.none for _, counts in lanes.values()):
             return None

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from ..adopt.propose_roles import WORKER_LENGTH
 from ..adopt.survey import look_at
-from ..adopt.table_facts import Facts
+from ..adopt.table_facts import TableFacts
 from ..declare import states
 from ..migrate import ddl
 from ..store.database import Run, runner
@@ -30,7 +30,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One thing: how bad, a word for scripts, what it is and costs, and what to do."""
 
     level: str
@@ -40,23 +40,23 @@ class Finding:
 
 
 @dataclass
-class Examined:
+class ExaminedLane:
     """A lane on its table: what it is bound to, how it finds its rows, and what was found."""
 
     binding: Binding
     rows: int
     exact: bool
-    plan: plans.Plan | None
-    findings: list[Finding] = field(default_factory=list)
-    facts: Facts | None = None
+    plan: plans.QueryPlan | None
+    findings: list[CheckFinding] = field(default_factory=list)
+    facts: TableFacts | None = None
 
 
-def examine(connection: sa.Connection, binding: Binding, table: str) -> Examined:
+def examine(connection: sa.Connection, binding: Binding, table: str) -> ExaminedLane:
     """Look at one lane."""
     run = runner(connection)
     facts = look_at(connection, table)
     say = plans.statements(binding)
-    found = Examined(binding, facts.rows, facts.exact, plans.explain(run, say), facts=facts)
+    found = ExaminedLane(binding, facts.rows, facts.exact, plans.explain(run, say), facts=facts)
     add = found.findings.append
     postgres = isinstance(say, PostgresStatements)
     if postgres:
@@ -64,14 +64,14 @@ def examine(connection: sa.Connection, binding: Binding, table: str) -> Examined
         found.findings += zones(run, binding, say.table)
     _roles(binding, facts, add)
     for role, cost in binding.lacks().items():
-        add(Finding(WARNING, f"no_{role}", f"no column has the role {role}: {cost}", "rowmill migrate adds one"))
+        add(CheckFinding(WARNING, f"no_{role}", f"no column has the role {role}: {cost}", "rowmill migrate adds one"))
     lane = binding.lane
     if lane.unfenced and "worker" not in binding.roles and fence_time(binding) is None:
         text = "nothing tells two claims apart: a worker that comes back late could overwrite another's outcome"
-        add(Finding(WARNING, "unfenced", text, "rowmill migrate adds worker"))
+        add(CheckFinding(WARNING, "unfenced", text, "rowmill migrate adds worker"))
     if lane.leads_to_ready(lane.done):
         text = "a row that is done is ready again: it goes round, as often as its due time and conditions let it"
-        add(Finding(WARNING, "done_is_ready", text, "another value in done, if that is not meant"))
+        add(CheckFinding(WARNING, "done_is_ready", text, "another value in done, if that is not meant"))
     _indexes(run, binding, facts, found, add)
     if postgres:
         _upkeep(run, binding, facts, say.table, add)
@@ -86,16 +86,20 @@ def _rights(run: Run, relation: str, add: Any) -> None:
         (relation,),
     )[0]
     if replica:
-        add(Finding(ERROR, "replica", "this server is a replica: nothing can be claimed here", "the primary's address"))
+        add(
+            CheckFinding(
+                ERROR, "replica", "this server is a replica: nothing can be claimed here", "the primary's address"
+            )
+        )
     if not (may_read and may_write):
         text = "this role may not read and update the table"
-        add(Finding(ERROR, "rights", text, f"grant select, update on {relation} to the worker's role"))
+        add(CheckFinding(ERROR, "rights", text, f"grant select, update on {relation} to the worker's role"))
     if hidden:
         text = "row level security applies to this role: rows that its policies hide are never claimed"
-        add(Finding(WARNING, "row_security", text, "a role that bypasses it (Supabase: postgres, service role)"))
+        add(CheckFinding(WARNING, "row_security", text, "a role that bypasses it (Supabase: postgres, service role)"))
 
 
-def _roles(binding: Binding, facts: Facts, add: Any) -> None:
+def _roles(binding: Binding, facts: TableFacts, add: Any) -> None:
     written = ("worker", "claimed_at", "heartbeat_at", "attempts", "error", "finished_at", "updated_at", "run_after")
     for role in written:
         column = facts.column(binding.roles.get(role, ""))
@@ -103,15 +107,17 @@ def _roles(binding: Binding, facts: Facts, add: Any) -> None:
             continue
         where = f"column {column.name}, which has the role {role},"
         if column.generated:
-            add(Finding(ERROR, "role_generated", f"{where} is computed by the database", _off(role)))
+            add(CheckFinding(ERROR, "role_generated", f"{where} is computed by the database", _off(role)))
         if column.refers_to and role in ("worker", "error"):
-            add(Finding(ERROR, "role_refers", f"{where} refers to {column.refers_to}: the claim fails", _off(role)))
+            add(
+                CheckFinding(ERROR, "role_refers", f"{where} refers to {column.refers_to}: the claim fails", _off(role))
+            )
         if role == "worker" and column.length is not None and column.length < WORKER_LENGTH:
             text = f"{where} holds {column.length} characters, and a worker's id may have more: the claim would fail"
-            add(Finding(WARNING, "worker_short", text, "a short --worker-id, or alter its type to text"))
+            add(CheckFinding(WARNING, "worker_short", text, "a short --worker-id, or alter its type to text"))
 
 
-def zones(run: Run, binding: Binding, relation: str) -> list[Finding]:
+def zones(run: Run, binding: Binding, relation: str) -> list[CheckFinding]:
     """Columns without a time zone whose times the lane would read and write in another zone than other programs do."""
     kinds = binding.sql_types
     naive = sorted({c for c in binding.roles.values() if "timestamp" in kinds[c] and "without time zone" in kinds[c]})
@@ -141,7 +147,7 @@ def zones(run: Run, binding: Binding, relation: str) -> list[Finding]:
             f"a fresh default of {', '.join(local)} is the server's local time ({server}), and the lane takes it for"
             f" {zone}: rows wait, or are taken back, hours too late or too early"
         )
-        return [Finding(ERROR, "time_zone", text, hint)]
+        return [CheckFinding(ERROR, "time_zone", text, hint)]
     left = [column for column in naive if column not in defaults]
     if binding.lane.timezone is not None or not left:
         return []
@@ -149,7 +155,7 @@ def zones(run: Run, binding: Binding, relation: str) -> list[Finding]:
         f"{', '.join(left)} have no time zone, and the server's is {server}: the lane reads and writes UTC there,"
         " programs that write now() local time"
     )
-    return [Finding(WARNING, "time_zone", text, f'{hint}; timezone="UTC" if they write UTC, too')]
+    return [CheckFinding(WARNING, "time_zone", text, f'{hint}; timezone="UTC" if they write UTC, too')]
 
 
 def _is_local(run: Run, default: str, zone: str) -> bool:
@@ -170,7 +176,7 @@ def _off(role: str) -> str:
     return f'roles={{"{role}": None}}, or another column'
 
 
-def _indexes(run: Run, binding: Binding, facts: Facts, found: Examined, add: Any) -> None:
+def _indexes(run: Run, binding: Binding, facts: TableFacts, found: ExaminedLane, add: Any) -> None:
     say = plans.statements(binding)
     for need in needed(binding, say):
         if plans.serves(run, say, need) is not None:
@@ -178,22 +184,24 @@ def _indexes(run: Run, binding: Binding, facts: Facts, found: Examined, add: Any
         if need.purpose in ("ready", "turns"):
             at = "reads the whole table" if facts.rows >= SMALL else "will read the whole table once it is large"
             text = f"no index carries the claim: it {at}"
-            add(Finding(WARNING, f"no_{need.purpose}_index", text, "rowmill migrate"))
+            add(CheckFinding(WARNING, f"no_{need.purpose}_index", text, "rowmill migrate"))
         elif facts.rows >= SMALL:
             text = f"no index finds the {need.purpose} rows: {need.why}"
-            add(Finding(WARNING, f"no_{need.purpose}_index", text, "rowmill migrate"))
+            add(CheckFinding(WARNING, f"no_{need.purpose}_index", text, "rowmill migrate"))
     for index in facts.indexes:
         if not index.valid:
             text = f"index {index.name} is what a failed build left: it costs on every write and serves nothing"
-            add(Finding(WARNING, "invalid_index", text, f"rowmill migrate, or drop index {index.name}"))
+            add(CheckFinding(WARNING, "invalid_index", text, f"rowmill migrate, or drop index {index.name}"))
     beat = binding.roles.get("heartbeat_at", "") if binding.renew == "heartbeat_at" else ""
     for index in facts.indexes if beat else ():
         if beat in index.columns or beat in (index.predicate or ""):
             text = f"index {index.name} holds {beat}: every heartbeat writes to all indexes of the table"
-            add(Finding(WARNING, "heartbeat_indexed", text, f"drop index {index.name}; the sweep does not need it"))
+            add(
+                CheckFinding(WARNING, "heartbeat_indexed", text, f"drop index {index.name}; the sweep does not need it")
+            )
 
 
-def _upkeep(run: Run, binding: Binding, facts: Facts, relation: str, add: Any) -> None:
+def _upkeep(run: Run, binding: Binding, facts: TableFacts, relation: str, add: Any) -> None:
     there = ddl.settings(run, relation)
     if facts.rows >= ddl.SEEN_WHOLE:
         targets = ddl.targets(run, relation)
@@ -201,29 +209,29 @@ def _upkeep(run: Run, binding: Binding, facts: Facts, relation: str, add: Any) -
             text = (
                 f"column {column} has no statistics target: a state that few rows are in may go unseen by the planner"
             )
-            add(Finding(WARNING, "no_statistics", text, "rowmill migrate"))
+            add(CheckFinding(WARNING, "no_statistics", text, "rowmill migrate"))
     if facts.rows >= ddl.HOT and not any(name.startswith("autovacuum") for name in there) and not facts.partitioned:
         text = f"autovacuum is at its defaults: it comes when {facts.rows // 5:,} row versions are dead"
-        add(Finding(WARNING, "autovacuum", text, "rowmill migrate"))
+        add(CheckFinding(WARNING, "autovacuum", text, "rowmill migrate"))
     renews = binding.renew != "none"
     if renews and "fillfactor" not in there and not facts.partitioned:
         text = "fillfactor is 100: on full pages every heartbeat writes to all indexes"
-        add(Finding(WARNING, "fillfactor", text, "rowmill migrate (it helps new pages only)"))
+        add(CheckFinding(WARNING, "fillfactor", text, "rowmill migrate (it helps new pages only)"))
     touched = binding.roles.get("updated_at")
     indexed = any(touched in index.columns for index in facts.indexes) if touched else False
     if renews and indexed and facts.update_triggers:
         text = f"a trigger ({', '.join(facts.update_triggers)}) runs at every heartbeat, and {touched} is indexed"
         add(
-            Finding(
+            CheckFinding(
                 WARNING, "touching_trigger", text, f"a trigger that leaves {touched} alone where only heartbeats change"
             )
         )
 
 
-def across(bindings: Sequence[tuple[Binding, Facts | None]]) -> list[tuple[Binding, Finding]]:
+def across(bindings: Sequence[tuple[Binding, TableFacts | None]]) -> list[tuple[Binding, CheckFinding]]:
     """What only shows when all lanes of one environment are seen together."""
-    found: list[tuple[Binding, Finding]] = []
-    by_table: dict[str, list[tuple[Binding, Facts | None]]] = {}
+    found: list[tuple[Binding, CheckFinding]] = []
+    by_table: dict[str, list[tuple[Binding, TableFacts | None]]] = {}
     for binding, facts in bindings:
         by_table.setdefault(binding.table.fullname, []).append((binding, facts))
     for several in by_table.values():
@@ -232,7 +240,9 @@ def across(bindings: Sequence[tuple[Binding, Facts | None]]) -> list[tuple[Bindi
                 if _claim_the_same(one, other):
                     names = f"{one.lane.name} and {other.lane.name}"
                     text = f"lanes {names} claim overlapping rows: whoever comes first has them"
-                    found.append((one, Finding(WARNING, "overlap", text, "a value in ready that tells them apart")))
+                    found.append(
+                        (one, CheckFinding(WARNING, "overlap", text, "a value in ready that tells them apart"))
+                    )
         found += _left_alone([binding for binding, _ in several], several[0][1])
     return found
 
@@ -246,7 +256,7 @@ def _claim_the_same(one: Binding, other: Binding) -> bool:
     return states.overlaps(a.ready, b.ready)
 
 
-def _left_alone(bindings: Sequence[Binding], facts: Facts | None) -> list[tuple[Binding, Finding]]:
+def _left_alone(bindings: Sequence[Binding], facts: TableFacts | None) -> list[tuple[Binding, CheckFinding]]:
     """Values that rows have and that no lane leads out of, nor ends in."""
     found = []
     columns = {column for binding in bindings for column in ddl.states_in(binding)}
@@ -266,7 +276,9 @@ def _left_alone(bindings: Sequence[Binding], facts: Facts | None) -> list[tuple[
             named = ", ".join(f"{v!r} ({column.seen[v]:,})" for v in strange[:_NAMED])
             more = f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else ""
             text = f"rows are in states that no lane leads out of: {name} = {named}{more}"
-            found.append((bindings[0], Finding(WARNING, "left_alone", text, "a lane for them, if they are not final")))
+            found.append(
+                (bindings[0], CheckFinding(WARNING, "left_alone", text, "a lane for them, if they are not final"))
+            )
     return found
 
 

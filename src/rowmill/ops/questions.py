@@ -13,9 +13,9 @@ from ..store import Database
 from ..store.inspect import json_values, why_rules
 from ..store.inspect.lane_view import LaneView, check_file, view_lane
 from ..store.inspect.why import Inquiry, inquire
-from ..store.inspect.why_rules import Answer
+from ..store.inspect.why_rules import WhyAnswer
 from ..store.lane.row_keys import parse
-from ..store.own.workers import Fleet
+from ..store.own.workers import WorkersTable
 
 #: An environment above that does not answer in this time is not waited for.
 _PATIENCE = 3.0
@@ -24,7 +24,7 @@ View = Callable[[str, Lane], Awaitable[LaneView]]
 Sees = Callable[[str], bool]
 
 
-async def why(mill: Mill, environment: str, lane: Lane, text: str, databases: Mapping[str, Database]) -> Answer:
+async def why(mill: Mill, environment: str, lane: Lane, text: str, databases: Mapping[str, Database]) -> WhyAnswer:
     """Why a row is not running. ``databases``: the environments up to this one, in order."""
 
     async def view(name: str, other: Lane) -> LaneView:
@@ -40,7 +40,7 @@ async def why_in(
     databases: Mapping[str, Database],
     other: View,
     sees: Sees = lambda lane: True,
-) -> Answer:
+) -> WhyAnswer:
     """The same with lanes bound by ``other``. The answer names only lanes that ``sees`` allows."""
     lane, environment = view.lane, view.environment
     inquiry = await inquire(view, parse(view.binding, text))
@@ -63,7 +63,7 @@ async def _above(
         try:
             async with asyncio.timeout(_PATIENCE):
                 if name != here and live:
-                    fleet = Fleet(database)
+                    fleet = WorkersTable(database)
                     there = {w["id"] for w in await fleet.all() if w["alive"]} if await fleet.exists() else set()
                     if not there & {worker["id"] for worker in live}:
                         continue
@@ -77,7 +77,7 @@ async def _above(
 async def fleet_of(database: Database) -> list[dict[str, Any]]:
     """The workers that one environment knows of, as they said it themselves."""
     check_file(database)
-    fleet = Fleet(database)
+    fleet = WorkersTable(database)
     return await fleet.all() if await fleet.exists() else []
 
 

@@ -18,7 +18,7 @@ from ..store.inspect.lane_view import LaneView
 from ..store.lane.end_hooks import ending
 from ..store.lane.lane_store import LaneStore
 from ..store.lane.postgres_statements import PostgresStatements
-from ..store.lane.row_keys import Key, Marks, among, written
+from ..store.lane.row_keys import Key, Placeholders, among, written
 from ..store.lane.settlements import HookFailed
 from ..store.lane.statements import INCARNATION
 
@@ -41,7 +41,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class SkippedRow:
     """A row that was asked for by its key and not written: in which state it is, and why."""
 
     id: str
@@ -49,7 +49,7 @@ class PassedOver:
     reason: str
 
 
-async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> list[PassedOver]:
+async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> list[SkippedRow]:
     """The rows that were asked for by key, less those that were written."""
     left = [key for key in chosen.keys or () if key not in set(keys)]
     rows = {written(row.id): row for row in (await view.find(left, whole=False) if left else [])}
@@ -63,7 +63,7 @@ async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> lis
             reason = "locked by somebody else's transaction"
         else:
             reason = f"it is {row.state}" if row.state else "in no state of this lane"
-        found.append(PassedOver(name, row.state if row is not None else None, reason))
+        found.append(SkippedRow(name, row.state if row is not None else None, reason))
     return found
 
 
@@ -105,17 +105,17 @@ class Operator:
             if counter := roles.get(role):
                 written[counter] = "0"
         written |= {column: say.literal(column, value) for column, value in say.binding.ready_again.items()}
-        return self._write(chosen, written, Marks(self.binding))
+        return self._write(chosen, written, Placeholders(self.binding))
 
     def cancel(self, chosen: Selection, reason: str) -> AsyncIterator[list[Key]]:
         """Rows to canceled, or to dead where the lane has no such state; a holder's outcome is then dropped."""
-        marks = Marks(self.binding)
+        marks = Placeholders(self.binding)
         error = marks.add(self.view.store.error_text(reason)) if "error" in self.binding.roles else "null"
         return self._write(chosen, self.say.settle_set("canceled", error, "0"), marks, canceled=reason)
 
     def release(self, chosen: Selection) -> AsyncIterator[list[Key]]:
         """Running rows back to ready as if they had not been claimed; a holder's outcome is then dropped."""
-        return self._write(chosen, self.say.settle_set("release", "null", "0"), Marks(self.binding))
+        return self._write(chosen, self.say.settle_set("release", "null", "0"), Placeholders(self.binding))
 
     def schedule(self, chosen: Selection, seconds: float) -> AsyncIterator[list[Key]]:
         """Let rows run so many seconds from now, and not before. For rows that are ready or waiting."""
@@ -125,7 +125,7 @@ class Operator:
                 f"lane {self.view.lane.name!r} has no column for the time from which on a row may run",
                 hint="add run_after: rowmill migrate shows the statement",
             )
-        return self._write(chosen, {due: self.say.later(due, str(float(seconds)))}, Marks(self.binding))
+        return self._write(chosen, {due: self.say.later(due, str(float(seconds)))}, Placeholders(self.binding))
 
     async def insert(self, columns: Mapping[str, Any]) -> Key:
         """Add a row in the lane's ready state, with these columns; its key."""
@@ -140,7 +140,7 @@ class Operator:
                 raise DeclarationError(f"column {column!r} of table {table!r} is written by rowmill: leave it out")
         if isinstance(self.view.lane.ready, str):
             raise DeclarationError(f"lane {self.view.lane.name!r}: its ready is SQL, so no row can be made to fit it")
-        marks = Marks(self.binding)
+        marks = Placeholders(self.binding)
         written = {c: self.say.literal(c, value) for c, value in self.binding.ready_again.items()}
         written |= {c: "null" if v is None else marks.add(self._plain(v), c) for c, v in columns.items()}
         text = f"""insert into {self.say.table} ({self.say.names(list(written))})
@@ -158,7 +158,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
 
     async def count(self, chosen: Selection, most: int) -> int:
         """How many rows are meant, counted up to ``most``."""
-        marks = Marks(self.binding)
+        marks = Placeholders(self.binding)
         test = self._test(chosen, marks)
         text = f"select count(*) from (select 1 from {self.say.table} where {test} limit {most}) x"
         return int((await self.view.ask(text, marks))[0][0])
@@ -174,7 +174,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
 
     # -- one statement per step
 
-    def _test(self, chosen: Selection, marks: Marks) -> str:
+    def _test(self, chosen: Selection, marks: Placeholders) -> str:
         """The condition that a row must meet in the statement that writes it."""
         known = [test for state in chosen.states if (test := self.view.condition(state))]
         tests = [f"({' or '.join(f'({test})' for test in known or [self.view.need(chosen.states[0])])})"]
@@ -196,7 +196,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
         return self.say.names(self.binding.key)
 
     async def _write(
-        self, chosen: Selection, written: dict[str, str], marks: Marks, canceled: str | None = None
+        self, chosen: Selection, written: dict[str, str], marks: Placeholders, canceled: str | None = None
     ) -> AsyncIterator[list[Key]]:
         """``canceled``: the rows end, for this reason."""
         if chosen.keys is None:
@@ -216,7 +216,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
                 await asyncio.sleep(self.pause)
 
     async def _pages(
-        self, chosen: Selection, written: dict[str, str], marks: Marks, canceled: str | None
+        self, chosen: Selection, written: dict[str, str], marks: Placeholders, canceled: str | None
     ) -> AsyncIterator[list[Key]]:
         """Step through the rows by key: a row that still fits after it was written is not taken twice."""
         last: Key | None = None
@@ -232,7 +232,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
             if len(keys) < STEP:
                 return
 
-    async def _step(self, test: str, written: dict[str, str], marks: Marks, canceled: str | None) -> list[Key]:
+    async def _step(self, test: str, written: dict[str, str], marks: Placeholders, canceled: str | None) -> list[Key]:
         """One step, committed; rows that it ends are told to the lane's ``on_settled`` in the same transaction."""
         values, texts = marks.given(), self._texts(test, written)
 

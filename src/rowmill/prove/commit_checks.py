@@ -15,7 +15,7 @@ from typing import Any
 from ..clock import Clock
 from ..declare.states import overlaps
 from ..store import LaneStore
-from ..store.gates.gate_binding import Dimension
+from ..store.gates.gate_binding import BoundGates
 from ..store.lane.claim import FINAL, Claim, Report
 from .schedules import Actor, Broken
 
@@ -30,7 +30,7 @@ _SLACK = timedelta(seconds=2)
 
 
 @dataclass(eq=False)
-class Hold:
+class ObservedClaim:
     """One claim as the rows showed it."""
 
     key: Key
@@ -42,16 +42,16 @@ class Hold:
 
 
 @dataclass
-class Doing:
+class ActorVerb:
     """What an actor is at: a verb, and for a settlement which end each row is to have, by which claim."""
 
     verb: str = ""
     shift: timedelta = timedelta(0)
-    ends: Mapping[Key, tuple[str, Hold | None]] = field(default_factory=dict)
-    renews: Mapping[Key, Hold | None] = field(default_factory=dict)
+    ends: Mapping[Key, tuple[str, ObservedClaim | None]] = field(default_factory=dict)
+    renews: Mapping[Key, ObservedClaim | None] = field(default_factory=dict)
     began: int = 0
     #: What it was seen to claim, in order: a claim of several statements may take a row, lose it and take it again.
-    taken: list[Hold] = field(default_factory=list)
+    taken: list[ObservedClaim] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class Seen:
     gates: tuple[Any, ...]
 
 
-class Watch:
+class CommitChecks:
     """The rows of one lane."""
 
-    def __init__(self, store: LaneStore, dims: Sequence[Dimension], clock: Clock) -> None:
+    def __init__(self, store: LaneStore, dims: Sequence[BoundGates], clock: Clock) -> None:
         self.store, self.dims, self.clock = store, dims, clock
         self.rows: dict[Key, Seen] = {}
-        self.holds: dict[Key, Hold] = {}
-        self.doing: dict[Actor, Doing] = {}
+        self.holds: dict[Key, ObservedClaim] = {}
+        self.doing: dict[Actor, ActorVerb] = {}
         self.commits = 0
         #: The claim of a worker, as the hold that the watch saw. By the object: a worker may have had the row before.
-        self._holds: dict[int, tuple[Claim, Hold]] = {}
+        self._holds: dict[int, tuple[Claim, ObservedClaim]] = {}
         #: By which commit the lane was paused; None: it is not.
         self.paused: int | None = None
         self.claims = self.outcomes = self.swept = self.lost = 0
@@ -124,17 +124,17 @@ class Watch:
 
     # -- what an actor says it is about to do
 
-    def announce(self, actor: Actor, verb: str, **more: Any) -> Doing:
+    def announce(self, actor: Actor, verb: str, **more: Any) -> ActorVerb:
         """From here on the actor's commits are this verb's."""
-        self.doing[actor] = doing = Doing(verb, self.clock.shift, began=self.commits, **more)
+        self.doing[actor] = doing = ActorVerb(verb, self.clock.shift, began=self.commits, **more)
         return doing
 
-    def hold_of(self, claim: Claim) -> Hold | None:
+    def hold_of(self, claim: Claim) -> ObservedClaim | None:
         """The hold that a worker's claim stands for."""
         known = self._holds.get(id(claim))
         return known[1] if known else None
 
-    def adopt(self, claims: Sequence[Claim], holder: str, holds: Iterable[Hold]) -> None:
+    def adopt(self, claims: Sequence[Claim], holder: str, holds: Iterable[ObservedClaim]) -> None:
         """A worker was told that these are its claims, and these are the holds that it may mean."""
         left = list(holds)
         for claim in claims:
@@ -152,7 +152,7 @@ class Watch:
         """Somebody committed: everything that changed has to be his to change."""
         self.commits += 1
         before, self.rows = self.rows, self.read(rows)
-        doing = self.doing.get(actor, Doing())
+        doing = self.doing.get(actor, ActorVerb())
         if lost := before.keys() - self.rows.keys():
             raise Broken(f"row {shown(min(lost, key=str))} is gone, after {actor.name} did: {doing.verb}")
         if new := self.rows.keys() - before.keys():
@@ -162,7 +162,7 @@ class Watch:
                 self._changed(actor, doing, key, before[key], now)
         self._limits()
 
-    def _changed(self, actor: Actor, doing: Doing, key: Key, was: Seen, now: Seen) -> None:
+    def _changed(self, actor: Actor, doing: ActorVerb, key: Key, was: Seen, now: Seen) -> None:
         what = f"row {shown(key)}: {actor.name}, {doing.verb}"
         if was.state in FINAL:
             raise Broken(f"{what}: it was {was.state} for good, and now is {now.state}")
@@ -185,7 +185,7 @@ class Watch:
         else:
             raise Broken(f"{what}: it was {was.state} and now is {now.state}")
 
-    def _claimed(self, what: str, doing: Doing, key: Key, hold: Hold | None, was: Seen, now: Seen) -> None:
+    def _claimed(self, what: str, doing: ActorVerb, key: Key, hold: ObservedClaim | None, was: Seen, now: Seen) -> None:
         if hold is not None:
             raise Broken(f"{what}: claimed while {hold.holder} holds it")
         if was.state != "ready" or now.state != "running":
@@ -194,12 +194,19 @@ class Watch:
             raise Broken(f"{what}: claimed while the lane is paused")
         self._count(what, was, now, (1, 0, 0))
         holder = now.worker if "worker" in self.store.binding.roles else what.split(": ")[1].split(",")[0]
-        self.holds[key] = Hold(key, str(holder), doing.shift, time.monotonic())
+        self.holds[key] = ObservedClaim(key, str(holder), doing.shift, time.monotonic())
         doing.taken.append(self.holds[key])
         self.claims += 1
 
     def _settled(
-        self, what: str, kind: str, key: Key, hold: Hold | None, mine: Hold | None, was: Seen, now: Seen
+        self,
+        what: str,
+        kind: str,
+        key: Key,
+        hold: ObservedClaim | None,
+        mine: ObservedClaim | None,
+        was: Seen,
+        now: Seen,
     ) -> None:
         if hold is None or hold is not mine:
             raise Broken(f"{what}: an outcome ({kind}) was recorded without its claim; {_held(hold)}")
@@ -219,7 +226,7 @@ class Watch:
         mine = looks[kind]
         return {kind, "dead"} if mine is None else {s for s, look in looks.items() if look and overlaps(look, mine)}
 
-    def _swept(self, what: str, doing: Doing, key: Key, hold: Hold | None, was: Seen, now: Seen) -> None:
+    def _swept(self, what: str, doing: ActorVerb, key: Key, hold: ObservedClaim | None, was: Seen, now: Seen) -> None:
         lease = self.store.lane.lease
         if hold is None:
             raise Broken(f"{what}: swept, and nobody holds it")
@@ -287,5 +294,5 @@ def shown(key: Key) -> str:
     return str(key[0] if len(key) == 1 else key)
 
 
-def _held(hold: Hold | None) -> str:
+def _held(hold: ObservedClaim | None) -> str:
     return f"{hold.holder} holds the row" if hold else "nobody holds the row"

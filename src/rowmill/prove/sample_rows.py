@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from ..declare import states
 from ..errors import DeclarationError
 from ..store import LaneStore
-from ..store.gates.gate_binding import Dimension
+from ..store.gates.gate_binding import BoundGates
 from ..store.lane.reflect import add_constraints, reflect_table
 
 Ask = Callable[[str], Awaitable[Sequence[Any]]]
@@ -37,7 +37,7 @@ class Parent:
 
 
 @dataclass
-class Made:
+class SampleRows:
     """How rows are made up; ``given`` are values for columns, as text, that nobody could guess."""
 
     given: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Made:
     keys: int = 2
     parents: Sequence[Parent] = ()
 
-    async def rows(self, store: LaneStore, dims: Sequence[Dimension], ask: Ask) -> list[str]:
+    async def rows(self, store: LaneStore, dims: Sequence[BoundGates], ask: Ask) -> list[str]:
         """Inserts, one for each row, tried out on the table; raises where what they make is not ready."""
         for column in self.given:
             if column not in store.binding.table.c:
@@ -105,14 +105,14 @@ class Made:
                     hint="--set COLUMN=VALUE for the columns that this asks for",
                 )
 
-    def insert(self, store: LaneStore, dims: Sequence[Dimension], number: int) -> str:
+    def insert(self, store: LaneStore, dims: Sequence[BoundGates], number: int) -> str:
         """SQL that makes one row."""
         say = store.statements
         written = self._values(store, dims, number)
         over = " overriding system value" if store.database.dialect.name == "postgresql" else ""
         return f"insert into {say.table} ({say.names(written)}){over} values ({', '.join(written.values())})"
 
-    def _values(self, store: LaneStore, dims: Sequence[Dimension], number: int) -> dict[str, str]:
+    def _values(self, store: LaneStore, dims: Sequence[BoundGates], number: int) -> dict[str, str]:
         binding, say = store.binding, store.statements
         state = {c: v for c, v in store.lane.ready_again.items() if c not in binding.claimed}
         if store.lane.own:
@@ -157,11 +157,11 @@ class Made:
         return None if _filled(column) else _of_kind(store.binding.kinds[column.name], column, number)
 
 
-class _Now:
+class _SampleNow:
     """A time that is set."""
 
 
-_NOW = _Now()
+_NOW = _SampleNow()
 
 
 def _of_kind(kind: Any, column: sa.Column[Any], number: int) -> str:
@@ -201,7 +201,7 @@ def _filled(column: sa.Column[Any]) -> bool:
     return column.server_default is not None or column.identity is not None
 
 
-def _columns(dim: Dimension, table: sa.Table) -> list[str]:
+def _columns(dim: BoundGates, table: sa.Table) -> list[str]:
     """The columns that a gate's key is made of."""
     by = dim.group.label if dim.phrase is not None else ""
     if by in table.c:

@@ -31,7 +31,7 @@ def stoppable(sql: str) -> bool:
     return "skip locked" in sql and "now()" in sql.partition("skip locked")[0]
 
 
-class Doorman:
+class StatementLocks:
     """Holds the locks that statements wait for."""
 
     def __init__(self, connection: Any) -> None:

@@ -18,11 +18,11 @@ from ..errors import Busy, Unreachable
 from ..ops.row_actions import Operator, Selection
 from ..store import LaneStore, set_gates
 from ..store.gates import pauses
-from ..store.gates.gate_binding import Dimension
+from ..store.gates.gate_binding import BoundGates
 from ..store.inspect.lane_view import LaneView
 from ..store.lane.binding import fence_time
 from ..store.lane.claim import Claim, Settlement
-from .commit_checks import Hold, Key, Watch, shown
+from .commit_checks import CommitChecks, Key, ObservedClaim, shown
 from .schedules import DIE, Actor, Broken, Died, Schedule
 from .stepped_postgres import SteppedPostgres
 from .stepped_sqlite import SteppedSqlite
@@ -32,10 +32,10 @@ _AT_ONCE = (0.0, 0.0, 0.0)
 Verb = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Worker:
+class ScriptedWorker:
     """One worker of a schedule."""
 
-    def __init__(self, actor: Actor, store: LaneStore, watch: Watch, dims: Sequence[Dimension]) -> None:
+    def __init__(self, actor: Actor, store: LaneStore, watch: CommitChecks, dims: Sequence[BoundGates]) -> None:
         assert isinstance(store.database, (SteppedPostgres, SteppedSqlite))
         self.actor, self.store, self.watch, self.dims = actor, store, watch, dims
         self.database = store.database
@@ -146,7 +146,7 @@ class Worker:
             raise Broken(f"{self.actor.name} was given {len(claims)} rows; it took {len(doing.taken)}")
         self._hold(claims, doing.taken)
 
-    def _hold(self, claims: list[Claim], holds: Iterable[Hold]) -> None:
+    def _hold(self, claims: list[Claim], holds: Iterable[ObservedClaim]) -> None:
         holder = self.store.worker if "worker" in self.store.binding.roles else self.actor.name
         self.watch.adopt(claims, holder, holds)
         keys = {claim.key for claim in claims}
@@ -245,10 +245,10 @@ class Worker:
         return pauses.Target(self.store.lane.name)
 
 
-class Heartbeat:
+class ScriptedHeartbeat:
     """Renews what a worker holds, from a connection of its own, while the worker is at something else."""
 
-    def __init__(self, actor: Actor, store: LaneStore, of: Worker) -> None:
+    def __init__(self, actor: Actor, store: LaneStore, of: ScriptedWorker) -> None:
         self.actor, self.store, self.of = actor, store, of
 
     async def live(self) -> None:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 ISOLATION = "read committed"
 
 
-class One(Generic[T]):
+class SingleStatement(Generic[T]):
     """A verb that is one statement, and what is read from its rows. As any other it can be called with a ``run``; but a
     verb that has to wait between its statements needs a greenlet to do so in, and that costs 60 µs.
     """
@@ -40,12 +40,12 @@ class One(Generic[T]):
         return self.read(run(self.sql, self.parameters))
 
 
-def rows_of(sql: str, parameters: tuple[Any, ...] = ()) -> One[Sequence[Any]]:
+def rows_of(sql: str, parameters: tuple[Any, ...] = ()) -> SingleStatement[Sequence[Any]]:
     """A statement and its rows as they come."""
-    return One(sql, parameters, lambda rows: rows)
+    return SingleStatement(sql, parameters, lambda rows: rows)
 
 
-class Direct:
+class AsyncpgPool:
     """A few connections of one event loop's own. One that raised anything but a refusal is thrown away.
 
     ``parsed``: JSON comes as what it says. ``patience``: what a statement may take, and the wait for a connection.
@@ -138,8 +138,8 @@ class Direct:
 
     async def run(self, verb: Callable[[Run], T], *, together: bool = False) -> T:
         """A verb over ``run(sql, parameters)``, on one connection; ``together``: in one transaction."""
-        if isinstance(verb, One):
-            one: One[T] = verb
+        if isinstance(verb, SingleStatement):
+            one: SingleStatement[T] = verb
             return one.read(await self.fetch(one.sql, one.parameters))
         async with self.connection() as connection:
 

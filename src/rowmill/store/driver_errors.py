@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import sqlalchemy as sa
 
-from ..errors import Busy, DatabaseError, Refused, Unreachable, Unreadable, Unserved
+from ..errors import Busy, DatabaseError, Refused, Unreachable, UnreadableReply, Unserved
 from .urls import redact
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
                 hint="check that the file's folder exists and may be written to",
             )
         if "Could not decode to UTF-8" in text:
-            return Unreadable(f"a value that Python cannot hold: {text}")
+            return UnreadableReply(f"a value that Python cannot hold: {text}")
         if "no such column" in text or "no such table" in text or "has no column" in text:
             return _unserved(text, altered=True)
         return Refused(text)
@@ -92,7 +92,9 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
     if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
         return Refused(text)
     if isinstance(cause, (ValueError, OverflowError, RecursionError)) and database.dialect.name == "postgresql":
-        kind = Refused if isinstance(cause, asyncpg.InterfaceError) else Unreadable  # a date before the year 1, for one
+        kind = (
+            Refused if isinstance(cause, asyncpg.InterfaceError) else UnreadableReply
+        )  # a date before the year 1, for one
         return kind(f"a value that the driver cannot read or send: {text}")
     return None
 

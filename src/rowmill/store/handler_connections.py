@@ -38,7 +38,7 @@ async def uncut(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-class Handlers:
+class HandlerConnections:
     """A pool of them, for one database."""
 
     def __init__(self, database: Database, engine: AsyncEngine) -> None:
@@ -98,7 +98,7 @@ async def _given_back(task: asyncio.Task[AsyncConnection]) -> None:
         await task.result().close()
 
 
-class Lite(aiosqlite.Connection):
+class SqliteHandlerConnection(aiosqlite.Connection):
     """A SQLite connection whose thread survives the loop that asked it: at the end of a command, or of a test, the loop
     may be closed while a statement is under way, and the driver's own thread would end with a traceback. (Of the driver
     it takes more than it shows: hence its narrow range in pyproject.toml.)

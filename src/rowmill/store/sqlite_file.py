@@ -25,7 +25,7 @@ LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
 _TRY_AGAIN = (0.0002, 0.02)
 
 
-class File:
+class SqliteFile:
     """A SQLite file by its path, and how it is opened. Looking never creates it; the first write does.
 
     Connections to a deleted file go on working, and what they write is lost. So a connection remembers the identity of
@@ -106,10 +106,10 @@ class File:
         return connection
 
 
-class Line:
+class SqliteConnection:
     """A connection to a SQLite file, and the one thread that uses it."""
 
-    def __init__(self, file: File, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, file: SqliteFile, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self._file, self._connect = file, connect
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rowmill-sqlite-{name}")
         self._connection: sqlite3.Connection | None = None

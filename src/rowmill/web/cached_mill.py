@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from starlette.requests import HTTPConnection
 
 from ..errors import DeclarationError, did_you_mean
-from ..ops.environments import Lookout
+from ..ops.environments import LaneDirectory
 from ..store.inspect.lane_view import LaneView
-from ..store.inspect.quick_counts import Glance, Glancer
+from ..store.inspect.quick_counts import QuickCounter, QuickCounts
 from ..store.own.minutes import History, Minutes
 
 T = TypeVar("T")
@@ -23,13 +23,13 @@ _DEAR, _LONGEST = 10.0, 30.0
 _SLOW = 60.0
 
 
-class Sight:
+class CachedMill:
     """A Mill to be looked at, with what is worth remembering from one look to the next."""
 
-    def __init__(self, lookout: Lookout) -> None:
+    def __init__(self, lookout: LaneDirectory) -> None:
         self.lookout, self.mill = lookout, lookout.mill
         self.databases = dict(lookout.databases)
-        self._glancers: dict[tuple[str, str], Glancer] = {}
+        self._glancers: dict[tuple[str, str], QuickCounter] = {}
         self._answers: dict[object, _Answer] = {}
         self._slow: dict[object, float] = {}
 
@@ -44,11 +44,11 @@ class Sight:
             raise DeclarationError(f"lane {lane!r} does not work in environment {environment!r}")
         return await self.lookout.view(environment, self.databases[environment], found)
 
-    def glancer(self, view: LaneView) -> Glancer:
+    def glancer(self, view: LaneView) -> QuickCounter:
         """Counts of a lane, by one who remembers what was dear."""
         place = view.environment, view.lane.name
         if place not in self._glancers:
-            self._glancers[place] = Glancer(view)
+            self._glancers[place] = QuickCounter(view)
         self._glancers[place].view = view
         return self._glancers[place]
 
@@ -77,7 +77,7 @@ class Sight:
         """Something was done: what is shown next is asked anew."""
         self._answers.clear()
 
-    async def glance(self, view: LaneView) -> Glance:
+    async def glance(self, view: LaneView) -> QuickCounts:
         """A lane's counts."""
         key = ("glance", view.environment, view.lane.name)
         return await self.once(key, lambda: self.glancer(view).look())
@@ -92,12 +92,12 @@ class Sight:
         return await self.once(("minutes", environment, hours), ask)
 
 
-def sight_of(request: HTTPConnection) -> Sight:
+def sight_of(request: HTTPConnection) -> CachedMill:
     """The application's sight of its Mill, made with the first request."""
     state = request.app.state
     if not hasattr(state, "sight"):
-        state.sight = Sight(state.lookout)
-    found: Sight = state.sight
+        state.sight = CachedMill(state.lookout)
+    found: CachedMill = state.sight
     return found
 
 

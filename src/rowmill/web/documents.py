@@ -10,9 +10,9 @@ from ..declare.lane import Lane
 from ..declare.task import Queue
 from ..errors import RowmillError, did_you_mean
 from ..ops import questions
-from ..ops.environments import Answers, Failure, Lookout
+from ..ops.environments import Answers, EnvironmentFailure, LaneDirectory
 from ..store import Database
-from ..store.gates.gate_binding import Dimension
+from ..store.gates.gate_binding import BoundGates
 from ..store.gates.pauses import Pause
 from ..store.inspect import json_values
 from ..store.inspect.gate_view import KeyView, has_table, lane_gates
@@ -20,13 +20,13 @@ from ..store.inspect.lane_view import CELL, Counts, LaneView, Row
 from ..store.inspect.pages import Filter, Wanted, page
 from ..store.lane.row_keys import parse, written
 from ..store.own.access import Audit
-from .actions import Place
+from .actions import ActionTarget
 from .problem import Problem
 
 Sees = Callable[[str], bool]
 
 
-def chosen(lookout: Lookout, sees: Sees, env: list[str] | None, lanes: list[str] | None) -> dict[str, Any]:
+def chosen(lookout: LaneDirectory, sees: Sees, env: list[str] | None, lanes: list[str] | None) -> dict[str, Any]:
     """Environments and lanes to be asked: those named, and of them what may be seen."""
     known = dict(lookout.databases)
     for name in env or ():
@@ -41,11 +41,11 @@ def chosen(lookout: Lookout, sees: Sees, env: list[str] | None, lanes: list[str]
     return {"environments": env or None, "lanes": shown}
 
 
-def _failed(failures: list[Failure]) -> list[dict[str, Any]]:
+def _failed(failures: list[EnvironmentFailure]) -> list[dict[str, Any]]:
     return [failure.value() for failure in failures]
 
 
-async def status(lookout: Lookout, sees: Sees, env: list[str] | None, lanes: list[str] | None) -> dict[str, Any]:
+async def status(lookout: LaneDirectory, sees: Sees, env: list[str] | None, lanes: list[str] | None) -> dict[str, Any]:
     """Rows of every lane by state."""
     asked = chosen(lookout, sees, env, lanes)
     answers: Answers[Counts] = await lookout.ask(LaneView.count, **asked)
@@ -73,7 +73,7 @@ def _is_paused(view: LaneView, pauses: list[tuple[str, Pause]]) -> bool:
     )
 
 
-def lanes(lookout: Lookout, sees: Sees, inserts: frozenset[str]) -> dict[str, Any]:
+def lanes(lookout: LaneDirectory, sees: Sees, inserts: frozenset[str]) -> dict[str, Any]:
     """What is declared."""
     places = [name for name, _ in lookout.databases]
     found = [
@@ -96,15 +96,15 @@ def lanes(lookout: Lookout, sees: Sees, inserts: frozenset[str]) -> dict[str, An
     return {"environments": places, "lanes": found}
 
 
-async def workers(lookout: Lookout, sees: Sees, env: list[str] | None, everyone: bool) -> dict[str, Any]:
+async def workers(lookout: LaneDirectory, sees: Sees, env: list[str] | None, everyone: bool) -> dict[str, Any]:
     """Who works, on what."""
     asked = chosen(lookout, sees, env, None)
 
-    async def ask(name: str, database: Database) -> list[dict[str, Any]] | Failure:
+    async def ask(name: str, database: Database) -> list[dict[str, Any]] | EnvironmentFailure:
         try:
             return await questions.fleet_of(database)
         except RowmillError as error:
-            return Failure(name, None, error)
+            return EnvironmentFailure(name, None, error)
 
     places = [place for place in lookout.databases if not env or place[0] in env]
     parts = await asyncio.gather(*(ask(*place) for place in places))
@@ -115,11 +115,11 @@ async def workers(lookout: Lookout, sees: Sees, env: list[str] | None, everyone:
         current = [job for job in worker["current"] if job.get("lane") in asked["lanes"]]
         if served:
             found.append({**worker, "lanes": served, "current": current})
-    return {"workers": found, "errors": _failed([part for part in parts if isinstance(part, Failure)])}
+    return {"workers": found, "errors": _failed([part for part in parts if isinstance(part, EnvironmentFailure)])}
 
 
 async def stuck(
-    lookout: Lookout, sees: Sees, env: list[str] | None, lanes: list[str] | None, limit: int
+    lookout: LaneDirectory, sees: Sees, env: list[str] | None, lanes: list[str] | None, limit: int
 ) -> dict[str, Any]:
     """Running rows without a sign of life."""
 
@@ -135,7 +135,7 @@ def _row(view: LaneView, row: Row, *, whole: bool = False) -> dict[str, Any]:
     return {**json_values.row_value(view, row, whole=whole), "key": written(row.id)}
 
 
-async def rows(here: Place, query: dict[str, Any]) -> dict[str, Any]:
+async def rows(here: ActionTarget, query: dict[str, Any]) -> dict[str, Any]:
     """A page of a lane's rows; ``next`` is the ``after`` of the one behind it."""
     view, cursor = await here.view(), query.get("after")
     filters = []
@@ -170,13 +170,13 @@ async def visible_row(view: LaneView, sees: Sees, key: str, cut: int | None = No
     return found[0]
 
 
-async def row(here: Place, sees: Sees, key: str) -> dict[str, Any]:
+async def row(here: ActionTarget, sees: Sees, key: str) -> dict[str, Any]:
     """One row, whole."""
     view = await here.view()
     return _row(view, await visible_row(view, sees, key), whole=True)
 
 
-async def why(here: Place, sees: Sees, key: str) -> dict[str, Any]:
+async def why(here: ActionTarget, sees: Sees, key: str) -> dict[str, Any]:
     """Why a row is not running."""
     view, lookout = await here.view(), here.lookout
     await visible_row(view, sees, key, CELL)
@@ -192,11 +192,17 @@ async def why(here: Place, sees: Sees, key: str) -> dict[str, Any]:
 
 
 async def gates(
-    lookout: Lookout, sees: Sees, env: list[str] | None, lane: str | None, key: str | None, by: str | None, limit: int
+    lookout: LaneDirectory,
+    sees: Sees,
+    env: list[str] | None,
+    lane: str | None,
+    key: str | None,
+    by: str | None,
+    limit: int,
 ) -> dict[str, Any]:
     """How every gate stands, keys that are held back first."""
 
-    async def question(view: LaneView) -> list[tuple[Dimension, list[KeyView]]]:
+    async def question(view: LaneView) -> list[tuple[BoundGates, list[KeyView]]]:
         keyed = key is not None or by is not None
         if not view.lane.groups or (lane is None and keyed and not any(g.by for g in view.lane.groups)):
             return []
@@ -223,7 +229,7 @@ async def gates(
     return {"gates": found, "budgets": budgets, "errors": _failed(answers.failures)}
 
 
-def tasks(lookout: Lookout, sees: Sees) -> dict[str, Any]:
+def tasks(lookout: LaneDirectory, sees: Sees) -> dict[str, Any]:
     """Tasks, and what each takes."""
     places = [name for name, _ in lookout.databases]
     found = [

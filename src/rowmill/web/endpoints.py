@@ -12,7 +12,7 @@ from typing import Any
 from ..store.inspect.pages import OPERATORS
 from . import handlers
 from . import schemas as s
-from .handlers import Call
+from .handlers import CheckedRequest
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Endpoint:
     name: str
     about: str
     scope: str | None
-    run: Callable[[Call], Awaitable[Any]]
+    run: Callable[[CheckedRequest], Awaitable[Any]]
     answer: s.Schema
     query: Mapping[str, s.Schema] = field(default_factory=dict)
     body: s.Schema | None = None

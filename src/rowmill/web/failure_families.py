@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import RowmillError
-from ..ops.environments import Failure
+from ..ops.environments import EnvironmentFailure
 from ..ops.row_actions import Operator, Selection
 from ..store.inspect.failure_families import errors, members
 from ..store.inspect.lane_view import LaneView
 from ..store.lane.row_keys import Key
-from .actions import ACTIONS, Given, Place
+from .actions import ACTIONS, ActionTarget, Given
 from .problem import Problem
-from .views import Sees, Sight
+from .views import CachedMill, Sees
 
 BUCKETS = 48
 #: Hours that the page offers.
@@ -26,7 +26,7 @@ _PATIENCE = 20.0
 FROM = {"retry": ("waiting", "dead"), "bury": ("ready", "waiting")}
 
 
-async def families(sight: Sight, sees: Sees, hours: float = 24.0) -> dict[str, Any]:
+async def families(sight: CachedMill, sees: Sees, hours: float = 24.0) -> dict[str, Any]:
     """Failures of the last hours by fingerprint, in every environment, those that were seen last first."""
 
     async def ask(name: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ async def families(sight: Sight, sees: Sees, hours: float = 24.0) -> dict[str, A
                 try:
                     views.append(await sight.view(name, lane.name))
                 except RowmillError as error:
-                    failed.append(Failure(name, lane.name, error).value())
+                    failed.append(EnvironmentFailure(name, lane.name, error).value())
         found: dict[str, Any] = {"environment": name, "families": [], "recorded": True, "unknown": [], "errors": failed}
         if views:
             try:
@@ -46,7 +46,7 @@ async def families(sight: Sight, sees: Sees, hours: float = 24.0) -> dict[str, A
                     found["unknown"] += told.unknown if sample else [view.lane.name for view in part]
                     found["families"] += [family.value() for family in told.families]
             except RowmillError as error:
-                return {**found, "errors": [*failed, Failure(name, None, error).value()]}
+                return {**found, "errors": [*failed, EnvironmentFailure(name, None, error).value()]}
             found["families"].sort(key=lambda family: family["last_seen"] or "", reverse=True)
         return found
 
@@ -57,7 +57,7 @@ async def families(sight: Sight, sees: Sees, hours: float = 24.0) -> dict[str, A
     return await sight.once(("families", lanes, hours), everywhere, 2.0)
 
 
-async def _apart(sight: Sight, views: list[LaneView]) -> list[tuple[list[LaneView], bool]]:
+async def _apart(sight: CachedMill, views: list[LaneView]) -> list[tuple[list[LaneView], bool]]:
     """Lanes whose dead rows are quickly found, and may be looked at for failures that nobody wrote down; the others."""
     quick, dear = list[LaneView](), list[LaneView]()
     for view in views:
@@ -66,7 +66,7 @@ async def _apart(sight: Sight, views: list[LaneView]) -> list[tuple[list[LaneVie
     return [(part, sample) for part, sample in ((quick, True), (dear, False)) if part]
 
 
-async def _act(here: Place, given: Given, verb: str) -> dict[str, Any]:
+async def _act(here: ActionTarget, given: Given, verb: str) -> dict[str, Any]:
     """Write the rows whose latest failure is of the family; which they are is found first, whether each still is in
     the right state is decided by the statement that writes it.
     """
@@ -85,7 +85,7 @@ async def _act(here: Place, given: Given, verb: str) -> dict[str, Any]:
     return {**where, "action": f"{verb}_family", "count": count, "more": more}
 
 
-async def _step(here: Place, operator: Operator, keys: list[Key], verb: str, reason: str) -> int:
+async def _step(here: ActionTarget, operator: Operator, keys: list[Key], verb: str, reason: str) -> int:
     chosen = replace(Selection(FROM[verb]), keys=tuple(keys))
     work = operator.retry(chosen) if verb == "retry" else operator.cancel(chosen, reason)
     count = 0
@@ -96,11 +96,11 @@ async def _step(here: Place, operator: Operator, keys: list[Key], verb: str, rea
     return count
 
 
-async def _retry(here: Place, given: Given) -> dict[str, Any]:
+async def _retry(here: ActionTarget, given: Given) -> dict[str, Any]:
     return await _act(here, given, "retry")
 
 
-async def _bury(here: Place, given: Given) -> dict[str, Any]:
+async def _bury(here: ActionTarget, given: Given) -> dict[str, Any]:
     return await _act(here, given, "bury")
 
 

@@ -9,15 +9,15 @@ from typing import Any
 from starlette.requests import Request
 
 from ..errors import did_you_mean
-from ..ops.environments import Lookout
+from ..ops.environments import LaneDirectory
 from . import documents, failure_families, views
 from .access import Identity, require
-from .actions import Place, perform, place
+from .actions import ActionTarget, perform, place
 from .problem import Problem
 
 
 @dataclass(frozen=True)
-class Call:
+class CheckedRequest:
     """A request whose parts have been checked."""
 
     request: Request
@@ -27,12 +27,12 @@ class Call:
     body: dict[str, Any]
 
     @property
-    def lookout(self) -> Lookout:
-        found: Lookout = self.request.app.state.lookout
+    def lookout(self) -> LaneDirectory:
+        found: LaneDirectory = self.request.app.state.lookout
         return found
 
     @property
-    def here(self) -> Place:
+    def here(self) -> ActionTarget:
         """The lane that is read."""
         require(self.request, "read", self.path["lane"])
         return place(self.request, self.path["environment"], self.path["lane"])
@@ -42,10 +42,10 @@ class Call:
         return self.lookout, self.who.sees, self.query.get("env"), self.query.get("lane")
 
 
-def acts(action: str) -> Callable[[Call], Awaitable[Any]]:
+def acts(action: str) -> Callable[[CheckedRequest], Awaitable[Any]]:
     """An action on a lane, or, where the path names none, on what the body says."""
 
-    async def run(call: Call) -> Any:
+    async def run(call: CheckedRequest) -> Any:
         lane = call.path.get("lane") or call.body.get("lane")
         given = {name: value for name, value in call.body.items() if name != "lane"}
         return await perform(call.request, action, call.path["environment"], lane, given)
@@ -53,42 +53,42 @@ def acts(action: str) -> Callable[[Call], Awaitable[Any]]:
     return run
 
 
-async def lanes(call: Call) -> Any:
+async def lanes(call: CheckedRequest) -> Any:
     """What is declared."""
     return documents.lanes(call.lookout, call.who.sees, call.request.app.state.inserts)
 
 
-async def status(call: Call) -> Any:
+async def status(call: CheckedRequest) -> Any:
     """Rows by state."""
     return await documents.status(*call.narrowed())
 
 
-async def workers(call: Call) -> Any:
+async def workers(call: CheckedRequest) -> Any:
     """Who works."""
     return await documents.workers(*call.narrowed()[:3], bool(call.query.get("all")))
 
 
-async def stuck(call: Call) -> Any:
+async def stuck(call: CheckedRequest) -> Any:
     """What hangs."""
     return await documents.stuck(*call.narrowed(), call.query.get("limit") or 100)
 
 
-async def rows(call: Call) -> Any:
+async def rows(call: CheckedRequest) -> Any:
     """A page of rows."""
     return await documents.rows(call.here, call.query)
 
 
-async def row(call: Call) -> Any:
+async def row(call: CheckedRequest) -> Any:
     """One row."""
     return await documents.row(call.here, call.who.sees, call.path["id"])
 
 
-async def why(call: Call) -> Any:
+async def why(call: CheckedRequest) -> Any:
     """Why it is not running."""
     return await documents.why(call.here, call.who.sees, call.path["id"])
 
 
-async def edit(call: Call) -> Any:
+async def edit(call: CheckedRequest) -> Any:
     """Let a row run at another time."""
     given = {"ids": [call.path["id"]], **call.body}
     found = await perform(call.request, "schedule", call.path["environment"], call.path["lane"], given)
@@ -98,7 +98,7 @@ async def edit(call: Call) -> Any:
     return found
 
 
-async def gates(call: Call) -> Any:
+async def gates(call: CheckedRequest) -> Any:
     """How gates stand."""
     q = call.query
     lane = q.get("lane")
@@ -107,12 +107,12 @@ async def gates(call: Call) -> Any:
     )
 
 
-async def tasks(call: Call) -> Any:
+async def tasks(call: CheckedRequest) -> Any:
     """Tasks."""
     return documents.tasks(call.lookout, call.who.sees)
 
 
-def _task(call: Call, scope: str) -> Any:
+def _task(call: CheckedRequest, scope: str) -> Any:
     known = call.lookout.mill.tasks
     task = known.get(call.path["task"])
     if task is None:
@@ -123,21 +123,21 @@ def _task(call: Call, scope: str) -> Any:
     return task
 
 
-def _environment(call: Call, task: Any, given: str | None) -> str:
+def _environment(call: CheckedRequest, task: Any, given: str | None) -> str:
     served = list(task.environments or (name for name, _ in call.lookout.databases))
     if given is not None and given not in served:
         raise Problem(404, f"task {task.name!r} has no environment {given!r}", hint=did_you_mean(given, served))
     return given or served[0]
 
 
-async def enqueue(call: Call) -> Any:
+async def enqueue(call: CheckedRequest) -> Any:
     """Enqueue jobs."""
     task = _task(call, "enqueue")
     given = {"task": task.name, **call.body}
     return await perform(call.request, "enqueue", _environment(call, task, given.pop("env", None)), task.queue, given)
 
 
-async def job(call: Call) -> Any:
+async def job(call: CheckedRequest) -> Any:
     """How a job stands."""
     task, id = _task(call, "read"), int(call.path["id"])
     environment = _environment(call, task, call.query.get("env"))
@@ -152,24 +152,24 @@ async def job(call: Call) -> Any:
     }  # fmt: skip
 
 
-async def health(call: Call) -> Any:
+async def health(call: CheckedRequest) -> Any:
     """What slows the queues down."""
     asked = documents.chosen(*call.narrowed()[:3], None)["environments"]
     found = await views.health(views.sight_of(call.request), call.who.sees)
     return {"environments": [one for one in found["environments"] if asked is None or one["environment"] in asked]}
 
 
-async def overview(call: Call) -> Any:
+async def overview(call: CheckedRequest) -> Any:
     """All environments with their lanes: counts, rates, forecasts."""
     return await views.overview(views.sight_of(call.request), call.who.sees, call.query.get("hours") or 1)
 
 
-async def errors(call: Call) -> Any:
+async def errors(call: CheckedRequest) -> Any:
     """Failures in families."""
     return await failure_families.families(views.sight_of(call.request), call.who.sees, call.query.get("hours") or 24)
 
 
-async def audit(call: Call) -> Any:
+async def audit(call: CheckedRequest) -> Any:
     """What was done."""
     limit, before = call.query.get("limit") or 50, call.query.get("before")
     return await documents.entries(call.request.app.state.audit, call.who.lanes, limit, before)

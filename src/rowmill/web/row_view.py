@@ -12,10 +12,10 @@ from ..store.jobs.job_rows import Jobs
 from ..store.lane.row_keys import written
 from ..store.own.failures import Failures
 from .documents import visible_row
-from .views import Sees, Sight
+from .views import CachedMill, Sees
 
 
-async def row(sight: Sight, sees: Sees, environment: str, lane: str, key: str) -> dict[str, Any]:
+async def row(sight: CachedMill, sees: Sees, environment: str, lane: str, key: str) -> dict[str, Any]:
     """One row: all its columns, what happened to it, and why it is not running."""
     view = await sight.view(environment, lane)
     one = await visible_row(view, sees, key, PAGE_CELL)
@@ -79,7 +79,7 @@ def _recorded(entry: dict[str, Any]) -> dict[str, Any]:
             "error": entry["message"], "traceback": entry["traceback"], "class": entry["class"]}  # fmt: skip
 
 
-async def _flow(sight: Sight, view: LaneView, one: Row) -> dict[str, Any] | None:
+async def _flow(sight: CachedMill, view: LaneView, one: Row) -> dict[str, Any] | None:
     """Whose child a job is, and how its own children stand; None where it is in no flow."""
     if not view.lane.own:
         return None

@@ -6,16 +6,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import RowmillError
-from ..ops.environments import Failure
+from ..ops.environments import EnvironmentFailure
 from ..store.jobs.job_rows import Jobs, moment
 from ..store.own import schema
-from .views import Sees, Sight
+from .views import CachedMill, Sees
 
 #: Jobs that wait for their children, of which as many are shown.
 _JOINING = 50
 
 
-async def tasks(sight: Sight, sees: Sees) -> dict[str, Any]:
+async def tasks(sight: CachedMill, sees: Sees) -> dict[str, Any]:
     """Every task with its queue and its clock, and the jobs that wait for others, by environment."""
     declared = [task for task in sight.mill.tasks.values() if sees(task.queue)]
     environments = []
@@ -24,7 +24,7 @@ async def tasks(sight: Sight, sees: Sees) -> dict[str, Any]:
             environments.append(await _environment(sight, name, sees))
         except RowmillError as error:
             empty: dict[str, Any] = {"environment": name, "ticks": {}, "joining": []}
-            environments.append({**empty, "errors": [Failure(name, None, error).value()]})
+            environments.append({**empty, "errors": [EnvironmentFailure(name, None, error).value()]})
     now = datetime.now(UTC)
     listed = []
     for task in declared:
@@ -38,7 +38,7 @@ async def tasks(sight: Sight, sees: Sees) -> dict[str, Any]:
     return {"tasks": listed, "environments": environments}
 
 
-async def _environment(sight: Sight, name: str, sees: Sees) -> dict[str, Any]:
+async def _environment(sight: CachedMill, name: str, sees: Sees) -> dict[str, Any]:
     database = sight.databases[name]
     own = await schema.taken(database)
     found: dict[str, Any] = {"environment": name, "ticks": {}, "joining": [], "errors": []}

@@ -52,7 +52,7 @@ class Orders:
         return cls(**json.loads(text))
 
 
-class Line:
+class SupervisorPipe:
     """The child's end of the line to its supervisor."""
 
     def __init__(self, number: int) -> None:
@@ -80,7 +80,7 @@ class Line:
         threading.Thread(target=wait, name="rowmill-line", daemon=True).start()
 
 
-def serve(make: Callable[[], Worker], line: Line, flight: int) -> int:
+def serve(make: Callable[[], Worker], line: SupervisorPipe, flight: int) -> int:
     """A child's life, from its worker's making to its exit code. Errors are told to the supervisor, who prints them."""
     try:
         os.set_inheritable(flight, False)
@@ -97,7 +97,7 @@ def serve(make: Callable[[], Worker], line: Line, flight: int) -> int:
         raise
 
 
-async def _serve(worker: Worker, line: Line) -> int:
+async def _serve(worker: Worker, line: SupervisorPipe) -> int:
     loop = asyncio.get_running_loop()
     asked = False
 

@@ -33,7 +33,7 @@ _SETTLED = 60.0  # a child that lived this long did not die of its start
 USERS_MISTAKES = (DeclarationError, AppError, WorkerIdTaken)
 
 
-class Child:
+class WorkerProcess:
     """One worker id, and the process that has it at present."""
 
     def __init__(self, worker_id: str) -> None:
@@ -137,7 +137,7 @@ class Supervisor:
         final: tuple[type[RowmillError], ...] = USERS_MISTAKES,
         **options: Any,
     ) -> None:
-        self.children = [Child(worker_id) for worker_id in ids]
+        self.children = [WorkerProcess(worker_id) for worker_id in ids]
         self.grace, self.events = grace, events
         #: How often ``stop`` was called.
         self.stops = 0
@@ -202,7 +202,7 @@ class Supervisor:
         for child in self.children:
             child.signal(number, group=group)
 
-    async def _keep(self, child: Child) -> None:
+    async def _keep(self, child: WorkerProcess) -> None:
         while not self._stopping.is_set():
             began = time.monotonic()
             code, well = await self._live(child)
@@ -226,7 +226,7 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
 
-    async def _live(self, child: Child) -> tuple[int, bool]:
+    async def _live(self, child: WorkerProcess) -> tuple[int, bool]:
         try:
             child.start(self._command, **self._options)
         except OSError as error:  # no memory, too many processes: that may pass

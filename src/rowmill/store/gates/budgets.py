@@ -10,12 +10,12 @@ from ...declare.budget import Limit
 from ...errors import RowmillError
 from ..database import Database, Run
 from ..own import schema
-from .gate_rows import Change, GateRows
+from .gate_rows import GateChange, GateRows
 from .rules import Window
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class BudgetTaken:
     """``wait``: 0, or the seconds until all of it could be had. ``at``: when it was taken, in seconds since 1970."""
 
     wait: float
@@ -30,7 +30,7 @@ async def take(
     returned: Sequence[tuple[Limit, float, float]] = (),
     *,
     used: bool = False,
-) -> Taken:
+) -> BudgetTaken:
     """Spend all of it, or nothing; ``returned`` (limit, amount, when it was taken) is given back before. What is
     ``used`` up already is counted, whether there was room for it or not.
     """
@@ -42,7 +42,7 @@ async def take(
         )
     rows = GateRows(database, clock, "")
 
-    def verb(run: Run) -> Taken:
+    def verb(run: Run) -> BudgetTaken:
         limits = [*(limit for limit, _ in asked), *(limit for limit, _, _ in returned)]
         spots = {limit: (f"budget:{name}", f"{limit.unit}/{limit.seconds:g}") for limit in limits}
         # Held until the commit, in the order of the key: who comes second sees what the first has spent.
@@ -53,10 +53,10 @@ async def take(
             windows[limit].take_back(amount, at)
         wait = max((windows[limit].wait(amount, limit.most, now) for limit, amount in asked), default=0.0)
         if wait > 0 and not used:
-            return Taken(wait, now)
+            return BudgetTaken(wait, now)
         for limit, amount in asked:
             windows[limit].add(amount, now)
-        rows.write(run, [Change(*spots[limit], {"cells": windows[limit].text()}) for limit in spots])
-        return Taken(0.0, now)
+        rows.write(run, [GateChange(*spots[limit], {"cells": windows[limit].text()}) for limit in spots])
+        return BudgetTaken(0.0, now)
 
     return await database.transact(verb)

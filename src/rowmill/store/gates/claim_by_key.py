@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ...errors import Refused
 from ..asyncpg_pool import rows_of
 from ..lane.claim import Claim
-from ..lane.replan import Guise
-from .claim_by_key_sql import TurnStatements
-from .gate_binding import Dimension, LooseShare
+from ..lane.replan import Replan
+from .claim_by_key_sql import ClaimByKeyStatements
+from .gate_binding import BoundGates, KeylessShare
 
 if TYPE_CHECKING:
     from ..lane.postgres import PostgresLane
@@ -23,13 +23,13 @@ _FORGET_EVERY = 30.0
 HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
 
 
-class Turns:
+class ClaimByKey:
     """The gated claim of one lane in this worker."""
 
     #: What it says.
-    speak: type[TurnStatements] = TurnStatements
+    speak: type[ClaimByKeyStatements] = ClaimByKeyStatements
 
-    def __init__(self, store: PostgresLane, dim: Dimension, table: str) -> None:
+    def __init__(self, store: PostgresLane, dim: BoundGates, table: str) -> None:
         self.store, self.dim = store, dim
         self.say = self.speak(store.statements, dim, table)
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
@@ -39,10 +39,10 @@ class Turns:
         self._forget_at = time.monotonic() + _FORGET_EVERY * random.uniform(0, 1)
         #: Gate rows made here, in all and of late, and the number at which the server is told to look at them anew.
         self._made, self._new, self._count_at = 0, 0, 100
-        self._guise = Guise(dear=0.01, per_row=0.0002)
+        self._guise = Replan(dear=0.01, per_row=0.0002)
         #: Claims in a row that got nothing although something was free: somebody holds the rows themselves.
         self._in_vain = 0
-        self._share = LooseShare()
+        self._share = KeylessShare()
 
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many keys as it takes: from the one served last on, and then from the first."""
@@ -134,7 +134,7 @@ class Turns:
         return random.uniform(0, min(_LOCKED_AGAIN * 2.0 ** min(self._in_vain, 10), HELD_AGAIN))
 
 
-def _least_wait(dim: Dimension) -> float:
+def _least_wait(dim: BoundGates) -> float:
     """A fast rate is not followed token by token: half a bucket, or a twentieth of a second, at a time."""
     rate = dim.group.rate
     if rate is None or rate.source is not None or rate.adaptive is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .gate_binding import Dimension
+from .gate_binding import BoundGates
 from .gate_rows import LONGEST
 from .rules import LAG_SHARE, SLACK, START_LAG
 
@@ -28,13 +28,13 @@ _NO_LIMIT = "'infinity'::float8"
 _STATE = ("version", "tokens", "refilled_at", "delay", "streak", "open_until", "closed_until", "paused_until", "most")
 
 
-class TurnStatements:
+class ClaimByKeyStatements:
     """What is said to PostgreSQL. The gate's row is ``_g``, so that no column of the user's is meant by mistake."""
 
     #: SQL for how many rows a claim is to take, and for the key that was served last.
     count, last = "$1::bigint", "$2::text"
 
-    def __init__(self, say: PostgresStatements, dim: Dimension, table: str) -> None:
+    def __init__(self, say: PostgresStatements, dim: BoundGates, table: str) -> None:
         self.say, self.dim, self.group, self.table = say, dim, dim.group, table
         self.where = f"lane = {as_text(say.lane.name)} and dim = {as_text(dim.label)}"
 

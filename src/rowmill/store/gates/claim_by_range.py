@@ -10,10 +10,10 @@ from typing import Any
 from ..asyncpg_pool import rows_of
 from ..database import Run
 from ..lane.claim import Claim
-from .claim_by_key import Turns
-from .claim_by_range_sql import MOST_STRETCHES, STRETCHES, StretchStatements
-from .gate_binding import Dimension
-from .lookahead import Ahead, as_array
+from .claim_by_key import ClaimByKey
+from .claim_by_range_sql import MOST_STRETCHES, STRETCHES, ClaimByRangeStatements
+from .gate_binding import BoundGates
+from .lookahead import Lookahead, as_array
 
 #: Claims that met somebody else, each counting for less with every claim since, from which on stretches are made anew;
 #: and when that is tried again, in seconds.
@@ -26,11 +26,11 @@ _SMALL, _AHEAD_FOR = 128, 0.25
 _TINY, _FOR_TINY, _FOR_SMALL, _LEAST = 32, 32, 16, 8
 
 
-class Stretches(Turns):
+class ClaimByRange(ClaimByKey):
     """The gated claim of one lane in this worker."""
 
-    speak = StretchStatements
-    say: StretchStatements
+    speak = ClaimByRangeStatements
+    say: ClaimByRangeStatements
     #: How often others were met of late, and when stretches may be made anew.
     _met, _mark_at = 0.0, 0.0
     #: Whether this look is a quick one; whether keys were left out because others claim there, or rows because somebody
@@ -41,7 +41,7 @@ class Stretches(Turns):
     #: How many rows without a key have to be among those that the next claim takes which is not by a look ahead.
     _due = 0
     #: What a look ahead has found. Whether the last claim got all it asked for: there is more, and it pays to look.
-    _ahead: Ahead | None = None
+    _ahead: Lookahead | None = None
     _plenty = False
     #: How many claims go without a look ahead, now and next time.
     _without, _doubt = 0, 1
@@ -121,7 +121,7 @@ class Stretches(Turns):
         if not rows or not first or len(rows) < _LEAST * count:
             self._in_doubt()
             return False
-        self._ahead = Ahead(rows, keys, stretches, first, versions, began + _AHEAD_FOR)
+        self._ahead = Lookahead(rows, keys, stretches, first, versions, began + _AHEAD_FOR)
         return self._ahead.has(count)
 
     async def _take_those(self, count: int, began: float) -> list[Claim]:
@@ -174,6 +174,6 @@ class Stretches(Turns):
             run(say.mark_out("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))
 
 
-def turns_of(dim: Dimension) -> type[Turns]:
+def turns_of(dim: BoundGates) -> type[ClaimByKey]:
     """How the gates of one key are claimed through: limits alone have nothing to keep by key."""
-    return Stretches if dim.group.only_limits else Turns
+    return ClaimByRange if dim.group.only_limits else ClaimByKey

@@ -12,7 +12,7 @@ Rows of their own only those keys have that an operator or a refusal has said so
 from __future__ import annotations
 
 from ..lane.postgres_statements import MOST
-from .claim_by_key_sql import IDLE, TurnStatements, as_text
+from .claim_by_key_sql import IDLE, ClaimByKeyStatements, as_text
 from .gate_rows import LONGEST
 
 #: Rows read in one step of the walk where keys have few each, and rows that a quick look may read for each it takes.
@@ -28,7 +28,7 @@ _NEW, _BITS = "txid_current() << 20", (1 << 20) - 1
 _LOOKED_AT, _SAMPLED = 2048, 256 * 8192
 
 
-class StretchStatements(TurnStatements):
+class ClaimByRangeStatements(ClaimByKeyStatements):
     """What is said to PostgreSQL. In it ``_i`` is what is known before the walk, ``_k`` a row of the walk."""
 
     @property

@@ -23,7 +23,7 @@ _LOOSE = ("numeric", "float4", "float8", "interval", "timestamptz", "jsonb", "ci
 
 
 @dataclass(frozen=True)
-class Foreign:
+class UserTable:
     """A table of the user's own that a gate reads from or writes to: a row per key."""
 
     rows: GateRows
@@ -64,7 +64,7 @@ class Foreign:
 
 
 @dataclass(frozen=True, eq=False)
-class Dimension:
+class BoundGates:
     """One group of gates, bound to the lane's table."""
 
     group: Group
@@ -74,8 +74,8 @@ class Dimension:
     kind: str
     #: Rows may have no key (NULL): they are not held back by these gates.
     nullable: bool
-    rate: Foreign | None = None
-    breaker: Foreign | None = None
+    rate: UserTable | None = None
+    breaker: UserTable | None = None
 
     @property
     def label(self) -> str:
@@ -120,7 +120,7 @@ class Dimension:
         return found
 
 
-class LooseShare:
+class KeylessShare:
     """Rows without a key have no turn: they take the room that is left, and this share of it however many keys wait."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class LooseShare:
 
 async def bind_gates(
     binding: Binding, database: Database, statements: Statements, rows: GateRows
-) -> tuple[Dimension, ...]:
+) -> tuple[BoundGates, ...]:
     """Resolve a lane's gates against its table; raises DeclarationError for what cannot work."""
     where = f"lane {binding.lane.name!r}, table {binding.table.fullname!r}"
     found = []
@@ -153,7 +153,7 @@ async def bind_gates(
         if group.breaker is not None and isinstance(names := group.breaker.columns, BreakerColumns):
             wanted = [names.streak, names.open_until, names.last_success_at, names.last_failure_at]
             breaker = await _foreign(database, rows, names.table, names.key, [c for c in wanted if c], where)
-        found.append(Dimension(group, phrase, kind, nullable, rate, breaker))
+        found.append(BoundGates(group, phrase, kind, nullable, rate, breaker))
     return tuple(found)
 
 
@@ -224,7 +224,7 @@ where t.oid = $1::text::regtype"""
 
 async def _foreign(
     database: Database, rows: GateRows, table: str, key: str, columns: Iterable[str], where: str
-) -> Foreign:
+) -> UserTable:
     schema, name = table_name(table, database.dialect.name)
     reflected, types, _, kinds = await database.reflect(
         lambda connection: reflect_table(connection, table, schema, name, where)
@@ -239,4 +239,4 @@ async def _foreign(
     numeric = (sa.Integer, sa.Numeric, sa.Float)
     if database.dialect.name == "sqlite":
         types = {c: "seconds" if isinstance(kinds[c], numeric) else "text" for c in kinds}
-    return Foreign(rows, preparer.format_table(reflected), preparer.quote(key), types[key], types, preparer.quote)
+    return UserTable(rows, preparer.format_table(reflected), preparer.quote(key), types[key], types, preparer.quote)

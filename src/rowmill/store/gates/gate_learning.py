@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..database import Run
 from ..lane.claim import Settlement
-from .gate_binding import Dimension
-from .gate_rows import Change, GateRows, Spot
+from .gate_binding import BoundGates
+from .gate_rows import GateChange, GateRows, Spot
 from .rules import Ended, GateState, Learned, learn
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _SUCCESS_EVERY = 1.0
 
 
 @dataclass(frozen=True)
-class Turned:
+class BreakerChange:
     """A breaker that opened, or closed again."""
 
     dim: str
@@ -34,10 +34,10 @@ class Turned:
     streak: int
 
 
-class Notes:
+class GateLearning:
     """The notes of one lane in this worker."""
 
-    def __init__(self, store: LaneStore, dims: Sequence[Dimension], rows: GateRows) -> None:
+    def __init__(self, store: LaneStore, dims: Sequence[BoundGates], rows: GateRows) -> None:
         self.store, self.dims, self.rows = store, {dim.label: dim for dim in dims}, rows
         groups = [dim.group for dim in dims]
         self._learns = {g.label for g in groups if g.breaker is not None or (g.rate and g.rate.adaptive)}
@@ -47,7 +47,7 @@ class Notes:
         #: Whether the next start may depend on how a run ended.
         self.decides = bool(minded)
         self._successes: dict[Spot, float] = {}
-        self._turned: list[Turned] = []
+        self._turned: list[BreakerChange] = []
 
     async def hear(self, settlements: Sequence[Settlement]) -> None:
         """Where some failed, learn before they are written: from then on others may start in their place, and must not
@@ -56,7 +56,7 @@ class Notes:
         if any(s.kind != "done" and (s.word or s.closes is not None) and not s.heard for s in settlements):
             self._turned += await self._note([s for s in settlements if not s.heard])
 
-    async def note(self, settlements: Sequence[Settlement]) -> list[Turned]:
+    async def note(self, settlements: Sequence[Settlement]) -> list[BreakerChange]:
         """Learn from the rest of these, in this order; what turned since the last time."""
         if not self._learns and not self._turned and all(s.closes is None for s in settlements):
             return []
@@ -64,13 +64,13 @@ class Notes:
         turned, self._turned = self._turned, []
         return turned
 
-    async def _note(self, settlements: Sequence[Settlement]) -> list[Turned]:
+    async def _note(self, settlements: Sequence[Settlement]) -> list[BreakerChange]:
         turned = await self._learn_from(settlements)
         for settlement in settlements:
             settlement.heard = True
         return turned
 
-    async def _learn_from(self, settlements: Sequence[Settlement]) -> list[Turned]:
+    async def _learn_from(self, settlements: Sequence[Settlement]) -> list[BreakerChange]:
         if not self._learns:  # nothing but a refusal with a time tells these gates anything
             settlements = [s for s in settlements if s.closes is not None]
         ends: dict[Spot, list[Ended]] = {}
@@ -121,7 +121,7 @@ class Notes:
             states |= {(label, key): state for key, state in dim.overlay(run, mine).items()}
         return states
 
-    def _write(self, run: Run, ends: dict[Spot, list[Ended]]) -> list[Turned]:
+    def _write(self, run: Run, ends: dict[Spot, list[Ended]]) -> list[BreakerChange]:
         states = self.rows.lock(run, ends, wait=True)
         turned, changes = [], []
         for spot in sorted(ends):
@@ -130,15 +130,15 @@ class Notes:
             learned = learn(dim.group, state, ends[spot])
             if learned.opened or learned.shut:
                 streak = learned.values.get("streak", state.streak)
-                turned.append(Turned(*spot, learned.opened, streak))
+                turned.append(BreakerChange(*spot, learned.opened, streak))
             if dim.breaker is not None:
                 self.write_own(run, dim, spot[1], learned)
             if learned.values:
-                changes.append(Change(*spot, learned.values))
+                changes.append(GateChange(*spot, learned.values))
         self.rows.write(run, changes)
         return turned
 
-    def write_own(self, run: Run, dim: Dimension, key: str, learned: Learned) -> None:
+    def write_own(self, run: Run, dim: BoundGates, key: str, learned: Learned) -> None:
         """A breaker whose state stands in the user's own table is written there, and there only."""
         own, names = dim.breaker, dim.columns
         assert own is not None

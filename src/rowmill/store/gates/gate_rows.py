@@ -31,7 +31,7 @@ _TIMES = ("open_until", "closed_until", "paused_until", "paused_at", "last_succe
 
 
 @dataclass
-class Change:
+class GateChange:
     """What is to stand in a gate's row; None empties it. Times are seconds from now, ``refilled_at`` since 1970."""
 
     dim: str
@@ -173,9 +173,9 @@ on conflict do nothing"""
 
     # -- write
 
-    def write(self, run: Run, changes: Iterable[Change]) -> None:
+    def write(self, run: Run, changes: Iterable[GateChange]) -> None:
         """Write rows that are held (``lock``), and bump their versions."""
-        alike: dict[tuple[str, ...], list[Change]] = {}
+        alike: dict[tuple[str, ...], list[GateChange]] = {}
         for change in changes:
             alike.setdefault(tuple(sorted(change.values)), []).append(change)
         for names, group in alike.items():
@@ -184,7 +184,7 @@ on conflict do nothing"""
             else:
                 self._write_sqlite(run, names, group)
 
-    def _write_postgres(self, run: Run, names: tuple[str, ...], group: list[Change]) -> None:
+    def _write_postgres(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
         kinds = ["dim text", "key text"] + [f"v{i} {_PLAIN.get(name, 'float8')}" for i, name in enumerate(names)]
         written = self._assigned(names, [f"s.v{i}" for i in range(len(names))], "g.version")
         text = f"""update {self.table} g set {written}
@@ -193,7 +193,7 @@ where g.lane = {self.literal(self.lane)} and g.dim = s.dim and g.key = s.key"""
         rows = [{"dim": c.dim, "key": c.key} | {f"v{i}": c.values[name] for i, name in enumerate(names)} for c in group]
         run(text, (json.dumps(rows),))
 
-    def _write_sqlite(self, run: Run, names: tuple[str, ...], group: list[Change]) -> None:
+    def _write_sqlite(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
         written = self._assigned(names, [f":v{i}" for i in range(len(names))], "version")
         text = f"""update {self.table} set {written}
 where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""

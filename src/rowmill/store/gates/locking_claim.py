@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..database import Run
 from ..lane.claim import Claim
-from .gate_binding import Dimension, LooseShare
-from .gate_rows import LONGEST, Change, GateRows, Spot
+from .gate_binding import BoundGates, KeylessShare
+from .gate_rows import LONGEST, GateChange, GateRows, Spot
 from .rules import LAG_SHARE, Allowed, GateState, Window, allowance, rate_in_force, refill_delay, tokens_now
 
 if TYPE_CHECKING:
@@ -30,16 +30,16 @@ _STEP, _MOST = 32, 2048
 HELD_AGAIN, _LEAST_WAIT = 1.0, 0.005
 
 
-class Walk:
+class LockingClaim:
     """The gated claim of one lane in this worker."""
 
-    def __init__(self, store: LaneStore, dims: Sequence[Dimension], rows: GateRows) -> None:
+    def __init__(self, store: LaneStore, dims: Sequence[BoundGates], rows: GateRows) -> None:
         self.store, self.rows, self.say = store, rows, store.statements
         self.keyed = [dim for dim in dims if dim.phrase is not None]
         self.whole = [dim for dim in dims if dim.phrase is None]
         #: The unit served last, by which of its keys are there.
-        self._last: dict[tuple[Dimension, ...], Unit] = {}
-        self.share = LooseShare()
+        self._last: dict[tuple[BoundGates, ...], Unit] = {}
+        self.share = KeylessShare()
 
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many units as it takes."""
@@ -55,7 +55,7 @@ class Walk:
             self.store.look_again = time.monotonic() + max(step.wait, _LEAST_WAIT)
         return claims
 
-    def presences(self) -> Iterator[tuple[Dimension, ...]]:
+    def presences(self) -> Iterator[tuple[BoundGates, ...]]:
         """Which keys a row may have: all of them; and, where a key may be NULL, the others alone."""
         for chosen in itertools.product(*([True, False] if dim.nullable else [True] for dim in self.keyed)):
             yield tuple(dim for dim, there in zip(self.keyed, chosen, strict=True) if there)
@@ -64,7 +64,7 @@ class Walk:
 class _Claim:
     """One claim under way."""
 
-    def __init__(self, walk: Walk, run: Run, count: int) -> None:
+    def __init__(self, walk: LockingClaim, run: Run, count: int) -> None:
         self.walk, self.run, self.count = walk, run, count
         self.store, self.gate_rows, self.say = walk.store, walk.rows, walk.say
         self.rows: list[tuple[dict[str, str], Any]] = []
@@ -102,7 +102,7 @@ class _Claim:
         self._write()
         return self
 
-    def _walk(self, present: tuple[Dimension, ...]) -> None:
+    def _walk(self, present: tuple[BoundGates, ...]) -> None:
         """Units from the one served last on, and then around."""
         start = self.walk._last.get(present) if present else None
         for after, until in [(start, None), (None, start)] if start is not None else [(None, None)]:
@@ -118,7 +118,7 @@ class _Claim:
         if self._walked >= _MOST and self.left > 0:
             self.wait = 0.0
 
-    def _serve(self, present: tuple[Dimension, ...], units: list[Unit]) -> None:
+    def _serve(self, present: tuple[BoundGates, ...], units: list[Unit]) -> None:
         keys = [{dim.label: str(part) for dim, part in zip(present, unit, strict=True)} for unit in units]
         wanted = dict.fromkeys(spot for parts in keys for spot in parts.items())
         self._raw |= {(dim.label, str(part)): part for unit in units for dim, part in zip(present, unit, strict=True)}
@@ -181,7 +181,7 @@ class _Claim:
 
     # -- gate rows
 
-    def _hold(self, dims: Sequence[Dimension], spots: list[Spot], *, wait: bool) -> None:
+    def _hold(self, dims: Sequence[BoundGates], spots: list[Spot], *, wait: bool) -> None:
         """Lock gate rows, then count what runs, then say how many may start."""
         if not spots:
             return
@@ -200,7 +200,7 @@ class _Claim:
         for spot in (*spots, *self._why):
             self._room.setdefault(spot, 0.0)
 
-    def _running(self, dim: Dimension, keys: list[str]) -> dict[str, tuple[int, int]]:
+    def _running(self, dim: BoundGates, keys: list[str]) -> dict[str, tuple[int, int]]:
         """Running rows by key, and those of this process among them; where a gate asks for it."""
         if not keys or not (dim.group.counts_running or dim.group.process is not None):
             return {}
@@ -232,7 +232,7 @@ cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
         # When the rows are taken, and so none before their claimed_at.
         now = self.gate_rows.epoch(self.run) if timed else 0.0
         for (label, key), used in sorted(taken.items()):
-            change, state = Change(label, key, {"touched_at": 0.0}), self._states[label, key]
+            change, state = GateChange(label, key, {"touched_at": 0.0}), self._states[label, key]
             if (rate := groups[label].rate) is not None:
                 tokens = tokens_now(rate, state)
                 if tokens < math.inf:
@@ -248,7 +248,7 @@ cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
 
     # -- the lane's rows
 
-    def _units(self, present: tuple[Dimension, ...], after: Unit | None, until: Unit | None, most: int) -> list[Unit]:
+    def _units(self, present: tuple[BoundGates, ...], after: Unit | None, until: Unit | None, most: int) -> list[Unit]:
         """The next units that have a ready row, in the order of their keys: a loose index scan."""
         if not present:
             return [()] if after is None else []
@@ -278,7 +278,7 @@ cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
 
     def _units_postgres(
         self,
-        present: tuple[Dimension, ...],
+        present: tuple[BoundGates, ...],
         phrases: list[str],
         tests: list[str],
         after: Unit | None,
@@ -310,7 +310,7 @@ cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
 select {", ".join(f"k{i}::text" for i in range(width))} from k limit $1::bigint"""
         return [tuple(row) for row in self.run(text, tuple(values))]
 
-    def _take(self, present: tuple[Dimension, ...], asked: list[tuple[Unit, int]]) -> list[list[Any]]:
+    def _take(self, present: tuple[BoundGates, ...], asked: list[tuple[Unit, int]]) -> list[list[Any]]:
         """Claim up to so many rows of each unit; the rows of each, in order."""
         absent = [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
         return self.store.take_units(self.run, present, absent, asked)

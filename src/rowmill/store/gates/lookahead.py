@@ -15,7 +15,7 @@ from typing import NamedTuple
 _AT_ONCE = 2
 
 
-class Part(NamedTuple):
+class LookaheadPart(NamedTuple):
     """Rows for one claim: where they stand, their keys, and the numbers of the stretches they are in, each once."""
 
     rows: Sequence[str]
@@ -32,7 +32,7 @@ def as_array(texts: Sequence[str]) -> str:
 
 
 @dataclass
-class Ahead:
+class Lookahead:
     """What one look has found, in the order of keys."""
 
     #: Where each row stands, its key, and the number of its key's stretch, from 1 on.
@@ -55,17 +55,17 @@ class Ahead:
         end = self.used + count
         return end <= len(self.rows) and len(set(self.stretches[self.used : end])) <= _AT_ONCE
 
-    def next(self, count: int) -> Part:
+    def next(self, count: int) -> LookaheadPart:
         """The next rows, to be asked for now."""
         part = slice(self.used, self.used + count)
         self.used += count
-        return Part(self.rows[part], self.keys[part], sorted(set(self.stretches[part])))
+        return LookaheadPart(self.rows[part], self.keys[part], sorted(set(self.stretches[part])))
 
-    def versions_of(self, part: Part) -> tuple[list[str], list[int]]:
+    def versions_of(self, part: LookaheadPart) -> tuple[list[str], list[int]]:
         """Where the stretches of a part begin, and the versions that they must have."""
         return [self.first[n - 1] for n in part.stretches], [self.versions[n - 1] for n in part.stretches]
 
-    def took(self, part: Part) -> str:
+    def took(self, part: LookaheadPart) -> str:
         """Rows of this part were taken by this worker itself, which has moved its stretches' versions on by one; the
         key served last. It has had its turn: the next rows are of others.
         """

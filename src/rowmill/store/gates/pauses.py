@@ -15,7 +15,7 @@ from ...errors import RowmillError
 from ..database import Database, Run
 from ..lane.lane_store import LaneStore
 from ..own import schema
-from .gate_rows import ENDLESS, Change, GateRows
+from .gate_rows import ENDLESS, GateChange, GateRows
 
 #: Pauses that are listed at most, and ready rows that are counted at most.
 _LISTED, COUNTED = 200, 10_000
@@ -106,7 +106,7 @@ async def pause(
         values = {"paused_until": left, "reason": reason}
         if not (state.paused_for or 0.0) > 0:
             values["paused_at"] = 0.0
-        rows.write(run, [Change(*spot, values)])
+        rows.write(run, [GateChange(*spot, values)])
         return next(p for p in read_one(run, rows, target))
 
     return await database.transact(verb)
@@ -123,7 +123,7 @@ async def resume(database: Database, clock: Clock, target: Target) -> Pause | No
         if stood:
             rows.lock(run, [(target.dim, target.key)], wait=True)
             ended = {"paused_until": None, "paused_at": None, "reason": None}
-            rows.write(run, [Change(target.dim, target.key, ended)])
+            rows.write(run, [GateChange(target.dim, target.key, ended)])
         return stood[0] if stood else None
 
     return await database.transact(verb)

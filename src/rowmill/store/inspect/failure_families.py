@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...errors import Busy
-from ..lane.row_keys import Key, Marks, parse, written
+from ..lane.row_keys import Key, Placeholders, parse, written
 from ..lane.settlements import bounded
 from ..own.failures import MESSAGE, Failures, Family
 from ..own.fingerprint import READ, fingerprint, shape
@@ -113,7 +113,7 @@ async def _errors_of(
     say, keys, last = view.statements, view.statements.names(view.binding.key), None
     met = f"({' or '.join(f'({test})' for test in tests)}) and {say.name(column)} is not null"
     while True:
-        marks = Marks(view.binding)
+        marks = Placeholders(view.binding)
         text = f"select {keys}, {view.cell(column, READ)} from {say.table} where {met}"
         if last is not None:
             text += f" and ({keys}) > {marks.key(last)}"

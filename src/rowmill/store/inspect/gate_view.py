@@ -8,11 +8,11 @@ from typing import Any
 
 from ...errors import Busy, DeclarationError, Refused, did_you_mean
 from ..database import Run
-from ..gates.gate_binding import Dimension, bind_gates
-from ..gates.gate_learning import Notes
-from ..gates.gate_rows import Change, GateRows
+from ..gates.gate_binding import BoundGates, bind_gates
+from ..gates.gate_learning import GateLearning
+from ..gates.gate_rows import GateChange, GateRows
 from ..gates.rules import Allowed, GateState, Learned, allowances, rate_in_force, tokens_now
-from ..lane.row_keys import Marks
+from ..lane.row_keys import Placeholders
 from ..own import schema
 from .lane_view import LaneView
 
@@ -35,7 +35,7 @@ SETTABLE: Mapping[str, str | None] = {
 class KeyView:
     """One key of one group of gates."""
 
-    dim: Dimension
+    dim: BoundGates
     key: str
     state: GateState
     running: int
@@ -67,13 +67,13 @@ class KeyView:
 class LaneGates:
     """The gates of one lane in one environment. Made by ``lane_gates``."""
 
-    def __init__(self, view: LaneView, dims: Sequence[Dimension], rows: GateRows) -> None:
+    def __init__(self, view: LaneView, dims: Sequence[BoundGates], rows: GateRows) -> None:
         self.view, self.dims, self.rows, self.say = view, tuple(dims), rows, view.statements
         self.lane = view.lane
 
     # -- which group, which key
 
-    def choose(self, by: str | None, *, keyed: bool, needs: Sequence[str] = ()) -> Dimension:
+    def choose(self, by: str | None, *, keyed: bool, needs: Sequence[str] = ()) -> BoundGates:
         """The group that is meant: by its key (or, with ``keyed`` False, the whole lane's), having all of ``needs``."""
         where = f"lane {self.lane.name!r}"
         found = [dim for dim in self.dims if (dim.phrase is not None) == keyed]
@@ -104,12 +104,12 @@ class LaneGates:
             return None
         return "leave the key out: its gates are for the whole lane" if keyed else f"name a key of {others[0].group.by}"
 
-    async def known(self, dim: Dimension, key: str) -> tuple[str, bool]:
+    async def known(self, dim: BoundGates, key: str) -> tuple[str, bool]:
         """A key as the gate's rows have it, and whether any row of the lane's table has it."""
         if not self.rows.postgres:
             text = f"select {dim.phrase} from {self.say.table} where cast({dim.phrase} as text) = :key limit 1"
             return key, bool(await self.view.database.read(lambda run: run(text, {"key": key})))
-        marks = Marks(self.view.binding)
+        marks = Placeholders(self.view.binding)
         mark = marks.add(key)
         try:
             said = (await self.view.ask(f"select ({mark}::{dim.kind})::text", marks))[0][0]
@@ -126,14 +126,14 @@ class LaneGates:
 
     # -- read
 
-    async def keys(self, dim: Dimension, limit: int, key: str | None = None) -> list[KeyView]:
+    async def keys(self, dim: BoundGates, limit: int, key: str | None = None) -> list[KeyView]:
         """Keys worth a look, those held back first; or the one that is asked for, however it is."""
         found = await self.view.database.read(lambda run: self._keys(run, dim, key))
         shown = found if key is not None else [view for view in found if view.remarkable]
         shown.sort(key=lambda view: (not view.held, -view.running, -view.state.streak, view.key))
         return shown[:limit]
 
-    def _keys(self, run: Run, dim: Dimension, key: str | None) -> list[KeyView]:
+    def _keys(self, run: Run, dim: BoundGates, key: str | None) -> list[KeyView]:
         rows = self.rows
         counts = self.running(run, dim)
         if dim.phrase is None:
@@ -154,7 +154,7 @@ class LaneGates:
             found.append(KeyView(dim, key, state, running, tuple(allowed)))
         return found
 
-    def running(self, run: Run, dim: Dimension) -> dict[str, int]:
+    def running(self, run: Run, dim: BoundGates) -> dict[str, int]:
         """Running rows by key."""
         source = f"from {self.say.table} where {self.say.running()}"
         if dim.phrase is None:
@@ -162,11 +162,11 @@ class LaneGates:
         text = f"select {self.text(dim)} as k, count(*) as n {source} and {dim.phrase} is not null group by 1"
         return {row[0]: row[1] for row in run(f"{text} order by n desc limit {_CANDIDATES}", ())}
 
-    def text(self, dim: Dimension) -> str:
+    def text(self, dim: BoundGates) -> str:
         """A row's key, as SQL that gives text."""
         return f"({dim.phrase})::text" if self.rows.postgres else f"cast({dim.phrase} as text)"
 
-    def _stated(self, run: Run, dim: Dimension) -> list[str]:
+    def _stated(self, run: Run, dim: BoundGates) -> list[str]:
         """Keys whose rows say something: in rowmill's table, and in the user's own."""
         rows, now = self.rows, self.rows.now()
         shut = f"(paused_until > {now} or closed_until > {now} or open_until > {now})"
@@ -192,7 +192,7 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
     # -- write
 
     @staticmethod
-    def change(dim: Dimension, given: Mapping[str, Any]) -> dict[str, Any]:
+    def change(dim: BoundGates, given: Mapping[str, Any]) -> dict[str, Any]:
         """What is to stand in a key's row, for what an operator sets by its names in ``SETTABLE``."""
         if "delay" in given and (dim.group.rate is None or dim.group.rate.adaptive is None):
             raise DeclarationError("delay belongs to an adaptive rate, and this rate is not", hint="tokens=...")
@@ -202,11 +202,11 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
             found["streak"] = 0 if found["open_until"] is None else dim.group.breaker.failures
         return found
 
-    async def write(self, dim: Dimension, key: str, values: Mapping[str, Any]) -> None:
+    async def write(self, dim: BoundGates, key: str, values: Mapping[str, Any]) -> None:
         """Change a key's row; what stands in the user's own table is changed there."""
         await self.view.database.transact(lambda run: self._write(run, dim, [key], values))
 
-    def _write(self, run: Run, dim: Dimension, keys: Sequence[str], values: Mapping[str, Any]) -> None:
+    def _write(self, run: Run, dim: BoundGates, keys: Sequence[str], values: Mapping[str, Any]) -> None:
         self.rows.lock(run, [(dim.label, key) for key in keys], wait=True)
         changes = []
         for key in keys:
@@ -214,18 +214,18 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
             if dim.breaker is not None:
                 for name in ("last_success_at", "last_failure_at"):  # those are the user's own history
                     learned.values.pop(name, None)
-                Notes(self.view.store, [dim], self.rows).write_own(run, dim, key, learned)
+                GateLearning(self.view.store, [dim], self.rows).write_own(run, dim, key, learned)
             if learned.values.get("tokens") is not None:
                 learned.values["refilled_at"] = self.rows.epoch(run)
-            changes.append(Change(dim.label, key, learned.values))
+            changes.append(GateChange(dim.label, key, learned.values))
         self.rows.write(run, changes)
 
-    async def count(self, dims: Sequence[Dimension]) -> int:
+    async def count(self, dims: Sequence[BoundGates]) -> int:
         """Rows that a reset of all keys would write."""
         text = f"select count(*) from {self.rows.table} where {self._of(dims)}"
         return int((await self.view.database.read(lambda run: run(text, ())))[0][0])
 
-    async def reset(self, dims: Sequence[Dimension], key: str | None) -> int:
+    async def reset(self, dims: Sequence[BoundGates], key: str | None) -> int:
         """Back to how a gate begins; pauses stay. How many rows were written."""
         written = 0
         for dim in dims:
@@ -240,12 +240,12 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
                 written, last = written + len(keys), keys[-1]
         return written
 
-    async def _page(self, dim: Dimension, after: str) -> list[str]:
+    async def _page(self, dim: BoundGates, after: str) -> list[str]:
         text = f"""select key from {self.rows.table}
 where {self._of([dim])} and key > {self.rows.literal(after)} order by key limit {_STEP}"""
         return [row[0] for row in await self.view.database.read(lambda run: run(text, ()))]
 
-    def _of(self, dims: Sequence[Dimension]) -> str:
+    def _of(self, dims: Sequence[BoundGates]) -> str:
         labels = ", ".join(self.rows.literal(dim.label) for dim in dims)
         return f"lane = {self.rows.literal(self.rows.lane)} and dim in ({labels})"
 

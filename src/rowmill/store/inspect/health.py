@@ -16,7 +16,7 @@ from typing import Any
 from ...errors import Busy, DatabaseError
 from ..database import Database, Run, Sqlite
 from ..own import schema
-from ..own.workers import Fleet
+from ..own.workers import WorkersTable
 from .indexes import in_words, needed
 from .lane_view import LaneView
 from .plans import serves, walk
@@ -33,7 +33,7 @@ _SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """One thing that was looked at. ``level``: ok, look, bad, or unknown."""
 
     check: str
@@ -50,11 +50,11 @@ class Finding:
         return asdict(self)
 
 
-async def examine(database: Database, views: Sequence[LaneView]) -> list[Finding]:
+async def examine(database: Database, views: Sequence[LaneView]) -> list[HealthFinding]:
     """All checks of one environment."""
-    fleet = Fleet(database)
+    fleet = WorkersTable(database)
     workers = await fleet.all() if await fleet.exists() else None
-    checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
+    checks: list[tuple[str, Callable[[], Awaitable[list[HealthFinding]]]]] = [
         ("polls", lambda: _polls(workers, views)),
         ("own_tables", lambda: _own(database)),
     ]
@@ -73,14 +73,14 @@ async def examine(database: Database, views: Sequence[LaneView]) -> list[Finding
         checks.append(("indexes", _of(_indexes, view)))
         if view.postgres:
             checks.append(("claim_head", _of(_head, view)))
-    found: list[Finding] = []
+    found: list[HealthFinding] = []
     for name, check in checks:
         try:
             found += await check()
         except Busy:
-            found.append(Finding(name, _TITLES[name], "unknown", "looking took too long"))
+            found.append(HealthFinding(name, _TITLES[name], "unknown", "looking took too long"))
         except DatabaseError as error:
-            found.append(Finding(name, _TITLES[name], "unknown", error.message))
+            found.append(HealthFinding(name, _TITLES[name], "unknown", error.message))
     order = ("bad", "look", "unknown", "ok")
     return sorted(found, key=lambda finding: order.index(finding.level))
 
@@ -96,16 +96,20 @@ def _level(number: float, bounds: tuple[float, float]) -> str:
     return "ok" if number < bounds[0] else "look" if number < bounds[1] else "bad"
 
 
-def _finding(check: str, level: str, told: str, todo: str = "", command: str = "", lane: str | None = None) -> Finding:
+def _finding(
+    check: str, level: str, told: str, todo: str = "", command: str = "", lane: str | None = None
+) -> HealthFinding:
     fine = level == "ok"
-    return Finding(check, _TITLES[check], level, told, "" if fine else todo, "" if fine else command, lane)
+    return HealthFinding(check, _TITLES[check], level, told, "" if fine else todo, "" if fine else command, lane)
 
 
-async def _asked(database: Database, verb: Callable[[Run], list[Finding]]) -> list[Finding]:
+async def _asked(database: Database, verb: Callable[[Run], list[HealthFinding]]) -> list[HealthFinding]:
     return await database.read_within(verb, _SECONDS)
 
 
-def _of(check: Callable[[Run, LaneView], list[Finding]], view: LaneView) -> Callable[[], Awaitable[list[Finding]]]:
+def _of(
+    check: Callable[[Run, LaneView], list[HealthFinding]], view: LaneView
+) -> Callable[[], Awaitable[list[HealthFinding]]]:
     return lambda: view.database.read_within(lambda run: check(run, view), _SECONDS)
 
 
@@ -117,7 +121,7 @@ def _tables(views: Sequence[LaneView]) -> list[LaneView]:
 # -- of the environment
 
 
-def _oldest(run: Run) -> list[Finding]:
+def _oldest(run: Run) -> list[HealthFinding]:
     rows = run(
         """select pid, coalesce(application_name, ''), state, extract(epoch from now() - xact_start)::float8
 from pg_stat_activity
@@ -146,7 +150,7 @@ _HORIZON = (
 )
 
 
-def _clock(run: Run) -> list[Finding]:
+def _clock(run: Run) -> list[HealthFinding]:
     before = time.time()
     theirs = float(run("select extract(epoch from clock_timestamp())::float8", ())[0][0])
     skew = abs(theirs - (before + time.time()) / 2)
@@ -155,13 +159,13 @@ def _clock(run: Run) -> list[Finding]:
     return [_finding("clock", _level(skew, _SKEW), told, todo, "timedatectl status")]
 
 
-def _connections(run: Run) -> list[Finding]:
+def _connections(run: Run) -> list[HealthFinding]:
     used, most = run("select (select count(*) from pg_stat_activity), current_setting('max_connections')::int", ())[0]
     todo = "Put a pooler in transaction mode in between, or run fewer processes with more slots each."
     return [_finding("connections", _level(used / most, _USED), f"{used} of {most} in use", todo)]
 
 
-def _file(run: Run, path: str) -> list[Finding]:
+def _file(run: Run, path: str) -> list[HealthFinding]:
     pages, free, mode = (run(f"pragma {name}", ())[0][0] for name in ("page_count", "freelist_count", "journal_mode"))
     wal = os.path.getsize(f"{path}-wal") if os.path.exists(f"{path}-wal") else 0
     told = f"{_bytes(os.path.getsize(path))}, write-ahead log {_bytes(wal)}, {free * 100 // max(pages, 1)} % free pages"
@@ -170,9 +174,9 @@ def _file(run: Run, path: str) -> list[Finding]:
     return [_finding("file", level, told, todo, "vacuum")]
 
 
-async def _polls(workers: Sequence[dict[str, Any]] | None, views: Sequence[LaneView]) -> list[Finding]:
+async def _polls(workers: Sequence[dict[str, Any]] | None, views: Sequence[LaneView]) -> list[HealthFinding]:
     if workers is None:
-        return [Finding("polls", _TITLES["polls"], "unknown", "there is no rowmill_workers that would tell")]
+        return [HealthFinding("polls", _TITLES["polls"], "unknown", "there is no rowmill_workers that would tell")]
     polls = {view.lane.name: view.lane.poll.total_seconds() for view in views}
     alive = [worker for worker in workers if worker["alive"]]
     rate = sum(1 / min(mine) for worker in alive if (mine := [polls[ln] for ln in worker["lanes"] if ln in polls]))
@@ -181,7 +185,7 @@ async def _polls(workers: Sequence[dict[str, Any]] | None, views: Sequence[LaneV
     return [_finding("polls", _level(rate, _POLLS), told, todo, "poll=timedelta(seconds=30)")]
 
 
-async def _own(database: Database) -> list[Finding]:
+async def _own(database: Database) -> list[HealthFinding]:
     own = await schema.taken(database)
     missing = [step.what.partition(":")[0] for step in schema.STEPS if not own.has(step)]
     if not missing:
@@ -193,7 +197,7 @@ async def _own(database: Database) -> list[Finding]:
 # -- of a table, of a lane
 
 
-def _dead(run: Run, view: LaneView) -> list[Finding]:
+def _dead(run: Run, view: LaneView) -> list[HealthFinding]:
     rows = run(
         f"""select n_live_tup, n_dead_tup,
   extract(epoch from now() - greatest(last_vacuum, last_autovacuum))::float8
@@ -213,7 +217,7 @@ from pg_stat_all_tables where relid = '{_quoted(view)}'::regclass""", (),
     return [_finding("dead_rows", level, f"{view.binding.table.fullname}: {told}", todo, f"vacuum (verbose) {table}")]
 
 
-def _bloat(run: Run, view: LaneView) -> list[Finding]:
+def _bloat(run: Run, view: LaneView) -> list[HealthFinding]:
     rows = run(
         f"""select pg_relation_size(c.oid), c.reltuples::float8,
   (select sum((1 - null_frac) * avg_width)::float8 from pg_stats s
@@ -229,7 +233,9 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = '{_q
         return [_finding("bloat", "ok", f"{name}: {_bytes(size)}, too small to matter")]
     if not width or count is None or count < 0:
         return [
-            Finding("bloat", _TITLES["bloat"], "unknown", f"{name}: never analysed", "Analyse it.", f"analyze {table}")
+            HealthFinding(
+                "bloat", _TITLES["bloat"], "unknown", f"{name}: never analysed", "Analyse it.", f"analyze {table}"
+            )
         ]
     # What the rows need: their columns, a header and a line pointer each, pages nine tenths full.
     need = max(count * (width + 32) / 0.9, 8192.0)
@@ -242,7 +248,7 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = '{_q
     return [_finding("bloat", level, told, todo, f"reindex table concurrently {table}")]
 
 
-def _indexes(run: Run, view: LaneView) -> list[Finding]:
+def _indexes(run: Run, view: LaneView) -> list[HealthFinding]:
     say, lane = view.statements, view.lane
     if lane.own:
         return []
@@ -259,7 +265,7 @@ def _indexes(run: Run, view: LaneView) -> list[Finding]:
     ]
 
 
-def _head(run: Run, view: LaneView) -> list[Finding]:
+def _head(run: Run, view: LaneView) -> list[HealthFinding]:
     """The claim's walk, really walked: pages beyond what its rows need are dead entries at the head of its index."""
     rows = run(f"explain (analyze, buffers, timing off, format json) {walk(view.statements)}", ())
     document = json.loads(rows[0][0]) if isinstance(rows[0][0], str) else rows[0][0]

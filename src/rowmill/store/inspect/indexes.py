@@ -15,7 +15,7 @@ _LONGEST = 63  # of a name in PostgreSQL, in bytes
 
 
 @dataclass(frozen=True)
-class Needed:
+class NeededIndex:
     """An index that a statement of a lane needs: what it is ordered by, over which rows, and what it is good for."""
 
     purpose: str
@@ -32,13 +32,13 @@ class Needed:
         return f"rowmill_{word[: _LONGEST - 19 - len(self.purpose)]}_{self.purpose}_{digest}"
 
 
-def needed(binding: Binding, say: Statements) -> list[Needed]:
+def needed(binding: Binding, say: Statements) -> list[NeededIndex]:
     """What the claim and the sweep of a lane walk; one with gates by key walks their keys."""
     gated = for_gates(binding, say)
     return gated or [_ready(binding, say), _running(binding, say)]
 
 
-def _ready(binding: Binding, say: Statements) -> Needed:
+def _ready(binding: Binding, say: Statements) -> NeededIndex:
     """In the claim's order, over the rows that the state alone makes ready; the due time is checked inside it."""
     order = say.order()
     due = binding.roles.get("run_after")
@@ -48,27 +48,29 @@ def _ready(binding: Binding, say: Statements) -> Needed:
     if binding.lane.dead is None and (counter := binding.counter):
         # Spent rows stay ready by their state: the counter keeps them out of the index, too.
         predicate += f" and coalesce({say.name(counter)}, 0) < {say.exhausted()}"
-    return Needed("ready", order, predicate, "the claim takes its rows from it, however large the table", say.order())
+    return NeededIndex(
+        "ready", order, predicate, "the claim takes its rows from it, however large the table", say.order()
+    )
 
 
-def _running(binding: Binding, say: Statements) -> Needed:
+def _running(binding: Binding, say: Statements) -> NeededIndex:
     """Over the rows being worked on, by the time of their claim: it grows, so that entries come one behind the other,
     where those of a random key go all over the index. By the key where renewals move that time: each would write to
     all indexes.
     """
     claimed = binding.roles.get("claimed_at") if binding.renew != "claimed_at" else None
     order = say.name(claimed) if claimed else say.names(binding.key)
-    return Needed("running", order, say.running(), "the sweep and the counts find running rows by it")
+    return NeededIndex("running", order, say.running(), "the sweep and the counts find running rows by it")
 
 
-def for_gates(binding: Binding, say: Statements) -> list[Needed]:
+def for_gates(binding: Binding, say: Statements) -> list[NeededIndex]:
     """What a lane's gates need: the ready rows of each key in the claim's order, and running rows by key."""
     keys = list(dict.fromkeys(group.by.strip() for group in binding.lane.groups if group.by is not None))
     if not keys:
         return []
     phrases = [key_phrase(binding, say, key) for key in keys]
     ready, sort = _ready(binding, say), ", ".join([*phrases, say.order()])
-    turns = Needed(
+    turns = NeededIndex(
         "turns",
         ", ".join([*phrases, ready.order]),
         ready.predicate,
@@ -76,13 +78,13 @@ def for_gates(binding: Binding, say: Statements) -> list[Needed]:
         sort,
     )
     held = [
-        Needed(f"held{i or ''}", phrase, say.running(), f"gates count by it how many of a {key} are running")
+        NeededIndex(f"held{i or ''}", phrase, say.running(), f"gates count by it how many of a {key} are running")
         for i, (key, phrase) in enumerate(zip(keys, phrases, strict=True))
     ]
     return [turns, *held]
 
 
-def in_words(need: Needed, say: Statements, name: str, *, concurrently: bool = False) -> str:
+def in_words(need: NeededIndex, say: Statements, name: str, *, concurrently: bool = False) -> str:
     """The statement that makes an index."""
     how = " concurrently" if concurrently and isinstance(say, PostgresStatements) else ""
     quoted = say.name(name)

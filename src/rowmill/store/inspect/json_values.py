@@ -8,13 +8,13 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from ...declare.gates import Group as Gates
-from ..gates.gate_binding import Dimension
+from ..gates.gate_binding import BoundGates
 from ..gates.pauses import Pause
 from ..lane.statements import INCARNATION
 from . import why_rules
 from .gate_view import KeyView
-from .lane_view import MOST, SAMPLE, Counts, Elsewhere, LaneView, Row
-from .why_rules import Answer, Reason
+from .lane_view import MOST, SAMPLE, Counts, LaneView, Row, UncountedRows
+from .why_rules import Reason, WhyAnswer
 
 TIMES = ("created_at", "run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at")
 
@@ -90,7 +90,7 @@ def counts_value(view: LaneView, counts: Counts) -> dict[str, Any]:
     }
 
 
-def elsewhere_value(found: Elsewhere) -> dict[str, Any]:
+def elsewhere_value(found: UncountedRows) -> dict[str, Any]:
     """The same, for scripts."""
     kinds = [{"columns": {c: simple(v) for c, v in values.items()}, "rows": n} for values, n in found.kinds]
     where = {"environment": found.environment, "table": found.table, "rows": found.rows}
@@ -122,7 +122,7 @@ def worker_value(worker: dict[str, Any]) -> dict[str, Any]:
     return {**worker, "silent_seconds": silent}
 
 
-def why_value(answer: Answer, environment: str, lane: str, key: str) -> dict[str, Any]:
+def why_value(answer: WhyAnswer, environment: str, lane: str, key: str) -> dict[str, Any]:
     where = {"environment": environment, "lane": lane, "id": key, "state": answer.state}
     times = _times(answer.wait)
     return {
@@ -172,7 +172,7 @@ def _per(seconds: float) -> str:
     return {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "d"}.get(seconds, f"{seconds:g} s")
 
 
-def gate_value(view: LaneView, dim: Dimension, keys: Sequence[KeyView]) -> dict[str, Any]:
+def gate_value(view: LaneView, dim: BoundGates, keys: Sequence[KeyView]) -> dict[str, Any]:
     """One group of gates with some of its keys, for scripts."""
     return {
         "environment": view.environment,

@@ -26,12 +26,12 @@ from ..lane.binding import CREATED, bind
 from ..lane.postgres import PostgresLane
 from ..lane.postgres_statements import PostgresStatements
 from ..lane.reflect import table_name
-from ..lane.row_keys import Key, Marks, among
+from ..lane.row_keys import Key, Placeholders, among
 from ..lane.settlements import ERROR_LENGTH
 from ..lane.sqlite import SqliteLane, SqliteStatements
 from ..lane.statements import INCARNATION
 from ..own import schema
-from ..own.workers import Fleet
+from ..own.workers import WorkersTable
 
 STATES = ("ready", "waiting", "running", "done", "dead", "canceled")
 #: A count beyond this is "at least".
@@ -68,7 +68,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class UncountedRows:
     """Rows of a table that no lane counts: ``SAMPLE`` stands for that many or more."""
 
     environment: str
@@ -193,7 +193,7 @@ class LaneView:
         worker = f"{say.table}.{say.name(self.binding.roles['worker'])}"
         return f"(select min({age}) from {say.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation)"
 
-    async def ask(self, text: str, marks: Marks | None = None, seconds: float = _ROWS) -> Sequence[Any]:
+    async def ask(self, text: str, marks: Placeholders | None = None, seconds: float = _ROWS) -> Sequence[Any]:
         """Read within a time limit; Busy when it ran out."""
         values = marks.given() if marks else ()
         return await self.database.read_within(lambda run: run(text, values), seconds)
@@ -235,7 +235,7 @@ class LaneView:
             found = await self.ask(f"{text} limit {limit}")
         return [self._row(row, self._brief(), CELL) for row in found]
 
-    async def sample(self, columns: Sequence[str]) -> Elsewhere | None:
+    async def sample(self, columns: Sequence[str]) -> UncountedRows | None:
         """What the table's first rows have in these columns, whatever their state; None where it has no rows."""
         table, names = self.statements.table, self.statements.names(columns)
         some = f"select {names} from {table} limit {SAMPLE}"
@@ -244,13 +244,13 @@ class LaneView:
         if not found:
             return None
         kinds = [(self._values(row, columns, None), int(row[-2])) for row in found]
-        return Elsewhere(self.environment, self.binding.table.fullname, int(found[0][-1]), kinds)
+        return UncountedRows(self.environment, self.binding.table.fullname, int(found[0][-1]), kinds)
 
     async def find(self, keys: Sequence[Key], *, whole: bool = True, cut: int | None = None) -> list[Row]:
         """The rows with these keys, in whatever state: with all their columns, those cut to ``cut`` characters where
         that is given; or only with the columns that a list shows.
         """
-        marks, columns = Marks(self.binding), list(self.binding.columns) if whole else self._brief()
+        marks, columns = Placeholders(self.binding), list(self.binding.columns) if whole else self._brief()
         cut = cut if whole else CELL
         text = f"{self._select(columns, cut=cut)} where {among(self.statements.names(self.binding.key), keys, marks)}"
         return [self._row(row, columns, cut) for row in await self.ask(text, marks)]
@@ -259,7 +259,7 @@ class LaneView:
         """One row with all its columns, cut as in a list, and what further SQL expressions say of it, all at one
         moment.
         """
-        marks, columns = Marks(self.binding), list(self.binding.columns)
+        marks, columns = Placeholders(self.binding), list(self.binding.columns)
         which = among(self.statements.names(self.binding.key), [key], marks)
         text = f"{self._select(columns, further, CELL)} where {which}"
         for raw in await self.ask(text, marks):
@@ -289,7 +289,7 @@ class LaneView:
         known = [self._idle(), *(self.condition(s) for s in ("running", "done", "dead", "canceled"))]
         return " or ".join(f"({part})" for part in known if part)
 
-    async def select(self, rest: str, marks: Marks, seconds: float, further: Sequence[str] = ()) -> list[Row]:
+    async def select(self, rest: str, marks: Placeholders, seconds: float, further: Sequence[str] = ()) -> list[Row]:
         """Rows with what they are shown with, and further columns; ``rest``: WHERE and all that follows."""
         columns = list(dict.fromkeys([*self._brief(), *further]))
         found = await self.ask(f"{self._select(columns, cut=CELL)} {rest}", marks, seconds)
@@ -385,7 +385,7 @@ async def view_lane(lane: Lane, environment: str, database: Database, clock: Clo
     binding = await bind(lane, environment, database)
     kind = lane_kind(lane) if database.dialect.name == "postgresql" else SqliteLane
     store = kind(binding, database, clock, "", "", (await schema.taken(database)).has(schema.GATES))
-    return LaneView(store, fleet=not store.needs_fleet or await Fleet(database).exists())
+    return LaneView(store, fleet=not store.needs_fleet or await WorkersTable(database).exists())
 
 
 def check_file(database: Database) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ...errors import Busy, DeclarationError, did_you_mean
-from ..lane.row_keys import Key, Marks, parse, written
+from ..lane.row_keys import Key, Placeholders, parse, written
 from .lane_view import LaneView, Row
 
 #: What a filter may say of a column.
@@ -88,11 +88,11 @@ class _Walk:
         way = "" if self.wanted.oldest_first else " desc"
         return ", ".join(f"{self.say.name(column)}{way}" for column in self.binding.key)
 
-    def _beyond(self, key: Key, marks: Marks, *, included: bool = False) -> str:
+    def _beyond(self, key: Key, marks: Placeholders, *, included: bool = False) -> str:
         sign = (">" if self.wanted.oldest_first else "<") + ("=" if included else "")
         return f"({self.keys}) {sign} {marks.key(key)}"
 
-    def _tests(self, marks: Marks) -> list[str]:
+    def _tests(self, marks: Placeholders) -> list[str]:
         view, wanted = self.view, self.wanted
         tests = [f"({view.need(wanted.state) if wanted.state else view.any_state()})"]
         tests += [self._filter(given, marks) for given in wanted.filters]
@@ -108,7 +108,7 @@ class _Walk:
         how = "ilike" if self.view.postgres else "like"
         return f"{self._text(column)} {how} {mark} escape '\\'"
 
-    def _filter(self, given: Filter, marks: Marks) -> str:
+    def _filter(self, given: Filter, marks: Placeholders) -> str:
         if given.column not in self.binding.columns:
             raise DeclarationError(
                 f"table {self.binding.table.fullname!r} has no column {given.column!r}",
@@ -134,7 +134,7 @@ class _Walk:
                     f"there is no filter {given.operator!r}", hint=did_you_mean(given.operator, OPERATORS)
                 )
 
-    def _search(self, text: str, marks: Marks) -> str:
+    def _search(self, text: str, marks: Placeholders) -> str:
         mark = marks.add(f"%{_escaped(text)}%")
         columns = self.binding.table.c
         parts = [
@@ -150,7 +150,7 @@ class _Walk:
 
     async def rows(self, end: Key | None, limit: int, seconds: float) -> list[Row]:
         """Rows from where the walk stands, up to and with ``end``."""
-        marks = Marks(self.binding)
+        marks = Placeholders(self.binding)
         tests = self._tests(marks)
         if self.start is not None:
             tests.append(self._beyond(self.start, marks))
@@ -193,7 +193,7 @@ class _Walk:
 
     async def _end(self, length: int) -> Key | None:
         """The key at which a stretch ends; None: the table ends before."""
-        marks = Marks(self.binding)
+        marks = Placeholders(self.binding)
         test = f"where {self._beyond(self.start, marks)} " if self.start is not None else ""
         text = f"select {self.keys} from {self.say.table} {test}order by {self.order()} limit 1 offset {length - 1}"
         rows = await self.view.ask(text, marks, 2.0)

@@ -23,7 +23,7 @@ from ..lane.binding import Binding
 from ..lane.postgres_statements import PostgresStatements
 from ..lane.sqlite import SqliteStatements
 from ..lane.statements import Statements
-from .indexes import Needed, in_words, needed
+from .indexes import NeededIndex, in_words, needed
 
 BATCH = 10
 TRIED = 20_000
@@ -31,7 +31,7 @@ _TRY = "rowmill_try"
 
 
 @dataclass(frozen=True)
-class Plan:
+class QueryPlan:
     """How rows are found: in the planner's own words."""
 
     lines: tuple[str, ...]
@@ -42,7 +42,7 @@ class Plan:
     cost: float | None = None
 
 
-class _RollBack(Exception):
+class _RollBackPlan(Exception):
     """What was tried is not kept."""
 
 
@@ -62,7 +62,7 @@ def walk(say: Statements, *, state_only: bool = False) -> str:
     )
 
 
-def explain(run: Run, say: Statements, text: str | None = None) -> Plan:
+def explain(run: Run, say: Statements, text: str | None = None) -> QueryPlan:
     """The plan of the claim's walk, as the table is today."""
     text = text or walk(say)
     states = say.binding.state_columns()
@@ -74,7 +74,7 @@ def explain(run: Run, say: Statements, text: str | None = None) -> Plan:
     return _read(root, lines, states)
 
 
-def serves(run: Run, say: Statements, need: Needed) -> str | None:
+def serves(run: Run, say: Statements, need: NeededIndex) -> str | None:
     """An index that is there and carries this need, if the planner finds one: asked as if scans were dear."""
     order = f" order by {need.sort}" if need.sort else ""
     text = f"select {say.names(say.binding.key)} from {say.table} where {need.predicate}{order} limit {BATCH}"
@@ -92,7 +92,7 @@ def serves(run: Run, say: Statements, need: Needed) -> str | None:
 def _document(rows: Any) -> dict[str, Any]:
     found = rows[0][0]
     document = json.loads(found) if isinstance(found, str) else found
-    root: dict[str, Any] = document[0]["Plan"]
+    root: dict[str, Any] = document[0]["QueryPlan"]
     return root
 
 
@@ -102,7 +102,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(part)
 
 
-def _read(root: dict[str, Any], lines: tuple[str, ...], states: set[str]) -> Plan:
+def _read(root: dict[str, Any], lines: tuple[str, ...], states: set[str]) -> QueryPlan:
     nodes = list(_nodes(root))
     kinds = {node["Node Type"] for node in nodes}
     walks = [node for node in nodes if "Index Name" in node]
@@ -110,14 +110,14 @@ def _read(root: dict[str, Any], lines: tuple[str, ...], states: set[str]) -> Pla
     past = any(_mentioned(node.get("Filter", ""), states) for node in walks)
     direct = bool(walks) and not kinds & {"Seq Scan", "Sort"} and not past
     index = walks[0]["Index Name"] if walks else None
-    return Plan(lines, index, direct, float(root["Total Cost"]))
+    return QueryPlan(lines, index, direct, float(root["Total Cost"]))
 
 
 def _mentioned(text: str, columns: set[str]) -> bool:
     return any(re.search(rf'(?<![\w"]){re.escape(c)}(?![\w"])', text) or f'"{c}"' in text for c in columns)
 
 
-def _lite(rows: list[str], run: Run) -> Plan:
+def _lite(rows: list[str], run: Run) -> QueryPlan:
     index, direct = None, False
     for row in rows:
         if found := re.search(r"USING (?:COVERING )?INDEX (\S.*?)(?: \((.*)\))?$", row):
@@ -127,10 +127,12 @@ def _lite(rows: list[str], run: Run) -> Plan:
             direct = partial or (row.startswith("SEARCH") and "=?" in (found.group(2) or ""))
     # Where only the rest of the order is sorted, the walk still stops at its limit.
     direct = direct and not any("TEMP B-TREE FOR ORDER BY" in row for row in rows)
-    return Plan(tuple(rows), index, direct)
+    return QueryPlan(tuple(rows), index, direct)
 
 
-async def with_index(database: Database, binding: Binding, need: Needed, lacking: dict[str, str]) -> Plan | None:
+async def with_index(
+    database: Database, binding: Binding, need: NeededIndex, lacking: dict[str, str]
+) -> QueryPlan | None:
     """The plan with the proposed index, tried on a temporary copy of some rows that is gone afterwards.
 
     ``lacking``: columns that the table does not have yet, with their types. None where nothing can be tried.
@@ -138,10 +140,10 @@ async def with_index(database: Database, binding: Binding, need: Needed, lacking
     say = statements(binding)
     if database.dialect.name != "postgresql":
         return await database.reflect(lambda connection: _try_lite(connection, say, need, lacking))
-    plan: Plan | None = None
+    plan: QueryPlan | None = None
     name = need.name(binding.lane.name, say.table)
 
-    def work(connection: sa.Connection) -> Plan:
+    def work(connection: sa.Connection) -> QueryPlan:
         run = runner(connection)
         run("set local statement_timeout = '5s'", ())
         run("set local lock_timeout = '1s'", ())
@@ -155,8 +157,8 @@ async def with_index(database: Database, binding: Binding, need: Needed, lacking
         async with database.begin() as connection:
             with translated(database):
                 plan = await connection.run_sync(work)
-            raise _RollBack
-    except _RollBack:
+            raise _RollBackPlan
+    except _RollBackPlan:
         return plan
     except Refused:  # a replica, or no right to temporary tables: then it is not tried
         return None
@@ -180,7 +182,7 @@ def _copy(run: Run, say: PostgresStatements | SqliteStatements, lacking: dict[st
     )
 
 
-def _try_lite(connection: sa.Connection, say: Any, need: Needed, lacking: dict[str, str]) -> Plan:
+def _try_lite(connection: sa.Connection, say: Any, need: NeededIndex, lacking: dict[str, str]) -> QueryPlan:
     """SQLite plans by the schema: a copy of it, without rows, in memory."""
     table = say.binding.table.name
     texts = [

@@ -37,7 +37,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class QuickCounts:
     """A lane's counts by state; ``stuck`` rows are among the running."""
 
     counts: Mapping[str, Count]
@@ -54,14 +54,14 @@ class Glance:
         return {"counts": counts, "oldest_ready_seconds": self.oldest_ready, "oldest_at_least": self.oldest_at_least}
 
 
-class Glancer:
+class QuickCounter:
     """Looks at one lane again and again, and remembers what was dear."""
 
     def __init__(self, view: LaneView) -> None:
         self.view = view
         self._slow: dict[str, float] = {}
 
-    async def look(self) -> Glance:
+    async def look(self) -> QuickCounts:
         """All counts, in a fraction of a second."""
         tests = {s: test for s in (*STATES, "stuck") if (test := self.view.condition(s)) is not None}
         counts = {state: Count(None, "none" if state not in tests else "unknown") for state in (*STATES, "stuck")}
@@ -84,7 +84,7 @@ class Glancer:
         more = counts["ready"].how != "exact"
         if more and (head := await self._head(tests["ready"])) is not None:
             oldest, more = max(head, oldest or head), False
-        return Glance(counts, oldest, more and oldest is not None)
+        return QuickCounts(counts, oldest, more and oldest is not None)
 
     async def exact(self, state: str, seconds: float = EXACT) -> Count:
         """Every row of a state counted, within the time limit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..gates.claim_by_range import turns_of
-from ..gates.claim_by_range_sql import StretchStatements
+from ..gates.claim_by_range_sql import ClaimByRangeStatements
 from ..lane.claim import KINDS
 from ..lane.postgres_statements import PostgresStatements
 from .gate_view import lane_gates
@@ -56,7 +56,7 @@ async def _gated(view: LaneView) -> dict[str, str]:
                 "claim, when held back rows may go": turns.when(),
                 "claim, gate rows of keys that are over": turns.forget(),
             }
-            if isinstance(turns, StretchStatements):
+            if isinstance(turns, ClaimByRangeStatements):
                 found["claim, each key in turn, where keys have few rows"] = turns.claim(begun=True, quick=True)
                 if turns.looks_ahead:
                     found["claim, rows that may go next"] = turns.ahead(begun=True)

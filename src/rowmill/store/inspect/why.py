@@ -10,16 +10,16 @@ from typing import Any
 from ...errors import Busy, Refused, Unreachable, Unserved
 from ..database import Run, runner
 from ..driver_errors import translated
-from ..gates.gate_binding import Dimension
+from ..gates.gate_binding import BoundGates
 from ..gates.pauses import Target, read_one
 from ..gates.rules import GateState
 from ..lane.refused_rows import try_claim
-from ..lane.row_keys import Key, Marks, among, written
+from ..lane.row_keys import Key, Placeholders, among, written
 from ..lane.statements import INCARNATION
-from ..own.workers import Fleet
+from ..own.workers import WorkersTable
 from .gate_view import LaneGates, has_table, lane_gates
 from .lane_view import LaneView, Row
-from .why_rules import Facts, GateFacts, LockFacts, PauseFacts, Runner, WorkerFacts
+from .why_rules import GateFacts, LockFacts, PauseFacts, RowFacts, Runner, WorkerFacts
 
 #: Rows of a line that are counted, and running rows that are named.
 LINE, _NAMED = 1000, 5
@@ -34,7 +34,7 @@ class Inquiry:
         self.view, self.gates, self.key, self.fleet = view, gates, key, fleet
         self.say, self.lane, self.binding = view.statements, view.lane, view.binding
 
-    async def facts(self, above: Sequence[LaneView], beside: Sequence[LaneView]) -> Facts:
+    async def facts(self, above: Sequence[LaneView], beside: Sequence[LaneView]) -> RowFacts:
         """The row, and what is around it. ``above``: lanes that go first; ``beside``: others over the same table."""
         view, lane = self.view, self.lane
         parts = self.say.ready_parts()
@@ -46,7 +46,7 @@ class Inquiry:
         found = await view.examine(self.key, asked)
         where: dict[str, Any] = {"environment": view.environment, "lane": lane.name}
         if found is None:
-            return Facts(**where, found=False)
+            return RowFacts(**where, found=False)
         row, told = found
         holds = dict(zip(parts, told, strict=False))
         running, is_stuck, limit = told[len(parts) : len(parts) + 3]
@@ -62,14 +62,14 @@ class Inquiry:
         }
         if state == "running":
             worker = self._worker(self._role(row, "worker"))
-            return Facts(
+            return RowFacts(
                 **common, worker=worker, stuck=bool(is_stuck), silent_for=row.silent_for,
                 lease=lane.lease.total_seconds(), sweep_every=lane.sweep_every.total_seconds(),
             )  # fmt: skip
         if state is None:
-            return Facts(**common, elsewhere=await self._elsewhere(beside) or self._shown(row))
+            return RowFacts(**common, elsewhere=await self._elsewhere(beside) or self._shown(row))
         if state not in ("open", "exhausted"):
-            return Facts(**common)
+            return RowFacts(**common)
         fails = tuple(name for name, holding in holds.items() if not holding)
         keys = dict(
             zip((d.label for d in self.gates.dims if d.phrase is not None), told[len(parts) + 3 :], strict=True)
@@ -77,7 +77,7 @@ class Inquiry:
         table = await has_table(view)
         pauses, gates = await view.database.read(lambda run: self._gates(run, keys, table))
         ready = not fails
-        return Facts(
+        return RowFacts(
             **common,
             fails=fails,
             attempts=row.values.get(self.binding.counter) if self.binding.counter else None,
@@ -154,7 +154,7 @@ class Inquiry:
             pauses += [PauseFacts(target.kind, said, p.reason, p.since, p.left) for p in standing]
         return tuple(pauses), tuple(found)
 
-    def _running(self, run: Run, dim: Dimension, raw: Any) -> tuple[int, dict[str, int], tuple[Runner, ...]]:
+    def _running(self, run: Run, dim: BoundGates, raw: Any) -> tuple[int, dict[str, int], tuple[Runner, ...]]:
         """Running rows of a key: how many, how many in each live process, and some of them."""
         group = dim.group
         if not (group.counts_running or group.process is not None):
@@ -230,7 +230,7 @@ class Inquiry:
 
     async def _ahead(self, keys: dict[str, Any]) -> int | None:
         """Ready rows that go before this one: of the same keys where there are gates, else of the lane."""
-        marks = Marks(self.binding)
+        marks = Placeholders(self.binding)
         tests = [self.say.ready()]
         for dim in self.gates.dims:
             if dim.phrase is not None:
@@ -252,7 +252,7 @@ where {" and ".join(tests)} order by {self.view.claim_order()} limit {LINE + 1}"
         for n in range(_TRIES):
             if n:
                 await asyncio.sleep(_PAUSE)
-            marks = Marks(self.binding)
+            marks = Placeholders(self.binding)
             one = f"{self.say.table} where {among(self.say.names(self.binding.key), [self.key], marks)}"
             try:
                 if await self._lockable(f"select 1 from {one} for no key update skip locked", marks):
@@ -280,7 +280,7 @@ join pg_stat_activity a on a.pid = l.pid limit 1"""
             return error.message
         return None
 
-    async def _lockable(self, text: str, marks: Marks) -> bool:
+    async def _lockable(self, text: str, marks: Placeholders) -> bool:
         """Rolled back at once, so that nothing is held."""
         database = self.view.database
         try:
@@ -306,6 +306,6 @@ def _number(value: Any) -> float | None:
 
 async def inquire(view: LaneView, key: Key) -> Inquiry:
     """Open an inquiry into one row."""
-    fleet = Fleet(view.database)
+    fleet = WorkersTable(view.database)
     workers = await fleet.all() if await fleet.exists() else None
     return Inquiry(view, await lane_gates(view), key, workers)

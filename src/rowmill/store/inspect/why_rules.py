@@ -83,7 +83,7 @@ class LockFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class RowFacts:
     """All that decides whether a row runs, and when. The defaults are a row that nothing holds back."""
 
     environment: str
@@ -137,7 +137,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WhyAnswer:
     """Why, the decisive reason first. ``state``: none, running, stuck, done, dead, canceled, exhausted, elsewhere, held
     or ready. ``wait``: seconds until it should run; 0: at the next claim; None: not known; infinite: not by itself.
     """
@@ -154,30 +154,32 @@ _ORDER = ("refused", "attempts", "ready", "version", "where", "not_served", "env
 _BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")
 
 
-def why(facts: Facts) -> Answer:
+def why(facts: RowFacts) -> WhyAnswer:
     """Everything that holds the row back."""
     if not facts.found:
-        return Answer("none", (Reason("no_row", "there is no such row"),), INF)
+        return WhyAnswer("none", (Reason("no_row", "there is no such row"),), INF)
     match facts.state:
         case "running":
             return _running(facts)
         case "done":
-            return Answer("done", (Reason("done", "it is done", _ended(facts)),))
+            return WhyAnswer("done", (Reason("done", "it is done", _ended(facts)),))
         case "dead" | "canceled":
             error = f": {facts.error}" if facts.error else ""
-            return Answer(facts.state, (Reason(facts.state, f"it is {facts.state}{error}", _ended(facts), INF),), INF)
+            return WhyAnswer(
+                facts.state, (Reason(facts.state, f"it is {facts.state}{error}", _ended(facts), INF),), INF
+            )
         case None:
             text = "it is in no state of this lane" + (f"; {facts.elsewhere}" if facts.elsewhere else "")
-            return Answer("elsewhere", (Reason("no_state", text, None, INF),), INF)
+            return WhyAnswer("elsewhere", (Reason("no_state", text, None, INF),), INF)
         case _:
             return _open(facts)
 
 
-def _ended(facts: Facts) -> float | None:
+def _ended(facts: RowFacts) -> float | None:
     return next((age for role in ("finished_at", "updated_at") if (age := facts.ages.get(role)) is not None), None)
 
 
-def _running(facts: Facts) -> Answer:
+def _running(facts: RowFacts) -> WhyAnswer:
     by = f" by {facts.worker}" if facts.worker else ""
     since = facts.ages.get("claimed_at")
     if not facts.stuck:
@@ -187,18 +189,18 @@ def _running(facts: Facts) -> Answer:
             left = max(facts.lease - (facts.silent_for or 0.0), 0.0)
             text = f"it was running{by}, and that worker has begun anew since: it is taken back when its lease of"
             text += f" {span(facts.lease)} is over, in about {span(left)}"
-        return Answer("running", (Reason("running", text, since),))
+        return WhyAnswer("running", (Reason("running", text, since),))
     silent = "never a sign of life" if facts.silent_for is None else f"no sign of life for {span(facts.silent_for)}"
     text = f"it is running{by}, but stuck: {silent}, and its lease is {span(facts.lease)}"
     reasons = [Reason("stuck", text, since, facts.sweep_every)]
     if facts.workers is not None and not facts.live:
         reasons = [*_no_worker(facts), *reasons]
-        return Answer("stuck", (reasons[1], reasons[0]), INF)
+        return WhyAnswer("stuck", (reasons[1], reasons[0]), INF)
     swept = f"the next sweep, every {span(facts.sweep_every)}, takes it back"
-    return Answer("stuck", (reasons[0], Reason("sweep", swept, None, facts.sweep_every)), facts.sweep_every)
+    return WhyAnswer("stuck", (reasons[0], Reason("sweep", swept, None, facts.sweep_every)), facts.sweep_every)
 
 
-def _began_since(facts: Facts) -> bool:
+def _began_since(facts: RowFacts) -> bool:
     """The process that has the holder's name now is younger than the row's last sign of life: it is another one."""
     same = next((worker for worker in facts.workers or () if worker.alive and worker.id == facts.worker), None)
     return (
@@ -206,7 +208,7 @@ def _began_since(facts: Facts) -> bool:
     )
 
 
-def _open(facts: Facts) -> Answer:
+def _open(facts: RowFacts) -> WhyAnswer:
     found = [*_unready(facts), *_pauses(facts), *_gates(facts), *_serving(facts)]
     ready = not facts.fails and facts.state == "open"
     if ready:
@@ -222,7 +224,7 @@ def _open(facts: Facts) -> Answer:
         else max((w for w in waits if w is not None), default=0.0)
     )
     state = "exhausted" if "attempts" in facts.fails else "held" if holding else "ready"
-    return Answer(state, tuple(found), wait)
+    return WhyAnswer(state, tuple(found), wait)
 
 
 def _weight(reason: Reason) -> tuple[int, float, int]:
@@ -235,7 +237,7 @@ def _weight(reason: Reason) -> tuple[int, float, int]:
     return 1, -(reason.wait or 0.0), place
 
 
-def _unready(facts: Facts) -> Iterable[Reason]:
+def _unready(facts: RowFacts) -> Iterable[Reason]:
     age = facts.ages.get
     if "attempts" in facts.fails:
         used = f"{facts.attempts} of {facts.limit}" if facts.limit is not None else str(facts.attempts)
@@ -261,13 +263,13 @@ def _unready(facts: Facts) -> Iterable[Reason]:
         )  # fmt: skip
 
 
-def _pauses(facts: Facts) -> Iterable[Reason]:
+def _pauses(facts: RowFacts) -> Iterable[Reason]:
     for pause in facts.pauses:
         text = f"{pause.name} is paused" + (f": {pause.reason}" if pause.reason else "")
         yield Reason(f"{pause.kind}_paused", text, pause.since, pause.left)
 
 
-def _gates(facts: Facts) -> Iterable[Reason]:
+def _gates(facts: RowFacts) -> Iterable[Reason]:
     for gate in facts.gates:
         for allowed in _held(gate):
             if (reason := _gate(facts, gate, allowed)) is not None:
@@ -284,7 +286,7 @@ def _held(gate: GateFacts) -> list[Allowed]:
     return min(tries, key=len)
 
 
-def _gate(facts: Facts, gate: GateFacts, allowed: Allowed) -> Reason | None:
+def _gate(facts: RowFacts, gate: GateFacts, allowed: Allowed) -> Reason | None:
     group, state = gate.group, gate.state
     ahead = max(facts.ahead or 0, 0)
     listed = ", ".join(map(str, gate.runners)) + (", ..." if gate.running > len(gate.runners) else "")
@@ -329,7 +331,7 @@ def _gate(facts: Facts, gate: GateFacts, allowed: Allowed) -> Reason | None:
             return Reason("pace", text, None, (allowed.wait or 0.0) + turns)
 
 
-def _serving(facts: Facts) -> Iterable[Reason]:
+def _serving(facts: RowFacts) -> Iterable[Reason]:
     if not facts.served:
         others = f"; it works in {', '.join(facts.served_in)}" if facts.served_in else ""
         yield Reason("not_served", f"lane {facts.lane!r} does not work in {facts.environment!r}{others}", None, INF)
@@ -337,13 +339,13 @@ def _serving(facts: Facts) -> Iterable[Reason]:
         yield from _no_worker(facts)
 
 
-def _no_worker(facts: Facts) -> Iterable[Reason]:
+def _no_worker(facts: RowFacts) -> Iterable[Reason]:
     last = min(facts.workers or (), key=lambda worker: worker.silent_for, default=None)
     text = "no live worker serves the lane" + (f"; {last.id} was the last" if last else "")
     yield Reason("no_worker", text, last.silent_for if last else None, INF)
 
 
-def _in_line(facts: Facts) -> Iterable[Reason]:
+def _in_line(facts: RowFacts) -> Iterable[Reason]:
     live = facts.live
     full = [w for w in live if w.here >= facts.slots or (w.at_once is not None and w.runs >= w.at_once)]
     if live and len(full) == len(live):
@@ -358,7 +360,7 @@ def _in_line(facts: Facts) -> Iterable[Reason]:
         yield Reason("locked", f"somebody's transaction has it locked{who}", facts.locked.since)
 
 
-def _place(facts: Facts) -> Reason:
+def _place(facts: RowFacts) -> Reason:
     age = facts.ages.get
     since = next((a for role in ("run_after", "created_at") if (a := age(role)) is not None and a >= 0), None)
     where = "of its key" if any(gate.group.by is not None for gate in facts.gates) else "of the lane"

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ...clock import Clock
-from ...declare.call import Alike, Call, different
-from ..asyncpg_pool import Direct
+from ...declare.call import Call, CallBatch, different
+from ..asyncpg_pool import AsyncpgPool
 from ..database import Postgres
 from ..json_documents import as_json
 from .enqueue import CHANNEL, common_values
@@ -33,7 +33,7 @@ def copies(calls: Sequence[Call]) -> bool:
     return len(calls) >= _FROM and not any(call.options.key is not None for call in different(calls))
 
 
-async def copy(direct: Direct, database: Postgres, clock: Clock, calls: Sequence[Call], wake: bool) -> list[int]:
+async def copy(direct: AsyncpgPool, database: Postgres, clock: Clock, calls: Sequence[Call], wake: bool) -> list[int]:
     """Add jobs; their ids, which are taken from the sequence first.
 
     In parts, all in one transaction: the server takes one in while the next is made ready here.
@@ -98,7 +98,7 @@ def _lines(ids: Sequence[int], calls: Sequence[Call], common: Common) -> memoryv
     """Jobs as COPY reads them. As text: the driver takes longer to put rows together, one value after the other, and
     these would be thousands of objects more.
     """
-    args = [as_json(each) for each in calls.args] if isinstance(calls, Alike) else [as_json(c.args) for c in calls]
+    args = [as_json(each) for each in calls.args] if isinstance(calls, CallBatch) else [as_json(c.args) for c in calls]
     if any("\\" in text for text in args):
         args = [_escaped(text) for text in args]
     if len(common) == 1:

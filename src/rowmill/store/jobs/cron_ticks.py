@@ -19,7 +19,7 @@ from ..caller_transactions import drive, on
 from ..database import Database, runner
 from ..driver_errors import translated
 from ..handler_connections import uncut
-from .enqueue import Say, add
+from .enqueue import EnqueueStatements, add
 from .job_rows import moment
 
 
@@ -28,7 +28,7 @@ class Ticks:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database, self.clock = database, clock
-        self.say = Say.to(database, clock)
+        self.say = EnqueueStatements.to(database, clock)
         self.table = database.own("rowmill_crons")
 
     def _time(self, at: datetime) -> Any:

@@ -15,7 +15,7 @@ from ...clock import Clock
 from ...declare.call import Call
 from ...declare.options import UNFINISHED, Key
 from ...errors import KeyTaken, RowmillError
-from ..asyncpg_pool import Direct
+from ..asyncpg_pool import AsyncpgPool
 from ..caller_transactions import Verb, numbered
 from ..database import Database
 from ..json_documents import as_json
@@ -31,7 +31,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class FlowPosition:
     """Where a job stands in a flow: whose child it is, and, where it waits itself, whether for ``all`` its children
     to end or for all of them to be ``done``.
     """
@@ -42,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Say:
+class EnqueueStatements:
     """The statements, as one database takes them."""
 
     dialect: str
@@ -50,9 +50,9 @@ class Say:
     clock: Clock
 
     @staticmethod
-    def to(database: Database, clock: Clock) -> Say:
+    def to(database: Database, clock: Clock) -> EnqueueStatements:
         """What is said to a database."""
-        return Say(database.dialect.name, database.own("rowmill_jobs"), clock)
+        return EnqueueStatements(database.dialect.name, database.own("rowmill_jobs"), clock)
 
     @property
     def postgres(self) -> bool:
@@ -158,7 +158,9 @@ def simple(call: Call) -> bool:
     return call.options.run_after is None and call.options.key is None
 
 
-def add(say: Say, calls: Sequence[Call], *, wake: bool, place: Place | None = None) -> Verb[list[int]]:
+def add(
+    say: EnqueueStatements, calls: Sequence[Call], *, wake: bool, place: FlowPosition | None = None
+) -> Verb[list[int]]:
     """Add jobs, in order; the ids of those that stand for them."""
     ids: list[int] = []
     pending: list[Call] = []
@@ -177,7 +179,7 @@ def add(say: Say, calls: Sequence[Call], *, wake: bool, place: Place | None = No
     return ids
 
 
-def _add_many(say: Say, calls: Sequence[Call], wake: bool, place: Place | None) -> Verb[list[int]]:
+def _add_many(say: EnqueueStatements, calls: Sequence[Call], wake: bool, place: FlowPosition | None) -> Verb[list[int]]:
     ids: list[int] = []
     for start in range(0, len(calls), _CHUNK):
         rows = yield say.many(wake), {"doc": _document(say, calls[start : start + _CHUNK], place)}
@@ -185,7 +187,7 @@ def _add_many(say: Say, calls: Sequence[Call], wake: bool, place: Place | None) 
     return ids
 
 
-def _add_keyed(say: Say, call: Call, key: Key, wake: bool, place: Place | None) -> Verb[int]:
+def _add_keyed(say: EnqueueStatements, call: Call, key: Key, wake: bool, place: FlowPosition | None) -> Verb[int]:
     where = {"task": call.task.name, "key": key.value}
     if key.looks_back and say.postgres:
         # Whoever else is about to add this key waits here until we have committed, and then sees our row.
@@ -208,7 +210,7 @@ def _add_keyed(say: Say, call: Call, key: Key, wake: bool, place: Place | None) 
     raise RowmillError(f"task {call.task.name!r}: the job with key {key.value!r} ended again and again; try once more")
 
 
-def _taken(say: Say, call: Call, key: Key, id: int, wake: bool) -> Verb[int | None]:
+def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) -> Verb[int | None]:
     """The key is taken by that job: what the call does then."""
     if key.conflict == "raise":
         raise KeyTaken(f"task {call.task.name!r}: job {id} has the key {key.value!r}", id=id)
@@ -226,7 +228,7 @@ def _taken(say: Say, call: Call, key: Key, id: int, wake: bool) -> Verb[int | No
     return id
 
 
-def _timing(say: Say, call: Call) -> dict[str, Any]:
+def _timing(say: EnqueueStatements, call: Call) -> dict[str, Any]:
     after = call.options.run_after
     if isinstance(after, timedelta):
         return {"delay": after.total_seconds()}
@@ -235,7 +237,7 @@ def _timing(say: Say, call: Call) -> dict[str, Any]:
     return {}
 
 
-def _moment(say: Say, moment: datetime) -> str:
+def _moment(say: EnqueueStatements, moment: datetime) -> str:
     if say.postgres:
         return moment.isoformat()
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "milliseconds")
@@ -257,7 +259,7 @@ def common_values(call: Call) -> dict[str, Any]:
     }
 
 
-def _document(say: Say, calls: Sequence[Call], place: Place | None) -> str:
+def _document(say: EnqueueStatements, calls: Sequence[Call], place: FlowPosition | None) -> str:
     rows = []
     for number, call in enumerate(calls):
         unique = call.options.unique
@@ -284,6 +286,6 @@ def one_statement(calls: Sequence[Call]) -> bool:
     return not keys and len(calls) <= _CHUNK
 
 
-async def add_one(direct: Direct, say: Say, call: Call, wake: bool) -> int:
+async def add_one(direct: AsyncpgPool, say: EnqueueStatements, call: Call, wake: bool) -> int:
     """The plainest and most frequent call."""
     return int((await direct.fetch(*numbered(say.one(wake), _plain_values(call))))[0][0])

@@ -25,7 +25,7 @@ from ..json_documents import clean
 from ..lane.claim import Claim, Settlement
 from ..lane.lane_store import LaneStore
 from ..lane.postgres import PostgresLane
-from .enqueue import CHANNEL, Place, Say, add
+from .enqueue import CHANNEL, EnqueueStatements, FlowPosition, add
 from .job_rows import listed, read
 
 
@@ -36,7 +36,7 @@ def _unfinished(table: str) -> str:
     )
 
 
-def _join(say: Say, which: str) -> str:
+def _join(say: EnqueueStatements, which: str) -> str:
     """Let jobs go on whose children have all ended: to ready, or, where one that needed all of them done did not get
     that, to canceled. Found without a lock, and locked and looked at again by the update itself.
     """
@@ -59,7 +59,7 @@ returning id, parent_id, state"""
 select id, parent_id, state from moved left join told on true"""
 
 
-async def join(database: Database, say: Say, parents: Sequence[int] | None = None) -> int:
+async def join(database: Database, say: EnqueueStatements, parents: Sequence[int] | None = None) -> int:
     """Let jobs go on whose children have all ended, of these or of all; how many did, or were canceled for it.
 
     Called after the children's ends are committed: whoever commits last then sees them all.
@@ -83,7 +83,7 @@ async def suspend(
     store: LaneStore, connection: AsyncConnection, claim: Claim, calls: Sequence[Call], branch: str
 ) -> Settlement:
     """Inside a transaction: give the claim up, add its children, and let it wait for them. Fenced."""
-    say = Say.to(store.database, store.clock)
+    say = EnqueueStatements.to(store.database, store.clock)
     settlement = Settlement(claim, "snooze")
     if not await store.settle_in(connection, [settlement]):
         raise LostClaim(f"job {claim.id!r} is no longer this run's")
@@ -94,7 +94,7 @@ async def suspend(
             f"update {say.table} set state = 'joining', needs = 'all', run_after = {say.now()} where id = :id",
             {"id": claim.id},
         )
-        drive(add(say, calls, wake=True, place=Place(parent_id=claim.id, branch=branch)), run)
+        drive(add(say, calls, wake=True, place=FlowPosition(parent_id=claim.id, branch=branch)), run)
 
     with translated(store.database):
         await uncut(connection.run_sync(verb))
@@ -130,7 +130,7 @@ returning 1"""
     return bool(await store.database.write(lambda run: run(text, values)))
 
 
-async def results(database: Database, say: Say, parent: int, branch: str | None) -> list[Any]:
+async def results(database: Database, say: EnqueueStatements, parent: int, branch: str | None) -> list[Any]:
     """What a job's children returned, in the order in which they were spawned; None for those not done."""
     which = "" if branch is None else " and branch = :branch"
     text = f"select result from {say.table} where parent_id = :id{which} order by id"

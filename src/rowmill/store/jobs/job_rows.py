@@ -14,7 +14,7 @@ from ..caller_transactions import on
 from ..database import Database
 from ..json_limits import readable
 from ..lane.settlements import bounded
-from .enqueue import Say
+from .enqueue import EnqueueStatements
 
 OVER = ("done", "dead", "canceled")
 _STATUS = ("id", "task", "state", "attempts", "run_after", "progress", "error", "result", "history")
@@ -32,7 +32,7 @@ class Jobs:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database, self.clock = database, clock
-        self.say = Say.to(database, clock)
+        self.say = EnqueueStatements.to(database, clock)
         self.table, self.dialect = self.say.table, database.dialect.name
 
     async def _run(self, sql: str, values: dict[str, Any], *, write: bool = False) -> Sequence[Any]:

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from ...declare.lane import Lane
-from ..asyncpg_pool import One
+from ..asyncpg_pool import SingleStatement
 from ..database import Run
 from ..lane.claim import Settlement
 from ..lane.column_readers import Reader, unreadable
@@ -78,7 +78,7 @@ class QueueLane(PostgresLane):
         for position, (place, settlement) in enumerate(zip(places, group, strict=True)):
             positions[place][settlement.claim.key[0]] = position
         each = [
-            One(text, (list(alike), self.worker, at, attempts), functools.partial(_written, alike))
+            SingleStatement(text, (list(alike), self.worker, at, attempts), functools.partial(_written, alike))
             for (at, attempts), alike in zip(known, positions, strict=True)
         ]
         return each[0] if len(each) == 1 else lambda run: set[int]().union(*[one(run) for one in each])

@@ -21,7 +21,7 @@ from ...declare import states
 from ...declare.lane import Lane
 from ...errors import DeclarationError, did_you_mean
 from ..database import Database
-from .missing_columns import Lacking, lacking
+from .missing_columns import MissingColumn, lacking
 from .reflect import reflect_table, table_name
 
 #: Columns that say when a row was made, for the default order.
@@ -226,12 +226,12 @@ async def _table(
     return found
 
 
-def lacking_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], dialect: str) -> list[Lacking]:
+def lacking_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], dialect: str) -> list[MissingColumn]:
     """The columns that the lane would use, and that its table does not have."""
     return lacking(lane, table.c.keys(), lambda column, kind: _fits(kinds[column], kind, dialect), dialect)
 
 
-async def look(lane: Lane, environment: str, database: Database) -> tuple[sa.Table, list[Lacking]]:
+async def look(lane: Lane, environment: str, database: Database) -> tuple[sa.Table, list[MissingColumn]]:
     """A lane's table as it is, and the columns that it lacks, whether or not the lane can work without them."""
     table, _, _, kinds = await _table(lane, environment, database)
     return table, lacking_columns(lane, table, kinds, database.dialect.name)

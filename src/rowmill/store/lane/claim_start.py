@@ -19,7 +19,7 @@ _DEAR, _DEAR_PER_ROW, _DEAR_IN_A_ROW = 0.020, 0.00005, 3
 _AGAIN_FAR, _AGAIN_DEAR, _AGAIN_SHARE = 0.25, 1.0, 10.0
 
 
-class Horizon:
+class ClaimStart:
     """What one lane's claims in this process know of their index. Times are monotonic."""
 
     def __init__(self) -> None:

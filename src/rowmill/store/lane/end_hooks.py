@@ -13,7 +13,7 @@ from ..database import Run, runner
 from ..driver_errors import translated
 from ..handler_connections import uncut
 from .claim import Settlement
-from .row_keys import Key, Marks, among
+from .row_keys import Key, Placeholders, among
 
 if TYPE_CHECKING:
     from .lane_store import LaneStore
@@ -37,7 +37,7 @@ async def _settlements(
     store: LaneStore, connection: AsyncConnection, keys: Sequence[Key], kind: str, error: str
 ) -> list[Settlement]:
     """The rows as they stand now, as settled ones."""
-    say, marks, column = store.statements, Marks(store.binding), store.binding.roles.get("error")
+    say, marks, column = store.statements, Placeholders(store.binding), store.binding.roles.get("error")
     test = among(say.names(store.binding.key), keys, marks)
     text = f"select {say.names(store.binding.columns)} from {say.table} where {test}"
     with translated(store.database):

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ...clock import Clock
 from ...declare.states import options
-from ...errors import Busy, Refused, Unreachable, Unreadable, Unserved, WrongResult
+from ...errors import Busy, Refused, Unreachable, UnreadableReply, Unserved, WrongResult
 from ..database import Database, Run, runner
 from ..driver_errors import translate, translated
 from ..handler_connections import uncut
@@ -28,18 +28,18 @@ from ..unreadable_values import inside
 from .binding import Binding, fence_time
 from .claim import Claim, Holder, Report, Settlement, Swept
 from .column_readers import Reader, Readers, reading
-from .refused_rows import PassedOver, RefusedRow, set_aside
+from .refused_rows import RefusedRow, RefusedRows, set_aside
 from .result_values import ColumnChecks
 from .row_keys import Key
 from .settlements import ERROR_LENGTH, HookFailed, Settled, bounded, groups
 from .statements import INCARNATION, Statements
 
 if TYPE_CHECKING:
-    from ..gates.claim_by_key import Turns
-    from ..gates.gate_binding import Dimension
-    from ..gates.gate_learning import Notes
-    from ..gates.locking_claim import Walk
-    from .row_watch import Watched
+    from ..gates.claim_by_key import ClaimByKey
+    from ..gates.gate_binding import BoundGates
+    from ..gates.gate_learning import GateLearning
+    from ..gates.locking_claim import LockingClaim
+    from .row_watch import RowWatch
 
 
 #: Tries of one claim that is refused again and again; rows that it asks for at most.
@@ -65,7 +65,7 @@ class LaneStore:
         #: Replies are read so that a value which Python cannot hold costs its own run alone (see ``unreadable``).
         self.tolerant = False
         #: Rows that may not be claimed: passed over by the claim, and told to the worker once.
-        self.passed = PassedOver(binding)
+        self.passed = RefusedRows(binding)
         self.refused_rows: list[RefusedRow] = []
         self._at_once = MOST_AT_ONCE
         #: A row of this lane was claimed: where another is refused, that is the row's own fault, not the declaration's.
@@ -84,10 +84,10 @@ class LaneStore:
         #: Monotonic time before which a short claim proves nothing (see the PostgreSQL claim); None: it does.
         self.look_again: float | None = None
         #: The claim where gates hold rows back, and what gates learn from runs; None on a lane without gates.
-        self.gated: Turns | Walk | None = None
-        self.notes: Notes | None = None
+        self.gated: ClaimByKey | LockingClaim | None = None
+        self.notes: GateLearning | None = None
         #: What the fleet remembers about single rows; None where the tables for that are not there.
-        self.watched: Watched | None = None
+        self.watched: RowWatch | None = None
 
     def sign(self, worker: str) -> None:
         """Claim under this name from now on: what the worker column gets."""
@@ -106,7 +106,7 @@ class LaneStore:
         """Take up to ``count`` ready rows, in the lane's order; with gates, in that order within each key."""
         try:
             return await self._claim_or_divide(count)
-        except Unreadable:
+        except UnreadableReply:
             if self.tolerant:
                 raise
             self.tolerate()
@@ -120,7 +120,7 @@ class LaneStore:
             return await self._claim_carefully(claim, count)
         try:
             return await claim(count)
-        except (Unreadable, Unserved):
+        except (UnreadableReply, Unserved):
             raise
         except Refused:
             return await self._claim_carefully(claim, count)
@@ -133,7 +133,7 @@ class LaneStore:
             count = min(count, self._at_once)
             try:
                 claims = await claim(count)
-            except (Unreadable, Unserved):
+            except (UnreadableReply, Unserved):
                 raise
             except Refused:
                 rows, found = await set_aside(self)
@@ -160,7 +160,7 @@ class LaneStore:
         raise NotImplementedError
 
     def take_units(
-        self, run: Run, present: Sequence[Dimension], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
+        self, run: Run, present: Sequence[BoundGates], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
     ) -> list[list[Any]]:
         """Claim up to so many rows of each unit of keys, inside a transaction; the rows of each, in order."""
         raise NotImplementedError

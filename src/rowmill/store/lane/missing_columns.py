@@ -26,7 +26,7 @@ WORTH = {
 
 
 @dataclass(frozen=True)
-class Lacking:
+class MissingColumn:
     """A column to be added: nullable, or with a constant default, so that no row is rewritten."""
 
     role: str
@@ -46,7 +46,7 @@ class Lacking:
         return f"{quote(self.column)} {self.sql_type}{rest}"
 
 
-def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool], dialect: str) -> list[Lacking]:
+def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool], dialect: str) -> list[MissingColumn]:
     """Columns named in the declaration that are not there, as far as their type is known; then roles nothing takes."""
     wanted = {role: column for role, column in lane.roles.items() if column and _new(column, columns)}
     named = set(wanted.values())
@@ -59,7 +59,7 @@ def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool]
     made = [_column(role, column, dialect) for role, column in wanted.items() if role in roles_words.ROLES]
     made += [_timed(column, dialect) for role, column in wanted.items() if role not in roles_words.ROLES]
     made += [
-        Lacking("", column, sa.Text(), "text", None, f"gates go by it; filled from {source}")
+        MissingColumn("", column, sa.Text(), "text", None, f"gates go by it; filled from {source}")
         for column, (source, _) in lane.fills.items()
         if column not in columns
     ]
@@ -98,17 +98,17 @@ def _new(column: str, columns: Sequence[str]) -> bool:
     )
 
 
-def _column(role: str, column: str, dialect: str) -> Lacking:
+def _column(role: str, column: str, dialect: str) -> MissingColumn:
     why = WORTH.get(role, "the declaration names it")
     kind = roles_words.ROLES[role][0]
     if kind == roles_words.TIME:
         return _timed(column, dialect, role, why)
     if kind == roles_words.COUNT:
         default = None if role in ("priority", "max_attempts") else "0"
-        return Lacking(role, column, sa.Integer(), "integer", default, why)
-    return Lacking(role, column, sa.Text(), "text", None, why)
+        return MissingColumn(role, column, sa.Integer(), "integer", default, why)
+    return MissingColumn(role, column, sa.Text(), "text", None, why)
 
 
-def _timed(column: str, dialect: str, role: str = "", why: str = "the declaration names it") -> Lacking:
+def _timed(column: str, dialect: str, role: str = "", why: str = "the declaration names it") -> MissingColumn:
     sql_type = "timestamp with time zone" if dialect == "postgresql" else "datetime"
-    return Lacking(role, column, sa.DateTime(timezone=dialect == "postgresql"), sql_type, None, why)
+    return MissingColumn(role, column, sa.DateTime(timezone=dialect == "postgresql"), sql_type, None, why)

@@ -11,17 +11,17 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from ...clock import Clock
-from ..asyncpg_pool import One, rows_of
+from ..asyncpg_pool import SingleStatement, rows_of
 from ..database import Database, Run
-from ..gates.gate_binding import Dimension
-from ..gates.locking_claim import Walk
+from ..gates.gate_binding import BoundGates
+from ..gates.locking_claim import LockingClaim
 from ..json_documents import clean, plain
 from .binding import Binding, fence_time
 from .claim import Claim, Settlement, Swept
-from .claim_start import Horizon
+from .claim_start import ClaimStart
 from .lane_store import LaneStore
 from .postgres_statements import MOST, PostgresStatements
-from .replan import Guise
+from .replan import Replan
 from .settlements import encoding, fences
 from .sweep import sweep
 
@@ -40,8 +40,8 @@ class PostgresLane(LaneStore):
         self.statements.passed = self.passed
         self._texts = {}
         self._boundable = self.statements.bound() is not None
-        self._horizon = Horizon()
-        self._guise = Guise(dear=0.004, per_row=0.00003)
+        self._horizon = ClaimStart()
+        self._guise = Replan(dear=0.004, per_row=0.00003)
         # Asked of the fence itself: a state's own text may hold a dollar sign and a number, too.
         self._in_arrays = self.statements.in_arrays
         self._asks_for_worker = "\0" in self.statements.fence("t", "", "", "\0")
@@ -72,7 +72,7 @@ class PostgresLane(LaneStore):
         return self.make_claims(rows, began)
 
     def forget_bound(self) -> None:
-        self._horizon, self.look_again = Horizon(), None
+        self._horizon, self.look_again = ClaimStart(), None
 
     async def _claim(self, count: int, bound: tuple[Any, ...] | None) -> Sequence[Any]:
         most = MOST if count <= MOST else count
@@ -91,10 +91,10 @@ class PostgresLane(LaneStore):
 
     @property
     def claims_in_transaction(self) -> bool:
-        return isinstance(self.gated, Walk)
+        return isinstance(self.gated, LockingClaim)
 
     def take_units(
-        self, run: Run, present: Sequence[Dimension], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
+        self, run: Run, present: Sequence[BoundGates], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
     ) -> list[list[Any]]:
         phrases = [str(dim.phrase) for dim in present]
         kinds = [dim.kind for dim in present]
@@ -132,7 +132,7 @@ class PostgresLane(LaneStore):
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
         if kind == "done" and not columns and self._in_arrays and not self.tolerant:
             text = self._text("done", self.statements.settle_done)
-            return One(text, self._arrays(group), lambda rows: set(rows[0][0] or ()))
+            return SingleStatement(text, self._arrays(group), lambda rows: set(rows[0][0] or ()))
         text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
         with encoding():
             values = [
@@ -144,7 +144,7 @@ class PostgresLane(LaneStore):
                 for s in group
             ]
             document = self._document([s.claim for s in group], values)
-        return One(text, self._parameters(document), lambda rows: {row[0] for row in rows})
+        return SingleStatement(text, self._parameters(document), lambda rows: {row[0] for row in rows})
 
     def _arrays(self, group: Sequence[Settlement]) -> tuple[Any, ...]:
         claims = [settlement.claim for settlement in group]

@@ -19,7 +19,7 @@ from ..driver_errors import translated
 from ..json_documents import plain
 from .binding import Binding
 from .end_hooks import ending
-from .row_keys import Key, Marks, among
+from .row_keys import Key, Placeholders, among
 from .settlements import HookFailed
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Passed:
     waits: bool
 
 
-class PassedOver:
+class RefusedRows:
     """Rows of one lane that this worker leaves alone for a while."""
 
     def __init__(self, binding: Binding) -> None:
@@ -158,7 +158,7 @@ async def try_claim(store: LaneStore, keys: Sequence[Key]) -> bool:
     """Claim these rows as far as they are ready, and roll that back; whether any was. Raises Refused where the database
     refuses one.
     """
-    say, marks = store.statements, Marks(store.binding)
+    say, marks = store.statements, Placeholders(store.binding)
     verb = write_rows(store, say.claim_set(marks.add(store.worker)), marks, say.ready(), keys)
     try:
         async with store.database.begin() as connection:
@@ -181,7 +181,7 @@ class _Tried(Exception):
 
 async def _end(store: LaneStore, key: Key, said: str) -> bool:
     """End a ready row as dead, with the lane's hooks; False where that is refused, or the row is ready no more."""
-    marks = Marks(store.binding)
+    marks = Placeholders(store.binding)
     error = marks.add(said) if "error" in store.binding.roles else "null"
     verb = write_rows(store, store.statements.settle_set("dead", error, "null"), marks, store.statements.ready(), [key])
     try:
@@ -193,7 +193,7 @@ async def _end(store: LaneStore, key: Key, said: str) -> bool:
 
 
 def write_rows(
-    store: LaneStore, written: Mapping[str, str], marks: Marks, condition: str, keys: Sequence[Key]
+    store: LaneStore, written: Mapping[str, str], marks: Placeholders, condition: str, keys: Sequence[Key]
 ) -> Callable[[Run], int]:
     """Write rows by key, where a condition still holds and nobody else has them locked; how many were written."""
     say = store.statements

@@ -18,7 +18,7 @@ from ...errors import DatabaseError, DeclarationError, Refused, did_you_mean
 from ..database import Run, runner
 from .lane_store import LaneStore
 from .postgres_statements import PostgresStatements
-from .row_keys import Marks, among
+from .row_keys import Placeholders, among
 from .sql_literals import allowed_by_check, mentions
 
 #: What is written, by the name that it has in the declaration.
@@ -163,7 +163,7 @@ async def _look_up(
     )
 
 
-class _RollBack(Exception):
+class _RollBackTrial(Exception):
     """The trial is over."""
 
 
@@ -180,8 +180,8 @@ async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> 
     try:
         async with store.database.begin() as connection:
             await connection.run_sync(lambda c: _try(store, runner(c), wanted, refused))
-            raise _RollBack
-    except (_RollBack, DatabaseError, sa.exc.DBAPIError):
+            raise _RollBackTrial
+    except (_RollBackTrial, DatabaseError, sa.exc.DBAPIError):
         pass  # a role or a database that may not write cannot try
     return refused
 
@@ -195,7 +195,7 @@ async def _triggers(store: LaneStore) -> Sequence[str]:
 
 
 def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, str]) -> None:
-    say, marks = store.statements, Marks(store.binding)
+    say, marks = store.statements, Placeholders(store.binding)
     keys, postgres = say.names(store.binding.key), isinstance(store.statements, PostgresStatements)
     if postgres:
         run("set local statement_timeout = '5s'", ())

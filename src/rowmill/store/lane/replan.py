@@ -10,7 +10,7 @@ _AGAIN = 5.0
 _MOST = 200  # more than a connection keeps prepared: by the time a guise comes back its old plan is gone
 
 
-class Guise:
+class Replan:
     """The present guise of one lane's claim. ``dear`` and ``per_row``: seconds that a claim may take without being
     called dear; where it is called so for no reason, that costs five plans.
     """

@@ -19,7 +19,7 @@ from .binding import Binding
 Key = tuple[Any, ...]
 
 
-class Marks:
+class Placeholders:
     """The parameters of one statement, in the order in which they were put in."""
 
     def __init__(self, binding: Binding) -> None:
@@ -27,9 +27,9 @@ class Marks:
         self._postgres = binding.dialect.name == "postgresql"
         self._values: list[Any] = []
 
-    def copy(self) -> Marks:
+    def copy(self) -> Placeholders:
         """The same parameters, to which others can be added."""
-        other = Marks(self._binding)
+        other = Placeholders(self._binding)
         other._values = list(self._values)
         return other
 
@@ -130,6 +130,6 @@ def _moment(kind: sa.DateTime | sa.Date, text: str) -> date:
     return moment if kind.timezone else moment.replace(tzinfo=None)
 
 
-def among(names: str, keys: Sequence[Key], marks: Marks) -> str:
+def among(names: str, keys: Sequence[Key], marks: Placeholders) -> str:
     """SQL that is true for the rows with these keys; ``names`` are the key's columns, as SQL."""
     return f"({names}) in (values {', '.join(marks.key(key) for key in keys)})"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FORGET = timedelta(days=7)
 
 
-class Watched:
+class RowWatch:
     """The remembered rows of one lane."""
 
     def __init__(self, store: LaneStore) -> None:
@@ -34,7 +34,7 @@ class Watched:
         self._listed = f"(select value from {listed})"
 
     @classmethod
-    async def open(cls, store: LaneStore) -> Watched | None:
+    async def open(cls, store: LaneStore) -> RowWatch | None:
         """None where the role may not write the tables: it may have been made before they were."""
         watched = cls(store)
         if store.database.dialect.name == "postgresql":

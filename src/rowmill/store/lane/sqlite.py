@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from ...clock import Clock
 from ..database import Database, Run
-from ..gates.gate_binding import Dimension
+from ..gates.gate_binding import BoundGates
 from ..unreadable_values import Unreadable
 from .binding import Binding, fence_time
 from .claim import Claim, Settlement, Swept
@@ -217,7 +217,7 @@ class SqliteLane(LaneStore):
         return rows
 
     def take_units(
-        self, run: Run, present: Sequence[Dimension], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
+        self, run: Run, present: Sequence[BoundGates], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
     ) -> list[list[Any]]:
         also = (*(dim.matches(f":k{i}") for i, dim in enumerate(present)), *absent) or ("1 = 1",)
         return [self._take(run, n, also, {f"k{i}": part for i, part in enumerate(unit)}) for unit, n in asked]

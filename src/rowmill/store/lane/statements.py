@@ -21,7 +21,7 @@ from .binding import Binding, fence_time
 from .claim import FINAL
 
 if TYPE_CHECKING:
-    from .refused_rows import PassedOver
+    from .refused_rows import RefusedRows
 
 #: What stands between a worker's id and its incarnation in a worker column.
 INCARNATION = "~"
@@ -43,7 +43,7 @@ class Statements:
         self.workers = workers
         self.lane = binding.lane
         #: Rows that the database will not let be changed.
-        self.passed: PassedOver | None = None
+        self.passed: RefusedRows | None = None
         self.roles = binding.roles
         self._preparer = binding.dialect.identifier_preparer
         self.table = self._preparer.format_table(binding.table)

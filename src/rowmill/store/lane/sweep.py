@@ -16,7 +16,7 @@ from ..database import Run
 from .claim import Swept
 from .end_hooks import ending
 from .refused_rows import write_rows
-from .row_keys import Key, Marks
+from .row_keys import Key, Placeholders
 from .settlements import HookFailed
 from .statements import POISONED
 
@@ -80,7 +80,7 @@ async def take_over(store: LaneStore, worker: str, started: Callable[[Key], bool
     released = 0
     for i in range(0, len(keys), _CHUNK):
         released += await store.database.write(
-            write_rows(store, release, Marks(store.binding), mine, keys[i : i + _CHUNK])
+            write_rows(store, release, Placeholders(store.binding), mine, keys[i : i + _CHUNK])
         )
     return released, await _singly(store, begun, mine)
 
@@ -132,7 +132,7 @@ async def _singly(store: LaneStore, rows: Any, stale: str) -> list[Swept]:
 
 
 def _back(store: LaneStore, stale: str, key: Any) -> Callable[[Run], bool]:
-    write = write_rows(store, store.statements.sweep_set()[0], Marks(store.binding), stale, [_key(key)])
+    write = write_rows(store, store.statements.sweep_set()[0], Placeholders(store.binding), stale, [_key(key)])
 
     def verb(run: Run) -> bool:
         written = write(run)
@@ -147,7 +147,7 @@ async def _end(store: LaneStore, holder: Any, stale: str, key: Any, refused: str
     """One row ends as dead, with the hook; without, where the hook is what failed."""
 
     def verb() -> Callable[[Run], int]:
-        marks = Marks(store.binding)
+        marks = Placeholders(store.binding)
         known = "error" in store.binding.roles
         said = marks.add(store.error_text(refused)) if refused and known else None
         return write_rows(store, store.statements.sweep_set(said)[1], marks, stale, [_key(key)])

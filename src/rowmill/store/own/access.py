@@ -70,7 +70,7 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class _Own:
+class _AccessTable:
     """One of the two tables, with the dialect's words."""
 
     name: str
@@ -101,7 +101,7 @@ class _Own:
         return await self.database.read(lambda run: schema.exists(self.database, run, self.name))
 
 
-class Tokens(_Own):
+class Tokens(_AccessTable):
     """The tokens of a Mill."""
 
     name = "rowmill_tokens"
@@ -197,7 +197,7 @@ where revoked_at is null and (id = {marks[0]} or session_of = {marks[1]})"""
         return [_token(row) for row in rows]
 
 
-class Audit(_Own):
+class Audit(_AccessTable):
     """What was done, by whom, and how it ended."""
 
     name = "rowmill_audit"

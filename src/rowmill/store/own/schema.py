@@ -291,7 +291,7 @@ _LEDGER = "create table if not exists own.rowmill_schema (step integer primary k
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnTables:
     """Which of rowmill's own tables are there, and, where some are not, why they could not be made."""
 
     steps: frozenset[int]
@@ -314,14 +314,14 @@ async def need(database: Database, *steps: Step) -> None:
             )
 
 
-async def taken(database: Database) -> Own:
+async def taken(database: Database) -> OwnTables:
     """Which steps were taken in this database."""
-    return Own(await database.read(lambda run: _taken(database, run)))
+    return OwnTables(await database.read(lambda run: _taken(database, run)))
 
 
-async def ensure(database: Database, steps: tuple[Step, ...] = STEPS) -> Own:
+async def ensure(database: Database, steps: tuple[Step, ...] = STEPS) -> OwnTables:
     """Take the steps that are missing, where the role may. Several processes may do so at the same moment."""
-    own = Own(frozenset())
+    own = OwnTables(frozenset())
     try:
         await database.create()
         own = await taken(database)
@@ -332,7 +332,7 @@ async def ensure(database: Database, steps: tuple[Step, ...] = STEPS) -> Own:
                 await connection.run_sync(lambda c: _take(database, runner(c), steps))
         return await taken(database)
     except Refused as error:
-        return Own(own.steps, error.message)
+        return OwnTables(own.steps, error.message)
 
 
 def take(database: Database, run: Run) -> None:

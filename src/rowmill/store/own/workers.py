@@ -40,14 +40,14 @@ class WorkerState:
     memory: int = 0
 
 
-class Fleet:
+class WorkersTable:
     """The workers table of one environment."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.postgres = database.dialect.name == "postgresql"
         self.table = database.own("rowmill_workers")
-        self._own: schema.Own | None = None
+        self._own: schema.OwnTables | None = None
         self._age = (
             "extract(epoch from now() - seen_at)"
             if self.postgres

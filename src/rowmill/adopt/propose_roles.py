@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,18 +63,7 @@ class Roles:
 
     def own_name(self, role: str) -> str:
         """What a column for this role would be called in this table."""
-        return own_name(role, [c.name for c in self.facts.columns])
-
-
-def own_name(role: str, columns: list[str]) -> str:
-    """A name for a column to be added, in the table's own style, that the role is found by; never one that is there."""
-    taken = {roles_words.snake(name) for name in columns}
-    name = next((n for n in roles_words.ROLES[role][1] if n not in taken), f"rowmill_{role}")
-    camel = any(re.search(r"[a-z][A-Z]", c) for c in columns) and not any("_" in c.strip("_") for c in columns)
-    if not camel:
-        return name
-    first, *others = name.split("_")
-    return first + "".join(part.capitalize() for part in others)
+        return roles_words.new_column_name(role, [c.name for c in self.facts.columns])
 
 
 def fits(column: Column, kind: str, dialect: str) -> bool:

@@ -7,7 +7,7 @@ snake case. ``roles=`` in a declaration maps the others, or switches a role off 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import DeclarationError, did_you_mean
 
@@ -39,6 +39,17 @@ def snake(name: str) -> str:
 def like(role: str, column: str) -> bool:
     """Whether a column's name says that it has this role for some lane: ``ocr_error``, ``error_message``."""
     return any(snake(column) == twin or snake(column).endswith(f"_{twin}") for twin in ROLES[role][1])
+
+
+def new_column_name(role: str, columns: Sequence[str]) -> str:
+    """A name for a column to be added, in the table's own style, that the role is found by; never one that is there."""
+    taken = {snake(name) for name in columns}
+    name = next((n for n in ROLES[role][1] if n not in taken), f"rowmill_{role}")
+    camel = any(re.search(r"[a-z][A-Z]", c) for c in columns) and not any("_" in c.strip("_") for c in columns)
+    if not camel:
+        return name
+    first, *others = name.split("_")
+    return first + "".join(part.capitalize() for part in others)
 
 
 def validate(roles: Mapping[str, str | None], where: str) -> None:

@@ -13,9 +13,9 @@ from ..declare.outcome import Dead, Done, NotForThisVersion
 from ..declare.task import Queue, Task
 from ..errors import UnreadableValue
 from ..events import logger
+from ..store.bounded_text import tail
 from ..store.jobs.job_rows import moment
 from ..store.lane.claim import Claim, Settlement
-from ..store.lane.settlements import tail
 from .execute import Execution, RunPlan
 from .lane_state import LaneState
 from .resources import Resources

@@ -14,10 +14,10 @@ from typing import Any
 from ..clock import Clock
 from ..declare import states
 from ..declare.retry import LONGEST, Exponential, Fixed
+from ..store.bounded_text import ERROR_LENGTH
 from ..store.gates.claim_by_key_sql import as_text
 from ..store.lane.binding import Binding, fence_time
 from ..store.lane.postgres_statements import PostgresStatements
-from ..store.lane.settlements import ERROR_LENGTH
 from ..store.lane.statements import POISONED
 from ..store.lane.sweep import NOT_BACK
 from .gate_bodies import FunctionClaimByKey, FunctionGates, function_turns

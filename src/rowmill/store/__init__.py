@@ -10,6 +10,7 @@ from ..clock import Clock
 from ..declare.lane import Lane
 from ..errors import DeclarationError, Refused
 from .asyncpg_pool import rows_of
+from .bounded_text import bounded
 from .database import Database
 from .gates.claim_by_range import turns_of
 from .gates.gate_binding import BoundGates, bind_gates
@@ -23,7 +24,7 @@ from .lane.lane_store import LaneStore
 from .lane.postgres import PostgresLane
 from .lane.refused_states import check_states
 from .lane.row_watch import RowWatch
-from .lane.settlements import Settled, bounded
+from .lane.settlements import Settled
 from .lane.sqlite import SqliteLane
 from .own import schema
 from .transactions import Tx

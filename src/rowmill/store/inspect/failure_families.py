@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from ...errors import Busy
+from ..bounded_text import bounded
 from ..lane.row_keys import Key, Placeholders, parse, written
-from ..lane.settlements import bounded
 from ..own.failures import MESSAGE, Failures, Family
 from ..own.fingerprint import READ, fingerprint, shape
 from .lane_view import LaneView

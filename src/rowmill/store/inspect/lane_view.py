@@ -19,6 +19,7 @@ from ...declare import states as states_words
 from ...declare.lane import Lane
 from ...declare.roles import snake
 from ...errors import Busy, DeclarationError, Unreachable, UnreadableValue
+from ..bounded_text import ERROR_LENGTH
 from ..database import Database, Sqlite
 from ..jobs.queue_lane import lane_kind
 from ..json_limits import readable, too_deep
@@ -27,7 +28,6 @@ from ..lane.postgres import PostgresLane
 from ..lane.postgres_statements import PostgresStatements
 from ..lane.reflect import table_name
 from ..lane.row_keys import Key, Placeholders, among
-from ..lane.settlements import ERROR_LENGTH
 from ..lane.sqlite import SqliteLane, SqliteStatements
 from ..lane.statements import INCARNATION
 from ..own import schema

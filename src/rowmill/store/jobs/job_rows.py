@@ -10,10 +10,10 @@ from typing import Any
 from ...clock import Clock
 from ...declare.call import Status
 from ...declare.options import UNFINISHED, Keep
+from ..bounded_text import bounded
 from ..caller_transactions import on
 from ..database import Database
 from ..json_limits import readable
-from ..lane.settlements import bounded
 from .enqueue import EnqueueStatements
 
 OVER = ("done", "dead", "canceled")

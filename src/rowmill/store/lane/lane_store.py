@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ...clock import Clock
 from ...declare.states import options
 from ...errors import Busy, Refused, Unreachable, UnreadableReply, Unserved, WrongResult
+from ..bounded_text import ERROR_LENGTH, bounded
 from ..database import Database, Run, runner
 from ..driver_errors import translate, translated
 from ..handler_connections import uncut
@@ -31,7 +32,7 @@ from .column_readers import Reader, Readers, reading
 from .refused_rows import RefusedRow, RefusedRows, set_aside
 from .result_values import ColumnChecks
 from .row_keys import Key
-from .settlements import ERROR_LENGTH, HookFailed, Settled, bounded, groups
+from .settlements import HookFailed, Settled, groups
 from .statements import INCARNATION, Statements
 
 if TYPE_CHECKING:

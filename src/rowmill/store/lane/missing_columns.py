@@ -9,7 +9,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...adopt.propose_roles import own_name
 from ...declare import roles as roles_words
 from ...declare.lane import Lane
 from ...declare.states import NOW
@@ -66,7 +65,7 @@ def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool]
     names = [*columns, *wanted.values(), *lane.fills]
     for role in WORTH:
         if role not in found and role not in lane.roles and _useful(role, lane, found):
-            column = own_name(role, names)
+            column = roles_words.new_column_name(role, names)
             if column.startswith("rowmill_"):
                 continue  # every name that the role is found by is taken by something else
             made.append(_column(role, column, dialect))

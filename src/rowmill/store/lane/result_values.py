@@ -21,7 +21,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from ...errors import WrongResult, did_you_mean
-from .settlements import bounded
+from ..bounded_text import bounded
 
 if TYPE_CHECKING:
     from .lane_store import LaneStore

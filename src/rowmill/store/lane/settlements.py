@@ -12,8 +12,6 @@ from .claim import Claim, Settlement
 if TYPE_CHECKING:
     from .lane_store import LaneStore
 
-ERROR_LENGTH = 2000
-
 
 class HookFailed(Exception):
     """A lane's ``on_settled`` raised; the transaction around it was rolled back."""
@@ -89,15 +87,3 @@ def fences(claims: Sequence[Claim]) -> tuple[list[tuple[Any, Any]], list[int]]:
             last, place = claim, places.setdefault((claim.claimed_at, claim.attempts), len(places))
         found.append(place)
     return list(places), found
-
-
-def bounded(text: str, most: int = ERROR_LENGTH, encoding: str = "utf-8") -> str:
-    """Text that any column of a database of this encoding takes: no NUL, no lone surrogates, not longer than useful."""
-    clean = text.replace("\x00", "\\x00").encode(encoding, "replace").decode(encoding)
-    return clean if len(clean) <= most else clean[: most - 1] + "…".encode(encoding, "replace").decode(encoding)
-
-
-def tail(text: str, most: int, encoding: str = "utf-8") -> str:
-    """The end of a text, bounded likewise: of a traceback, where it was raised."""
-    clean = bounded(text, 4 * len(text) + 1, encoding)
-    return clean if len(clean) <= most else "…".encode(encoding, "replace").decode(encoding) + clean[1 - most :]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ..bounded_text import bounded, tail
 from ..database import Database, Run
-from ..lane.settlements import bounded, tail
 from . import schema
 from .fingerprint import fingerprint, shape
 

@@ -14,6 +14,7 @@ from django.db import connections, transaction
 
 from .. import mill as mills
 from ..call import Call, Handle
+from ..engine import worker_id as worker_ids
 from ..engine.desk import Desk as PlainDesk
 from ..errors import WrongArguments, did_you_mean
 from ..lane import Lane
@@ -31,8 +32,15 @@ class Mill(mills.Mill):
     Lanes take Django models as tables. Handlers have their Django connections looked after as requests have.
     """
 
-    def __init__(self, *aliases: str, schema: str | None = None, connections: int = 3, notify: bool = True) -> None:
-        super().__init__({}, schema=schema, connections=connections, notify=notify)
+    def __init__(
+        self,
+        *aliases: str,
+        schema: str | None = None,
+        connections: int = 3,
+        notify: bool = True,
+        worker_id: str = worker_ids.DEFAULT,
+    ) -> None:
+        super().__init__({}, schema=schema, connections=connections, notify=notify, worker_id=worker_id)
         self.aliases = aliases or ("default",)
         self._desk = Desk(lambda: self.environments, schema, self.clock, notify, self.events)
         self._desk.aliases = self.aliases

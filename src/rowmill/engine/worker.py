@@ -23,6 +23,7 @@ from ..events import Events
 from ..lane import Lane
 from ..store import Database, open_lane, probe
 from ..store.swept import TAKEN_BACK
+from . import worker_id as worker_ids
 from .execute import Execution
 from .flight import Flight
 from .foreman import Foreman
@@ -65,7 +66,7 @@ class Worker:
         register: bool = True,
         expendable: bool = False,
     ) -> None:
-        self.id = worker_id or f"unified-worker-{uuid.uuid4()}"
+        self.id = worker_id or worker_ids.new()
         self.incarnation = incarnation or uuid.uuid4().hex[:8]
         self.events = events or Events()
         self.drain, self.grace = drain, grace

@@ -15,7 +15,7 @@ from rowmill.cli.run import _ids
 from rowmill.engine import worker_id
 from rowmill.errors import DeclarationError
 from rowmill.scrub import scrubbed
-from rowmill.store.statements import INCARNATION
+from rowmill.store.lane.statements import INCARNATION
 
 RANDOM = "[0-9a-z]{4}"
 

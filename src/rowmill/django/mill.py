@@ -13,15 +13,16 @@ from typing import Any
 from django.db import connections, transaction
 
 from .. import mill as mills
-from ..call import Call, Handle
+from ..client.client import Client as PlainDesk
+from ..declare.call import Call, Handle
+from ..declare.cron import Cron
+from ..declare.lane import Lane
+from ..declare.task import Task
 from ..engine import worker_id as worker_ids
-from ..engine.desk import Desk as PlainDesk
 from ..errors import WrongArguments, did_you_mean
-from ..lane import Lane
-from ..schedule import Cron
-from ..store import Database, schema
-from ..store.callers import formatted
-from ..task import Task
+from ..store import Database
+from ..store.caller_transactions import formatted
+from ..store.own import schema
 from .connections import guarded, url
 
 
@@ -42,7 +43,7 @@ class Mill(mills.Mill):
     ) -> None:
         super().__init__({}, schema=schema, connections=connections, notify=notify, worker_id=worker_id)
         self.aliases = aliases or ("default",)
-        self._desk = Desk(lambda: self.environments, schema, self.clock, notify, self.events)
+        self._desk = DjangoClient(lambda: self.environments, schema, self.clock, notify, self.events)
         self._desk.aliases = self.aliases
 
     @property
@@ -86,7 +87,7 @@ class Mill(mills.Mill):
             schema.take(Database.open(address, schema=self.schema), run)
 
 
-class Desk(PlainDesk):
+class DjangoClient(PlainDesk):
     """Takes calls that do not await through Django's connection, in the transaction that it is in."""
 
     aliases: Sequence[str] = ()

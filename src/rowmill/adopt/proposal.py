@@ -1,0 +1,92 @@
+"""A proposal: a lane's parameters, the reason for each, and what is still to be asked. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .table_facts import TableFacts
+
+SAID = "you said so"
+STATES = ("ready", "running", "done", "retry", "dead", "canceled")
+SURE, CERTAIN, LIKELY = 0.9, 0.7, 0.55
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing that was chosen, how sure that is from 0 to 1, and why."""
+
+    what: str
+    value: Any
+    sure: float
+    why: str
+    #: What else it may be, where a person can choose it with an option: ``--done VALUE``; None: he cannot.
+    others: tuple[Any, ...] | None = None
+    #: The value describes columns: it cannot be given as a state's value.
+    described: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it is not certain and should be asked."""
+        return self.sure < CERTAIN and self.others is not None
+
+    @property
+    def word(self) -> str:
+        """How sure, in a word."""
+        return "sure" if self.sure >= SURE else "likely" if self.sure >= LIKELY else "a guess"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the table does not tell. ``about`` is the answer's name: state, ready, running, done or dead."""
+
+    about: str
+    text: str
+    options: tuple[Any, ...] = ()
+
+
+@dataclass
+class Proposal:
+    """A lane's parameters, why they are so, and what is still to be asked."""
+
+    facts: TableFacts
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    #: Worth knowing, and not a choice.
+    notes: list[str] = field(default_factory=list)
+    #: Columns that stand in the declaration and are not there yet.
+    wanted: tuple[str, ...] = ()
+
+    @property
+    def sure(self) -> float:
+        """As sure as its least sure part; nothing while something is to be asked."""
+        return 0.0 if self.questions else min((choice.sure for choice in self.choices), default=0.0)
+
+    def labels(self, choice: Choice) -> list[str]:
+        """The words that a chosen value stands for, where the state column refers to a table of them."""
+        state = next((c.value for c in self.choices if c.what == "state"), None)
+        column = self.facts.column(str(state))
+        values = choice.value if isinstance(choice.value, list) else [choice.value]
+        if column is None or choice.what not in STATES:
+            return []
+        return [column.meanings[value] for value in values if value in column.meanings]
+
+    @property
+    def open(self) -> list[Choice]:
+        """What is proposed and not certain."""
+        return [choice for choice in self.choices if choice.open]
+
+    def say(
+        self, what: str, value: Any, sure: float, why: str, others: tuple[Any, ...] | None = None,
+        described: bool = False,
+    ) -> None:  # fmt: skip
+        self.choices.append(Choice(what, value, sure, why, others, described))
+
+    def confirm(self, what: str) -> None:
+        """A person says that a choice is right."""
+        self.choices = [replace(c, sure=1.0, why=SAID) if c.what == what else c for c in self.choices]
+
+    def ask(self, about: str, text: str, options: tuple[Any, ...] = ()) -> None:
+        self.questions.append(Question(about, text, options))

@@ -296,7 +296,12 @@ def test_at_a_terminal_it_asks_what_it_does_not_know(lite: Db, tmp_path: Path) -
         return shown
 
     try:
-        for asked, answer in (("which value means ready", "0"), ("which value means done", "2")):
+        for asked, answer in (
+            ("which value means ready", "0"),
+            ("which value means done", "two"),
+            ("holds whole numbers, not 'two'", "2"),
+            ("the value that means running", "1"),
+        ):
             eventually(lambda asked=asked: asked in read())  # type: ignore[misc]
             os.write(main, f"{answer}\n".encode())
         eventually(lambda: process.poll() is not None or not read() or "Next" in read())
@@ -309,5 +314,6 @@ def test_at_a_terminal_it_asks_what_it_does_not_know(lite: Db, tmp_path: Path) -
     assert process.returncode == 0, shown
     text = (tmp_path / "t.py").read_text()
     assert re.search(r'ready=\{"status": 0', text)
+    assert re.search(r'running=\{"status": 1', text)
     assert re.search(r'done=\{"status": 2', text)
     assert json.dumps("t") in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -230,7 +231,7 @@ def test_a_drain_ends_with_0_and_says_what_was_done(jobs: Db, run: MakeRun) -> N
         "drained": True, "done": 2, "failed": 0, "dead": 0, "held_back": [], "elsewhere": [],
     }  # fmt: skip
     assert "Drained: 2 done, 0 failed attempts, 0 dead; nothing is ready or running.\n" in here.log.read_text()
-    assert all(name.startswith("unified-worker-") for name in workers(jobs))
+    assert all(re.fullmatch(rf".+-{here.process.pid}-[0-9a-z]{{4}}", name) for name in workers(jobs))
 
 
 def test_a_drain_that_found_nothing_says_so_and_where_the_rows_are(jobs: Db, run: MakeRun) -> None:

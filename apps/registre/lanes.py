@@ -17,7 +17,7 @@ from .browser import Chromium
 from .session import Session
 from .tables import Status
 
-mill = Mill(settings.Environments())
+mill = Mill(settings.Environments(), worker_id="unified-worker-{uuid}")
 
 #: A failure is final, a row whose worker died is not: it is worked on again, however often.
 _POLICY: dict[str, Any] = {

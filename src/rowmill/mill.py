@@ -20,6 +20,7 @@ from .declare.call import Call, Handle
 from .declare.cron import Cron
 from .declare.lane import Lane
 from .declare.task import Queue, Task
+from .engine import worker_id as worker_ids
 from .engine.counters import Counters
 from .engine.hosting.hosted_worker import Host
 from .engine.hosting.lifespan import Lifespan
@@ -57,6 +58,8 @@ class Mill:
 
     ``Mill(url)``, ``Mill({"prod": url, "staging": url})`` in this order, or ``Mill()`` with the URL in
     ``ROWMILL_DATABASE_URL``. Nothing connects before a worker runs.
+
+    ``worker_id`` is the form of the ids of workers that are given none; ``{uuid}`` may stand in it, too.
     """
 
     def __init__(
@@ -66,7 +69,10 @@ class Mill:
         schema: str | None = None,
         connections: int = 3,
         notify: bool = True,
+        worker_id: str = worker_ids.DEFAULT,
     ) -> None:
+        worker_ids.validate(worker_id)
+        self._worker_id = worker_id
         self._given = environments
         self.schema = schema
         self.connections = connections
@@ -281,6 +287,7 @@ class Mill:
 
         Options: ``worker_id``, ``concurrency`` (runs at once over all lanes), ``drain``, ``grace`` (seconds).
         """
+        options["worker_id"] = options.get("worker_id") or self.new_worker_id()
         return Worker(
             self.databases(environments),
             self.select(lanes),
@@ -289,6 +296,10 @@ class Mill:
             clock=self.clock,
             **options,
         )
+
+    def new_worker_id(self) -> str:
+        """An id for a worker that was given none, in this Mill's form."""
+        return worker_ids.new(self._worker_id)
 
     def run(self, **options: Any) -> Counters:
         """Work in this process until stopped by SIGTERM or Ctrl-C, or, with ``drain=True``, until nothing is left."""
@@ -326,7 +337,7 @@ class Mill:
         worker_id = options.pop("worker_id", None)
 
         def host() -> Host:
-            return Host(lambda **given: self.worker(**options, **given), worker_id)
+            return Host(lambda **given: self.worker(**options, **given), worker_id or self.new_worker_id())
 
         return Lifespan(self._open, self.close, host if worker else None, lifespan)
 

@@ -22,7 +22,7 @@ def shares_of(columns: Sequence[Column], raw: Sequence[Sequence[Any]], at: int) 
         total[value] += 1
         counts = filled.setdefault(value, Counter())
         for i, column in enumerate(columns):
-            if i != at and (row[i] if column.kind in ("time", "other") else row[i] not in (None, "")):
+            if i != at and (row[i] if column.kind in ("time", "other") else row[i] not in (None, "", 0)):
                 counts[column.name] += 1
     names = [column.name for i, column in enumerate(columns) if i != at]
     return {value: {name: filled[value][name] / n for name in names} for value, n in total.items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..store import redact
-from .proposal import Proposal
+from .proposal import CERTAIN, Proposal
 
 _SIMPLE = re.compile(r"[a-z_][a-z0-9_]*|\w+", re.ASCII)
 
@@ -63,7 +63,11 @@ def _remark(made: Proposal, key: str) -> str:
     choice = next((c for c in made.choices if c.what == key), None)
     if key == "unfenced":
         return "  # until the table has the columns that `rowmill migrate` adds"
-    return f"  # {choice.word}" if choice is not None and choice.word != "sure" and choice.sure < 0.7 else ""
+    if choice is None:
+        return ""
+    remarks = [*made.labels(choice), *(["not certain"] if choice.sure < CERTAIN else [])]
+    text = "".join(c if c.isprintable() else " " for c in ", ".join(remarks))
+    return f"  # {text}" if text else ""
 
 
 def literal(value: Any) -> str:

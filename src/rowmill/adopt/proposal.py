@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .table_facts import TableFacts
 
-SURE, LIKELY = 0.9, 0.55
+SAID = "you said so"
+STATES = ("ready", "running", "done", "retry", "dead", "canceled")
+SURE, CERTAIN, LIKELY = 0.9, 0.7, 0.55
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,15 @@ class Choice:
     value: Any
     sure: float
     why: str
+    #: What else it may be, where a person can choose it with an option: ``--done VALUE``; None: he cannot.
+    others: tuple[Any, ...] | None = None
+    #: The value describes columns: it cannot be given as a state's value.
+    described: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it is not certain and should be asked."""
+        return self.sure < CERTAIN and self.others is not None
 
     @property
     def word(self) -> str:
@@ -53,8 +64,29 @@ class Proposal:
         """As sure as its least sure part; nothing while something is to be asked."""
         return 0.0 if self.questions else min((choice.sure for choice in self.choices), default=0.0)
 
-    def say(self, what: str, value: Any, sure: float, why: str) -> None:
-        self.choices.append(Choice(what, value, sure, why))
+    def labels(self, choice: Choice) -> list[str]:
+        """The words that a chosen value stands for, where the state column refers to a table of them."""
+        state = next((c.value for c in self.choices if c.what == "state"), None)
+        column = self.facts.column(str(state))
+        values = choice.value if isinstance(choice.value, list) else [choice.value]
+        if column is None or choice.what not in STATES:
+            return []
+        return [column.meanings[value] for value in values if value in column.meanings]
+
+    @property
+    def open(self) -> list[Choice]:
+        """What is proposed and not certain."""
+        return [choice for choice in self.choices if choice.open]
+
+    def say(
+        self, what: str, value: Any, sure: float, why: str, others: tuple[Any, ...] | None = None,
+        described: bool = False,
+    ) -> None:  # fmt: skip
+        self.choices.append(Choice(what, value, sure, why, others, described))
+
+    def confirm(self, what: str) -> None:
+        """A person says that a choice is right."""
+        self.choices = [replace(c, sure=1.0, why=SAID) if c.what == what else c for c in self.choices]
 
     def ask(self, about: str, text: str, options: tuple[Any, ...] = ()) -> None:
         self.questions.append(Question(about, text, options))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..declare import roles as roles_words
 from ..declare.states import NOW
 from ..errors import DeclarationError
 from . import vocabulary
-from .proposal import Proposal, Question
+from .proposal import CERTAIN, SAID, STATES, Proposal, Question
 from .propose_roles import Roles, birth, propose_roles
 from .propose_states import StateReading, read_states
 from .table_facts import TableFacts
@@ -23,11 +23,15 @@ from .vocabulary import CANCELED, DEAD, DONE, FAILED, HELD, READY, RETRY, RUNNIN
 #: Ends that do not say whether they are good ones: with an error beside it, a failed row ends so, too.
 _PLAIN_ENDS = ("finished", "ended", "completed", "processed", "done", "handled", "executed")
 _CANCEL = ("cancel", "abort", "annul", "storn", "abgebroch", "anul", "iptal", "отмен", "скасов", "取消", "キャンセル")
+#: So many rows in a value that nobody understands, and more than in those that are understood: then ask.
+_FEW_ROWS = 20
 _TAKEN = {"mill", "job", "Mill", "NOW", "os", "td"}
 
 
 def propose(facts: TableFacts, answers: Mapping[str, Any] | None = None) -> Proposal:
-    """The lane over a table. ``answers``: state, ready, running, done, dead, retry, as a person gave them."""
+    """The lane over a table. ``answers``: state, ready, running, done, retry, dead, canceled as a person gave them, and
+    ``roles``.
+    """
     answers = dict(answers or {})
     made = Proposal(facts, lane_name(facts.name))
     if not facts.key:
@@ -41,7 +45,7 @@ def propose(facts: TableFacts, answers: Mapping[str, Any] | None = None) -> Prop
     if reading.question is not None:
         made.questions.append(Question("state", reading.question, reading.columns))
         return made
-    roles = propose_roles(facts, reading)
+    roles = propose_roles(facts, reading, answers.get("roles", {}))
     _soft_deletes(made, reading)
     if reading.kind == "valued":
         _valued(made, reading, roles, answers)
@@ -90,10 +94,10 @@ def _valued(made: Proposal, reading: StateReading, roles: Roles, answers: Mappin
         made.options["retry"] = {state: retry, **{c: False if v == [False, None] else v for c, v in idle.items()}}
     if dead is not None:
         made.options["dead"] = {state: dead, **back, **roles.times_of(FAILED)}
-    canceled = [v for v, m in by_class.get(CANCELED, []) if vocabulary.words(v).startswith(_CANCEL) and v != dead]
-    if canceled:
-        made.options["canceled"] = {state: canceled[0], **back}
-    taken = {*map(_hashed, values), *map(_hashed, (running.get(state), done, dead, *canceled[:1]))}
+    canceled = _canceled(made, reading, by_class, answers, dead)
+    if canceled is not None:
+        made.options["canceled"] = {state: canceled, **back}
+    taken = {*map(_hashed, values), *map(_hashed, (running.get(state), done, retry, dead, canceled))}
     _left_over(made, reading, taken)
 
 
@@ -107,40 +111,42 @@ def _hashed(value: Any) -> Any:
 def _ready(made: Proposal, reading: StateReading, by_class: dict[str, Any], answers: Mapping[str, Any]) -> Any:
     column = reading.column
     if "ready" in answers:
-        made.say("ready", answers["ready"], 1.0, "you said so")
+        made.say("ready", answers["ready"], 1.0, SAID)
         return answers["ready"]
     found = by_class.get(READY, [])
     born = column.default if column.has_default else None
     values = [value for value, _ in found]
     if born is not None and born in values:
         sure = next(m.sure for v, m in found if v == born)
-        others = [v for v in values if v != born and column.seen.get(v)]
+        others = [v for v in values if v != born and reading.rows(v)]
         why = f"{dict(found)[born].why}, and rows are born with it"
         if others and sure < 1.0:
             every = (born, *others)
-            made.ask("ready", f"several values of {column.name} look ready: {_listed(every)}", every)
+            made.ask("ready", f"several values of {column.name} look ready: {_listed(reading, every)}", every)
             return _ASKED
         if others:
-            why += f"; {_listed(others)} may be ready too: --ready {born} --ready {others[0]} takes both"
-        made.say("ready", born, min(sure + 0.2, 1.0) if not others else 0.6, why)
+            why += f"; {_listed(reading, others)} may be ready too: --ready {born} --ready {others[0]} takes both"
+        made.say("ready", born, min(sure + 0.2, 1.0) if not others else 0.6, why, tuple(others))
         return born
     birth_says = reading.meaning(born) if born is not None else None
     if values and birth_says is not None and birth_says.state not in (HELD, READY):
         every = (born, *values)
-        made.ask("ready", f"rows are born with {born!r}, and yet {_listed(values)} sounds ready", every)
+        made.ask("ready", f"rows are born with {born!r}, and yet {_listed(reading, values)} sounds ready", every)
         return _ASKED
     hinted = [v for v in values if v in column.indexed_values]
     exact = [v for v, m in found if m.sure == 1.0]
-    for few, why in ((values, ""), (hinted, " and an index is made for it"), (exact, "")):
-        if len(few) == 1:
-            made.say("ready", few[0], dict(found)[few[0]].sure, dict(found)[few[0]].why + why)
+    in_use = [v for v in values if reading.rows(v)]
+    for few, why in ((values, ""), (hinted, " and an index is made for it"), (exact, ""), (in_use, "")):
+        if len(few) == 1 and not (why == "" and len(in_use) > 1):
+            made.say("ready", few[0], dict(found)[few[0]].sure, dict(found)[few[0]].why + why, tuple(values))
             return few[0]
     if values:
-        made.ask("ready", f"several values of {column.name} look ready: {_listed(values)}", tuple(values))
+        made.ask("ready", f"several values of {column.name} look ready: {_listed(reading, values)}", tuple(values))
         return _ASKED
     ended = by_class.get(DONE) or by_class.get(FAILED)
     if born is not None and (ended or by_class.get(RUNNING)) and reading.meaning(born) is None:
-        made.say("ready", born, 0.6, f"rows are born with {born!r}, and other values say how they end")
+        why = f"rows are born with {born!r}, and other values say how they end"
+        made.say("ready", born, 0.7 if reading.rows(born) else 0.6, why, ())
         return born
     if born is None and column.nullable and ended and (column.seen.get(None) or not reading.unplaced()):
         made.say("ready", None, 0.7, f"{column.name} is NULL until something happens to a row")
@@ -161,33 +167,59 @@ def _ends(
     retry = answers.get("retry")
     failed, dead = by_class.get(FAILED, []), by_class.get(DEAD, [])
     again = by_class.get(RETRY, [])
-    if retry is None and again:
+    if retry is not None:
+        made.say("retry", retry, 1.0, SAID)
+    elif again:
         retry = again[0][0]
         made.say("retry", retry, again[0][1].sure, again[0][1].why)
     if "dead" in answers:
-        made.say("dead", answers["dead"], 1.0, "you said so")
+        made.say("dead", answers["dead"], 1.0, SAID)
         return answers["dead"], retry
     counted = {"attempts", "failures"} & roles.found.keys() and "run_after" in roles.found
     if failed and dead and retry is None and counted:
         retry = failed[0][0]
-        made.say("retry", retry, 0.6, f"{dead[0][0]!r} is for good, and the table counts attempts and knows a due time,"
-                 f" so {retry!r} is tried again")  # fmt: skip
+        made.say("retry", retry, CERTAIN, f"{dead[0][0]!r} is for good, and the table counts attempts and knows a due"
+                 f" time, so {retry!r} is tried again", (ready,))  # fmt: skip
         made.say("dead", dead[0][0], 0.9, dead[0][1].why)
         return dead[0][0], retry
-    for value, meaning in (*failed, *dead):
-        if value != ready:
-            made.say("dead", value, max(meaning.sure, 0.6), meaning.why)
-            return value, retry
+    ends = [pair for pair in (*failed, *dead) if pair[0] not in (ready, retry)]
+    if ends:
+        value, meaning = ends[0]
+        rivals = [v for v, m in ends[1:] if m.state == meaning.state and (reading.rows(v) or m.sure >= meaning.sure)]
+        sure = max(meaning.sure, CERTAIN)
+        why = meaning.why
+        if rivals:
+            sure, why = 0.6, f"{why}, and so may {_listed(reading, rivals)}"
+        made.say("dead", value, sure, why, tuple(rivals))
+        return value, retry
+    strange = _unexplained(reading, answers, ready)
     if word := _own_word(reading, ready, FAILED):
-        made.say("dead", word, 0.6, "no row is seen that failed, and the column takes any text")
+        made.say("dead", word, 0.6, "no row is seen that failed, and the column takes any text", tuple(strange))
         return word, retry
     others = [value for value, _ in by_class.get(CANCELED, [])]
     if others and not {"attempts", "failures"} & roles.found.keys():
-        made.say("dead", others[0], 0.5, "no value says failed, nothing counts failures, and this is another end")
+        made.say("dead", others[0], 0.5, "no value says failed, nothing counts failures, and this is another end",
+                 tuple(others[1:]))  # fmt: skip
         return others[0], retry
     why = "no value says failed: a row that failed too often stays as it is, and its counter keeps it out"
-    made.say("dead", None, 0.7, why)
+    if strange:
+        made.say("dead", None, 0.5, f"{why}; or is it {_listed(reading, strange)}?", tuple(strange))
+    else:
+        made.say("dead", None, CERTAIN, why)
     return None, retry
+
+
+def _canceled(
+    made: Proposal, reading: StateReading, by_class: dict[str, Any], answers: Mapping[str, Any], dead: Any
+) -> Any:
+    if "canceled" in answers:
+        made.say("canceled", answers["canceled"], 1.0, SAID)
+        return answers["canceled"]
+    for value, meaning in by_class.get(CANCELED, []):
+        if vocabulary.words(reading.column.meanings.get(value, value)).startswith(_CANCEL) and value != dead:
+            made.say("canceled", value, meaning.sure, meaning.why)
+            return value
+    return None
 
 
 def _done(
@@ -195,29 +227,55 @@ def _done(
 ) -> Any:
     column = reading.column
     if "done" in answers:
-        made.say("done", answers["done"], 1.0, "you said so")
+        made.say("done", answers["done"], 1.0, SAID)
         return answers["done"]
-    found = by_class.get(DONE, [])
-    if found:
-        value, meaning = found[0]
-        rivals = [v for v, m in found[1:] if m.sure == meaning.sure and (m.sure < 1.0 or m.rank == meaning.rank)]
-        if rivals:
-            every = (value, *rivals)
-            made.ask("done", f"several values of {column.name} may mean done: {_listed(every)}", every)
-            return None
-        made.say("done", value, max(meaning.sure, 0.56) if len(found) == 1 else meaning.sure, meaning.why)
-        return value
     strange = reading.unplaced()
+    if candidates := by_class.get(DONE, []):
+        leader = next((one for one in candidates if _leads(reading, one, candidates)), None)
+        if leader is None:
+            every = tuple(value for value, _ in candidates)
+            made.ask("done", f"several values of {column.name} may mean done: {_listed(reading, every)}", every)
+            return None
+        value, meaning = leader
+        others = tuple(v for v, _ in candidates if v != value)
+        sure, why = max(meaning.sure, CERTAIN if column.allowed or reading.rows(value) else 0.6), meaning.why
+        if reading.rows(value):
+            why += f", and {column.rows_of(value)} {'has' if reading.rows(value) == 1 else 'have'} it"
+        if others:
+            sure, why = min(sure, 0.8), f"{why}; {_listed(reading, others)} may mean done, too"
+        many = [v for v in strange if reading.rows(v) > max(reading.rows(value), reading.rows(ready), _FEW_ROWS)]
+        if many and "ready" not in answers:
+            sure, why = 0.5, f"{why}; but {_listed(reading, many)} is a word that I do not know"
+        made.say("done", value, sure, why, (*others, *many))
+        return value
     alone = vocabulary.of_things(ready) and not by_class.keys() & {RUNNING, FAILED, RETRY}
     if alone and "ready" not in answers:
         made.ask("done", f"{ready!r} may mean something else than work to do: no other value says so", ())
         return None
     if not strange and (word := _own_word(reading, ready, DONE)):
-        made.say("done", word, 0.6, "no row is seen that is done, and the column takes any text")
+        made.say("done", word, 0.6, "no row is seen that is done, and the column takes any text", ())
         return word
-    others = tuple(v for v in _known_values(reading) if v in strange) or _known_values(reading)
-    made.ask("done", f"no value of {column.name} is a word for done that I know", others)
+    others = tuple(v for v in _known_values(reading) if v in strange and v != ready) or _known_values(reading)
+    made.ask("done", f"no value of {column.name} is a word for done that I know: {_listed(reading, others)}", others)
     return None
+
+
+def _leads(reading: StateReading, one: tuple[Any, Any], candidates: list[tuple[Any, Any]]) -> bool:
+    """Whether a value is the one that is meant: none of the others has a better word or more rows."""
+    value, meaning = one
+    rows = reading.rows(value)
+    for other, theirs in candidates:
+        if other == value:
+            continue
+        if rows and not reading.rows(other):
+            # A plain word that no row has yet may be the end of the way on which these rows are.
+            outdone = theirs.sure == 1.0 > meaning.sure
+        else:
+            mine, its = (meaning.sure, rows), (theirs.sure, reading.rows(other))
+            outdone = mine == its or mine[0] < its[0] or mine[1] < its[1]
+        if outdone:
+            return False
+    return True
 
 
 def _running(
@@ -231,19 +289,26 @@ def _running(
     """What running writes, and what the same columns hold while a row is idle."""
     column = reading.column
     if "running" in answers:
-        made.say("running", answers["running"], 1.0, "you said so")
+        made.say("running", answers["running"], 1.0, SAID)
         return {column.name: answers["running"]}, {}
-    if found := by_class.get(RUNNING, []):
-        value, meaning = found[0]
-        made.say("running", value, max(meaning.sure, 0.56), meaning.why)
+    if candidates := by_class.get(RUNNING, []):
+        # One that rows rest in is no better for that: rows pass through the right one.
+        candidates = sorted(candidates, key=lambda one: (-one[1].sure, one[1].rank))
+        (value, meaning), others = candidates[0], tuple(v for v, _ in candidates[1:])
+        rivals = [v for v, m in candidates[1:] if m.sure == meaning.sure]
+        sure, why = max(meaning.sure, CERTAIN), meaning.why
+        if rivals:
+            sure, why = 0.6, f"{why}, and so may {_listed(reading, rivals)}"
+        made.say("running", value, sure, why, others)
         return {column.name: value}, {}
     if flag := reading.flag(RUNNING):
         made.say("running", f"{flag.name} is true", 0.9, f"{flag.name} says that somebody is at it")
         return {flag.name: True}, {flag.name: [False, None] if flag.nullable else False}
     if word := _own_word(reading, ready, RUNNING):
-        made.say("running", word, 0.6, "no row is seen running, and the column takes any text")
+        made.say("running", word, 0.6, "no row is seen running, and the column takes any text", ())
         return {column.name: word}, {}
-    return _marked(made, roles, f"{column.name} has no value for it")
+    strange = _unexplained(reading, answers, ready)
+    return _marked(made, roles, f"{column.name} has no value for it", _listed(reading, strange), tuple(strange))
 
 
 def _own_word(reading: StateReading, ready: Any, state: str) -> str | None:
@@ -257,7 +322,9 @@ def _own_word(reading: StateReading, ready: Any, state: str) -> str | None:
     return word if word not in taken and (not column.length or len(word) <= column.length) else None
 
 
-def _marked(made: Proposal, roles: Roles, lack: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _marked(
+    made: Proposal, roles: Roles, lack: str, listed: str = "", strange: tuple[Any, ...] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Running as a time that is set: a column that is there, or one to be added."""
     name = roles.found.get("claimed_at")
     held = made.facts.column(name) if name else None
@@ -265,28 +332,39 @@ def _marked(made: Proposal, roles: Roles, lack: str) -> tuple[dict[str, Any], di
         name = roles.own_name("claimed_at")
         roles.want("claimed_at", name)
         made.wanted = (*made.wanted, name)
-        made.say("running", f"{name} is set", 0.8, f"{lack}; {name} is to be added: rowmill migrate")
+        why = f"{lack}; {name} is to be added: rowmill migrate"
+        if strange:
+            made.say("running", f"{name} is set", 0.5, f"{why}; or is it {listed}?", strange, described=True)
+        else:
+            made.say("running", f"{name} is set", 0.8, why)
     else:
         made.say("running", f"{name} is set", 0.8, f"{lack}, and {name} says since when somebody is at it")
     return {name: NOW}, {name: None}
 
 
+def _unexplained(reading: StateReading, answers: Mapping[str, Any], ready: Any) -> list[Any]:
+    """Values that rows have, and that neither their words nor a person explains."""
+    given = [ready, *(answers[state] for state in STATES if state in answers)]
+    explained = [value for one in given for value in (one if isinstance(one, list) else [one])]
+    return [value for value in reading.unplaced() if reading.rows(value) and value not in explained]
+
+
 def _left_over(made: Proposal, reading: StateReading, taken: set[Any]) -> None:
-    left = [v for v in reading.values() if v is not None and _hashed(v) not in taken]
-    placed = [v for v in left if (m := reading.meaning(v)) is not None and m.state in (CANCELED, HELD, DEAD, FAILED)]
-    strange = [v for v in left if v not in placed]
-    if strange:
-        counts = [f"{v!r}" + (f" ({reading.column.seen[v]:,} rows)" if reading.column.seen.get(v) else "")
-                  for v in strange]  # fmt: skip
-        made.notes.append(f"{', '.join(counts)}: in no state of this lane; such rows are left alone")
+    """Rows that no state of the lane has are said, with how many; so is a value that nobody understands."""
+    left = [v for v in reading.values() if _hashed(v) not in taken and (reading.rows(v) or reading.meaning(v) is None)]
+    left = [v for v in left if v is not None or reading.rows(v)]
+    if left:
+        left.sort(key=lambda value: -reading.rows(value))
+        made.notes.append(f"{_listed(reading, left)}: in no state of this lane; such rows are left alone")
 
 
 def _known_values(reading: StateReading) -> tuple[Any, ...]:
     return tuple(v for v in reading.values() if v is not None)[:20]
 
 
-def _listed(values: Any) -> str:
-    return ", ".join(repr(value) for value in values)
+def _listed(reading: StateReading, values: Iterable[Any]) -> str:
+    """Values with their words and rows: ``3 'parsed' (44,000 rows), 4 'archived' (no rows)``."""
+    return ", ".join(f"{reading.column.shown(value)} ({reading.column.rows_of(value)})" for value in values)
 
 
 # -- flags and times
@@ -358,9 +436,8 @@ def _soft_deletes(made: Proposal, reading: StateReading) -> None:
 
 
 def _finish(made: Proposal, reading: StateReading, roles: Roles) -> None:
-    order = ("ready", "running", "done", "retry", "dead", "canceled")
-    made.options = {key: made.options[key] for key in order if key in made.options}
-    said = ("state", *order)
+    made.options = {key: made.options[key] for key in STATES if key in made.options}
+    said = ("state", *STATES)
     made.choices.sort(key=lambda choice: said.index(choice.what))
     used = {c for state in made.options.values() for c in state}
     declared = roles.declared(used)

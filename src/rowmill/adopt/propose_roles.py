@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..declare import roles as roles_words
 from ..declare.states import NOW
+from ..errors import DeclarationError, did_you_mean
 from . import vocabulary
+from .proposal import SAID
 from .propose_states import StateReading
 from .table_facts import Column, TableFacts
 from .vocabulary import DONE, FAILED, READY
@@ -16,6 +19,8 @@ from .vocabulary import DONE, FAILED, READY
 WORKER_LENGTH = 64
 #: Filled in for more rows than this that are only ready: then the column means something else.
 _BEFORE = 0.2
+#: Rows that are done and have counted something: from this share on, a counter counts every try.
+_COUNTED = 0.5
 #: Written by the engine while a row is held: they must be empty before.
 _HELD = ("worker", "claimed_at", "heartbeat_at", "finished_at")
 
@@ -77,22 +82,32 @@ def fits(column: Column, kind: str, dialect: str) -> bool:
     return True
 
 
-def propose_roles(facts: TableFacts, reading: StateReading) -> Roles:
-    """Columns by role."""
+def propose_roles(facts: TableFacts, reading: StateReading, given: Mapping[str, str | None]) -> Roles:
+    """Columns by role; ``given``: those that a person named."""
     made = Roles(facts)
     idle = _idle_shares(facts, reading)
     failed = _failed_share(facts, reading, idle)
     taken: set[str] = {reading.column.name}
+    for role, chosen in given.items():
+        _check_given(facts, role, chosen)
+        if chosen:
+            made.found[role], made.why[role] = chosen, SAID
+            taken.add(chosen)
+        else:
+            made.refused.add(role)
     for role, (kind, twins) in roles_words.ROLES.items():
-        for name in dict.fromkeys((*twins, *vocabulary.ROLE_NAMES[role])):
-            column = next((c for c in facts.columns if roles_words.snake(c.name) == name), None)
-            if column is None:
-                continue
-            by_name = name in twins
+        if role in given:
+            continue
+        for column, by_name in _named(facts, role, twins):
             if column.name in taken or not fits(column, kind, facts.dialect):
                 if by_name and column.name == reading.column.name:
                     made.refused.add(role)
                 continue
+            if role == "attempts" and "retry" in vocabulary.parts(facts.bare(column.name)):
+                counts, why = _counts_claims(reading, column)
+                if not counts:
+                    continue
+                made.why[role] = why
             against = _against(role, column, idle, failed)
             if against is not None:
                 if by_name:
@@ -103,8 +118,63 @@ def propose_roles(facts: TableFacts, reading: StateReading) -> Roles:
             made.refused.discard(role)
             taken.add(column.name)
             break
+    _perhaps(made, taken, given)
     _times(made, reading, taken, idle)
     return made
+
+
+def _named(facts: TableFacts, role: str, twins: Sequence[str]) -> list[tuple[Column, bool]]:
+    """Columns whose names mean a role, the surest first, and whether a lane takes them without being told."""
+    names = {name: at for at, name in enumerate(dict.fromkeys((*twins, *vocabulary.ROLE_NAMES[role])))}
+    by_rank = []
+    for column in facts.columns:
+        bare, whole = facts.bare(column.name), roles_words.snake(column.name)
+        if whole in twins or vocabulary.means(role, bare):
+            rank = names.get(whole, names.get(roles_words.snake(bare), len(names)))
+            by_rank.append((rank, column, whole in twins))
+    return [(column, by_name) for _, column, by_name in sorted(by_rank, key=lambda one: one[0])]
+
+
+def _perhaps(made: Roles, taken: set[str], given: Mapping[str, str | None]) -> None:
+    """Columns whose names mean a role and something else besides are named, not taken: ``ocr_started_at``."""
+    for role in ("worker", "claimed_at", "attempts", "run_after", "error"):
+        if role in made.found or role in given:
+            continue
+        for column in made.facts.columns:
+            free = column.name not in taken and column.name not in made.facts.key and not column.generated
+            if (
+                free
+                and vocabulary.may_mean(role, made.facts.bare(column.name))
+                and (fits(column, roles_words.ROLES[role][0], made.facts.dialect))
+            ):
+                made.notes.append(f"{column.name} may have the role {role}: --role {role}={column.name}")
+                break
+
+
+def _counts_claims(reading: StateReading, column: Column) -> tuple[bool, str]:
+    """Whether a counter of retries counts every try, or only those that failed: rows that are done tell."""
+    by_value = reading.facts.filled.get(reading.column.name, {})
+    ended = [by_value[value] for value, _ in reading.by_class().get(DONE, []) if value in by_value]
+    if not ended:
+        return True, f"its name says so; if the first try does not count: --role failures={column.name}"
+    share = max(shares.get(column.name, 0.0) for shares in ended)
+    return share >= _COUNTED, f"its name says so, and {share:.0%} of the rows that are done have counted a try"
+
+
+def _check_given(facts: TableFacts, role: str, column: str | None) -> None:
+    roles_words.validate({role: column}, "--role")
+    if column is None:
+        return
+    chosen = facts.column(column)
+    if chosen is None:
+        known = [c.name for c in facts.columns]
+        raise DeclarationError(f"table {facts.fullname!r} has no column {column!r}", hint=did_you_mean(column, known))
+    kind = roles_words.ROLES[role][0]
+    if not fits(chosen, kind, facts.dialect):
+        raise DeclarationError(
+            f"{column} is {chosen.sql_type or chosen.kind}: the role {role} needs a column for a {kind}",
+            hint=f"--role {role}=ANOTHER, or --role {role}= to do without",
+        )
 
 
 def _against(role: str, column: Column, idle: dict[str, float], failed: float) -> str | None:
@@ -162,8 +232,10 @@ def _times(made: Roles, reading: StateReading, taken: set[str], idle: dict[str, 
 
 def birth(facts: TableFacts) -> Column | None:
     """The column that says when a row was made."""
-    for name in vocabulary.BIRTHS:
-        for column in facts.columns:
-            if roles_words.snake(column.name) == name and fits(column, roles_words.TIME, facts.dialect):
-                return column
-    return None
+    by_rank = [
+        (rank, column)
+        for column in facts.columns
+        if (rank := vocabulary.birth_rank(facts.bare(column.name))) is not None
+        and fits(column, roles_words.TIME, facts.dialect)
+    ]
+    return min(by_rank, key=lambda one: one[0])[1] if by_rank else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..declare import roles as roles_words
 from ..errors import DeclarationError, did_you_mean
 from . import vocabulary
 from .table_facts import Column, TableFacts
@@ -16,6 +15,8 @@ _MOST_VALUES = 60
 #: Two candidates closer than this cannot be told apart.
 _MARGIN = 0.12
 _ENOUGH = 0.5
+#: A word as sure as this needs no rows to say what it means.
+_PLAIN = 0.7
 #: Shares of rows from which on "filled in" and "empty" count as such.
 _FILLED, _EMPTY = 0.5, 0.1
 _NOT_EVENTS = ("created", "inserted", "updated", "modified", "changed", "expires", "scheduled", "deleted", "received",
@@ -51,19 +52,27 @@ class StateReading:
         column = self.column
         if value is None:
             return None
+        word: WordMeaning | None = None
         if value in column.meanings:
-            word = column.meanings[value]
-            found = vocabulary.meaning(word)
-            return found and WordMeaning(found.state, found.sure, found.rank, f"{value!r} stands for {word!r}")
-        if isinstance(value, str):
-            found = vocabulary.meaning(value)
-            if found is None and len(value) == 1 and self._letters() and value.lower() in LETTERS:
-                found = WordMeaning(
-                    LETTERS[value.lower()], 0.6, 100, f"{value!r} is short for {LETTERS[value.lower()]}"
-                )
-            if found is not None:
-                return found
-        return self._by_evidence(value)
+            stands_for = column.meanings[value]
+            word = vocabulary.meaning(stands_for)
+            word = word and replace(word, why=f"{value!r} stands for {stands_for!r}")
+        elif isinstance(value, str):
+            word = vocabulary.meaning(value)
+            if word is None and len(value) == 1 and self._letters() and value.lower() in LETTERS:
+                word = WordMeaning(LETTERS[value.lower()], 0.6, 100, f"{value!r} is short for {LETTERS[value.lower()]}")
+        if word is not None and word.sure >= _PLAIN:
+            return word
+        rows = self._by_evidence(value)
+        if word is None or rows is None:
+            return word or rows
+        if rows.state == word.state:
+            return replace(word, sure=0.8, why=f"{word.why}, and {rows.why}")
+        return rows if rows.state in (FAILED, DONE) else word
+
+    def rows(self, value: Any) -> int:
+        """How many rows have a value, as far as is known."""
+        return self.column.seen.get(value, 0)
 
     def _letters(self) -> bool:
         words = [v for v in self.values() if isinstance(v, str)]
@@ -76,12 +85,12 @@ class StateReading:
             return None
         by_role: dict[str, list[tuple[str, float]]] = {}
         for name, share in shares.items():
-            said = roles_words.snake(name)
+            bare = self.facts.bare(name)
             for role in ("error", "finished_at", "claimed_at", "worker", "heartbeat_at"):
-                if said in vocabulary.ROLE_NAMES[role]:
+                if vocabulary.means(role, bare):
                     by_role.setdefault(role, []).append((name, share))
-            event = vocabulary.event_name(name)
-            if event is not None and said.endswith("_at") and event.state in (DONE, FAILED):
+            event = vocabulary.event_name(bare)
+            if event is not None and vocabulary.time_name(bare) and event.state in (DONE, FAILED):
                 by_role.setdefault({DONE: "finished_at", FAILED: "error"}[event.state], []).append((name, share))
 
         def most(*roles: str) -> tuple[str, float]:
@@ -95,7 +104,8 @@ class StateReading:
             return WordMeaning(FAILED, 0.6, 300, f"rows with {value!r} have {error[0]}")
         if finished[1] >= _FILLED:
             return WordMeaning(DONE, 0.6, 300, f"rows with {value!r} have {finished[0]}")
-        if started[1] >= _FILLED:
+        # Rows that are over may keep their holder: only a column for the end tells them apart.
+        if started[1] >= _FILLED and "finished_at" in by_role:
             return WordMeaning(RUNNING, 0.6, 300, f"rows with {value!r} have {started[0]} and no end")
         nothing = by_role and max(error[1], finished[1], started[1]) <= _EMPTY
         if nothing and self.column.has_default and value == self.column.default:
@@ -103,13 +113,13 @@ class StateReading:
         return None
 
     def by_class(self) -> dict[str, list[tuple[Any, WordMeaning]]]:
-        """Values by what they say, the surest and most usual word first."""
+        """Values by what they say: those that rows have first, then the surest and most usual word."""
         found: dict[str, list[tuple[Any, WordMeaning]]] = {}
         for value in self.values():
             if (meaning := self.meaning(value)) is not None:
                 found.setdefault(meaning.state, []).append((value, meaning))
         for pairs in found.values():
-            pairs.sort(key=lambda p: (-p[1].sure, p[1].rank))
+            pairs.sort(key=lambda p: (not self.rows(p[0]), -p[1].sure, -self.rows(p[0]), p[1].rank))
         return found
 
     def unplaced(self) -> list[Any]:
@@ -167,8 +177,8 @@ def _could_say(facts: TableFacts, column: Column) -> bool:
     """Whether a column might be a state after all: few values, a flag or a time; and no role of its own."""
     if column.name in facts.key or column.generated or column.kind == "other" or column.refers_to:
         return False
-    said = roles_words.snake(column.name)
-    if any(said in names for names in vocabulary.ROLE_NAMES.values()) or said in vocabulary.BIRTHS:
+    bare = facts.bare(column.name)
+    if any(vocabulary.means(role, bare) for role in vocabulary.ROLE_NAMES) or vocabulary.birth_rank(bare) is not None:
         return False
     if column.kind == "time":
         event = vocabulary.event_name(column.name)
@@ -202,7 +212,9 @@ def _valued(facts: TableFacts, column: Column) -> StateReading | None:
     """A column with a few values, and how much it looks like a state."""
     if column.kind not in ("text", "enum", "int") or column.generated or column.name in facts.key:
         return None
-    name = vocabulary.state_name(column.name)
+    name = vocabulary.state_name(facts.bare(column.name))
+    if column.refers_to and column.meanings:
+        name = max(name, vocabulary.lookup_name(column.refers_to))
     reading = StateReading(facts, column, "valued")
     values = [v for v in reading.values() if v is not None]
     if len(values) > _MOST_VALUES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -75,6 +76,9 @@ class _Survey:
         self._quote: Callable[[str], str] = preparer.quote_identifier
         parts = [self.schema, self.name] if self.schema else [self.name]
         self.relation = ".".join(self._quote(part) for part in parts)
+        #: Too many rows to look at each, and few enough pages to count them.
+        self._cheap = False
+        self._newest = 0
 
     def _find(self, table: str) -> tuple[str | None, str]:
         """The name as it stands, if a table has it; otherwise as schema.name, or in quotes."""
@@ -118,10 +122,11 @@ class _Survey:
         rows, exact, partitioned = self._size()
         raw, looked_at, how = self._sample(columns, key, exact, rows)
         seen, filled = self._seen(columns, raw, rows, exact, key)
+        counted = {column.name for column in columns} if exact else self._counted(columns, seen)
         if not exact:
-            self._statistics(columns, seen, rows)
+            self._statistics(columns, seen, rows, counted)
             self._by_index(columns, seen, indexes)
-        columns = [understood(column, seen.get(column.name, {})) for column in columns]
+        columns = [replace(understood(c, seen.get(c.name, {})), counted=c.name in counted) for c in columns]
         return TableFacts(
             dialect=self.dialect,
             schema=self.schema,
@@ -130,6 +135,7 @@ class _Survey:
             key=key,
             rows=rows,
             exact=exact,
+            counted=exact or self._cheap,
             looked_at=looked_at,
             how=how,
             filled=filled,
@@ -167,7 +173,8 @@ class _Survey:
             refers_to = None
             if name in refers:
                 refers_to = refers[name]["referred_table"]
-                if kind in ("int", "text") and name not in key and vocabulary.state_name(name):
+                named = vocabulary.state_name(name) or vocabulary.lookup_name(refers_to)
+                if kind in ("int", "text") and name not in key and named:
                     labels = self._labels(refers[name])
                     if labels and not allowed:
                         allowed, by = tuple(labels), f"table {refers_to}"
@@ -286,6 +293,7 @@ class _Survey:
         if count <= WHOLE:
             return count, True, partitioned
         whole = int(self.run(f"select count(*) from {self.relation}", ())[0][0])
+        self._cheap = True
         return whole, False, partitioned
 
     def _has_rowid(self) -> bool:
@@ -312,7 +320,9 @@ class _Survey:
             some = list(self.run(f"select {fields} from {self.relation} limit {SAMPLE}", ()))
         if len(key) == 1:
             text = f"select {fields} from {self.relation} order by {self._quote(key[0])} desc limit {NEWEST}"
-            some += self.run(text, ())
+            newest = self.run(text, ())
+            some += newest
+            self._newest = len(newest)
             how += " and the newest"
         return some, len(some), how
 
@@ -333,7 +343,9 @@ class _Survey:
     def _seen(
         self, columns: Sequence[Column], raw: Sequence[Sequence[Any]], rows: int, exact: bool, key: Sequence[str]
     ) -> tuple[dict[str, dict[Any, int]], dict[str, dict[Any, dict[str, float]]]]:
-        scale = 1.0 if exact or not raw else rows / len(raw)
+        # The newest rows are not like the others: they tell which values there are, not how many rows have them.
+        alike = len(raw) if exact else max(len(raw) - self._newest, 1)
+        scale = 1.0 if exact or not raw else rows / alike
         seen: dict[str, dict[Any, int]] = {}
         states: dict[str, int] = {}
         for at, column in enumerate(columns):
@@ -343,12 +355,13 @@ class _Survey:
                 if column.kind == "time" and vocabulary.event_name(column.name):
                     states[column.name] = at
                 continue
-            counted = Counter(row[at] for row in raw)
+            counted = Counter(row[at] for row in raw[:alike])
+            newest = {row[at] for row in raw[alike:]} - counted.keys()
             if any(isinstance(v, str) and len(v) > LONGEST for v in counted):
                 counted = Counter({f"{v}": n for v, n in counted.items()})
                 counted.update({f"\0{n}": 0 for n in range(MOST_VALUES)})  # long text is no state
-            few = dict(counted.most_common(MOST_VALUES))
-            seen[column.name] = {value: max(1, round(n * scale)) for value, n in few.items()}
+            few = dict((counted + Counter(dict.fromkeys(newest, 1))).most_common(MOST_VALUES))
+            seen[column.name] = {v: 1 if v in newest else max(1, round(n * scale)) for v, n in few.items()}
             if len(few) < MOST_VALUES:
                 states[column.name] = at
         filled: dict[str, dict[Any, dict[str, float]]] = {}
@@ -360,7 +373,26 @@ class _Survey:
             filled[name] = shares_of(columns, raw, at)
         return seen, filled
 
-    def _statistics(self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], rows: int) -> None:
+    def _counted(self, columns: Sequence[Column], seen: dict[str, dict[Any, int]]) -> set[str]:
+        """Count the rows by value where that costs little, for columns that may be the state; which were counted."""
+        counted: set[str] = set()
+        for column in columns if self._cheap else ():
+            may_be = vocabulary.state_name(column.name) or column.kind == "enum" or column.meanings
+            if (
+                not may_be
+                or column.kind not in ("text", "enum", "int")
+                or len(seen.get(column.name, {})) >= MOST_VALUES
+            ):
+                continue
+            field = self._field(column, ())
+            text = f"select {field}, count(*) from {self.relation} group by 1 order by 2 desc limit {MOST_VALUES}"
+            seen[column.name] = dict(map(tuple, self.run(text, ())))
+            counted.add(column.name)
+        return counted
+
+    def _statistics(
+        self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], rows: int, counted: set[str]
+    ) -> None:
         """What ANALYZE counted over the whole table is nearer than our own few pages."""
         if not self.postgres:
             return
@@ -372,7 +404,9 @@ class _Survey:
             (self.relation,),
         ):
             column = by_name.get(name)
-            if column is None or name not in seen or len(seen[name]) >= MOST_VALUES or len(values) >= MOST_VALUES:
+            if column is None or name not in seen or name in counted:
+                continue
+            if len(seen[name]) >= MOST_VALUES or len(values) >= MOST_VALUES:
                 continue
             for value, share in zip(values, shares, strict=False):
                 seen[name][typed(value, column.kind)] = max(1, round(share * rows))

@@ -7,6 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+def rows(number: int, counted: bool) -> str:
+    """A number of rows; an estimate is rounded, and called one."""
+    if not number:
+        return "no rows" if counted else "no rows seen"
+    if not counted and number > 99:
+        number = round(number, 2 - len(str(number)))
+    return f"{'' if counted else 'about '}{number:,} row{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One column."""
@@ -35,6 +44,17 @@ class Column:
     refers_to: str | None = None
     #: Values that were seen, with how many rows of the table have them, as far as is known.
     seen: Mapping[Any, int] = field(default_factory=dict)
+    #: Whether these were counted; otherwise they are estimates.
+    counted: bool = True
+
+    def rows_of(self, value: Any) -> str:
+        """How many rows have a value: ``44,000 rows``, ``about 44,000 rows``, ``no rows``."""
+        return rows(self.seen.get(value, 0), self.counted)
+
+    def shown(self, value: Any) -> str:
+        """A value with the word that it stands for: ``3 'parsed'``."""
+        word = self.meanings.get(value)
+        return "NULL" if value is None else repr(value) if word is None else f"{value!r} {word!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +80,8 @@ class TableFacts:
     #: Rows, estimated on a large table.
     rows: int = 0
     exact: bool = True
+    #: Whether the number of rows was counted; every row may still not have been looked at.
+    counted: bool = True
     #: How many rows were looked at, and how they came.
     looked_at: int = 0
     how: str = ""
@@ -73,6 +95,12 @@ class TableFacts:
     def column(self, name: str) -> Column | None:
         """A column by its name."""
         return next((column for column in self.columns if column.name == name), None)
+
+    def bare(self, name: str) -> str:
+        """A column's name without a prefix that all columns have: ``lg_stat`` is ``stat``."""
+        prefix = name.partition("_")[0] + "_"
+        shared = len(self.columns) > 2 and all(column.name.startswith(prefix) for column in self.columns)
+        return name.removeprefix(prefix) if shared else name
 
     @property
     def fullname(self) -> str:

@@ -123,6 +123,9 @@ LETTERS = {"p": READY, "n": READY, "q": READY, "w": READY, "r": RUNNING, "d": DO
            "f": FAILED, "e": FAILED, "x": CANCELED}  # fmt: skip
 
 
+#: Words for done that are as often said of what happens to a row later on.
+_AFTERWARDS = {"archived", "closed", "ended", "good", "ready to use"}
+
 #: Ready words that are also said of things that nobody works on.
 _OF_THINGS = {"ready", "created", "open", "initial", "available", "scheduled", "submitted", "received", "idle", "init",
               "requested", "planned", "inbox", "outstanding", "registered", "fresh", "cree", "recu", "creado",
@@ -141,7 +144,7 @@ def meaning(value: object) -> WordMeaning | None:
         return None
     if said in _KNOWN:
         state, rank = _KNOWN[said]
-        return WordMeaning(state, 1.0, rank, f"{value!r} is a usual word for {state}")
+        return WordMeaning(state, 0.4 if said in _AFTERWARDS else 1.0, rank, f"{value!r} is a usual word for {state}")
     parts = said.split()
     # A known word beside others: "job_failed", "pending_review" (held, above), "extraction complete", "ocr processing".
     for size in range(min(3, len(parts) - 1), 0, -1):
@@ -179,6 +182,11 @@ def state_name(name: str) -> float:
         return _STATE_NAMES[said]
     last = said.split()[-1] if said else ""
     return 0.8 * _STATE_NAMES.get(last, 0.0)
+
+
+def lookup_name(table: str) -> float:
+    """How much a table's name says that it lists states: ``statuses``, ``job_states``, ``statuts``."""
+    return max(state_name(table.removesuffix(ending)) for ending in ("", "s", "es", "S", "ES"))
 
 
 def event_name(name: str) -> WordMeaning | None:
@@ -241,21 +249,78 @@ def styled(word: str, like: str) -> str:
     return between.join(parts)
 
 
+#: Parts of column names that mean the same, by the one they are read as.
+_SAME_PARTS = {
+    "at": "on ts dt tm dttm time date datetime timestamp tstamp utc",
+    "count": "cnt ct num number no nr nb qty counter total n",
+    "error": "err errors exc",
+    "message": "msg txt text descr description detail details info reason",
+    "attempt": "attempts att atts",
+    "try": "tries trials",
+    "retry": "retries rtry",
+    "failure": "failures fail fails",
+    "worker": "wrk wkr wrkr",
+    "heartbeat": "hb hbeat",
+    "priority": "prio prty",
+    "processing": "proc prc process",
+    "locked": "lck lckd lock",
+    "picked": "pickedup pick pickup",
+    "claimed": "claim",
+    "reserved": "reserve",
+    "started": "start strt begin began",
+    "finished": "finish fin end ended",
+    "completed": "complete compl cmpl completion",
+    "created": "create crt cre creation",
+    "updated": "update upd updt",
+    "modified": "modify mod modif",
+    "next": "nxt",
+    "last": "lst",
+    "scheduled": "sched schedule",
+    "maximum": "max",
+    "id": "uuid guid key",
+    "name": "nm",
+}  # fmt: skip
+_PARTS = {part: same for same, parts in _SAME_PARTS.items() for part in parts.split()}
+#: Parts that say nothing about a role.
+_FILLERS = {"up", "out", "of", "the", "job", "task", "row", "item", "is"}
+
+
+def parts(name: str) -> frozenset[str]:
+    """A column's name by its parts, abbreviations spelled out: ``pickedUpTs`` is picked and at."""
+    return frozenset(_PARTS.get(part, part) for part in words(name).split() if part not in _FILLERS)
+
+
+def means(role: str, name: str) -> bool:
+    """Whether a column's name means a role: by its parts, in any order."""
+    return parts(name) in _ROLE_PARTS[role] and words(name) not in ("start date", "end date")
+
+
+def may_mean(role: str, name: str) -> bool:
+    """Whether a column's name means a role, with one more part that may say of what."""
+    named = parts(name)
+    return any(len(meant) > 1 and meant < named and len(named - meant) == 1 for meant in _ROLE_PARTS[role]) and not (
+        named & {"maximum", "last", "next", "first"}
+    )
+
+
 #: Names that mean a role, beyond those that a lane takes by itself, the surest first.
 ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "worker": ("worker", "locked_by", "worker_id", "claimed_by", "picked_by", "reserved_by", "lock_owner",
-               "processed_by", "processing_by", "worker_name", "lease_owner", "leased_by", "lock_id", "taken_by",
+               "picked_up_by", "processed_by", "processing_by", "handled_by", "held_by", "worker_name", "worker_host",
+               "lease_owner", "leased_by", "lock_id", "taken_by",
                "runner", "runner_id", "executor", "executor_id", "processor_id", "node", "hostname"),
     "claimed_at": ("claimed_at", "locked_at", "started_at", "processing_started_at", "picked_at", "picked_up_at",
                    "reserved_at", "attempted_at", "processing_at", "started", "run_started_at",
                    "job_started_at", "started_on", "last_started_at", "date_started", "begun_at",
-                   "leased_at", "acquired_at", "taken_at", "dequeued_at", "last_attempt_at", "last_attempted_at"),
+                   "leased_at", "acquired_at", "taken_at", "dequeued_at", "last_attempt_at", "last_attempted_at",
+                   "start_time", "lock_time", "last_run_at"),
     "heartbeat_at": ("heartbeat_at", "last_heartbeat_at", "last_heartbeat", "heartbeat", "last_seen_at", "last_ping_at",
                      "pinged_at", "keepalive_at", "last_alive_at"),
     "attempts": ("attempts", "attempt_count", "attempts_count", "num_attempts", "attempts_made", "tries", "try_count",
-                 "attempt", "number_of_attempts", "run_count", "execution_count", "n_attempts", "attempt_number"),
-    "failures": ("failures", "failure_count", "error_count", "retry_count", "retries", "retries_count", "fail_count",
-                 "num_retries", "failed_attempts", "nb_retries", "failures_count"),
+                 "attempt", "number_of_attempts", "run_count", "execution_count", "n_attempts", "attempt_number",
+                 "retry_count", "retries"),
+    "failures": ("failures", "failure_count", "error_count", "fail_count", "failed_attempts", "failures_count",
+                 "retry_count", "retries"),
     "reclaims": ("reclaims",),
     "max_attempts": ("max_attempts", "attempts_max", "max_tries", "attempt_limit", "maximum_attempts"),
     "run_after": ("run_after", "next_retry_at", "run_at", "scheduled_at", "scheduled_for", "available_at",
@@ -266,7 +331,8 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
               "exception", "last_exception", "fail_reason", "error_details", "error_detail", "last_error_message",
               "failure_message", "error_description", "errors", "error_info", "erreur", "fehler", "error_log"),
     "finished_at": ("finished_at", "completed_at", "ended_at", "finished_on", "completed_on", "completion_time",
-                    "finish_time", "date_completed", "date_finished", "ended_on", "finished", "ended"),
+                    "finish_time", "date_completed", "date_finished", "ended_on", "finished", "ended",
+                    "processing_finished_at", "processing_ended_at"),
     "updated_at": ("updated_at", "modified_at", "updated", "modified", "last_modified", "updated_on", "modified_on",
                    "last_updated", "date_modified", "date_updated", "changed_at", "last_updated_at", "last_modified_at",
                    "update_time", "updated_time", "mtime"),
@@ -279,3 +345,12 @@ BIRTHS = ("created_at", "inserted_at", "created", "created_on", "enqueued_at", "
           "received_at", "added_at", "date_created", "created_time", "create_time", "creation_date", "date_added",
           "created_date", "createdon", "requested_at", "timestamp", "ts", "event_time", "occurred_at",
           "date_joined", "uploaded_at", "ordered_at", "imported_at", "registered_at")  # fmt: skip
+
+_ROLE_PARTS = {role: {parts(name) for name in names} for role, names in ROLE_NAMES.items()}
+_BIRTH_PARTS = [parts(name) for name in BIRTHS]
+
+
+def birth_rank(name: str) -> int | None:
+    """How usual a name is for the time at which a row was made, 0 first; None: it says something else."""
+    named = parts(name)
+    return _BIRTH_PARTS.index(named) if named in _BIRTH_PARTS else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,14 +16,16 @@ from rich.console import Group
 from rich.syntax import Syntax
 from rich.text import Text
 
+from ..adopt import vocabulary
 from ..adopt.lane_file import quoted_table, secret, sketch
-from ..adopt.proposal import Proposal
+from ..adopt.proposal import Choice, Proposal
 from ..adopt.propose import propose
 from ..adopt.survey import read_only, survey
 from ..adopt.table_facts import TableFacts
+from ..adopt.table_facts import rows as rows_words
 from ..clock import Clock
 from ..declare import lane as lanes_words
-from ..errors import DeclarationError, RowmillError
+from ..errors import DeclarationError, RowmillError, did_you_mean
 from ..migrate import ddl
 from ..ops.findings import zones
 from ..store import Database, bind, redact, store_for
@@ -72,16 +75,27 @@ def adopt(
     done: Value = None,
     retry: Value = None,
     dead: Value = None,
+    canceled: Value = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="the column of a role, such as attempts=retry_cnt; attempts= for none; may be given again",
+            metavar="ROLE=COLUMN",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a live table; propose the lane, the DDL, and show the claim's plan at today's size.
 
-    Only reads, takes no lock that a reader does not, and never scans a large table. What the table does not tell is
-    asked at a terminal; with --yes or in a script the command then ends with code 5 and says which option answers it.
+    Only reads, takes no lock that a reader does not, and never scans a large table. Values are given as they stand in
+    the column, or as the words of the table that it refers to. What is not certain is asked at a terminal; in a script
+    the command lists it, says which option answers it, writes no file and ends with code 5. --yes takes what is
+    proposed; what the table does not tell at all still has to be answered.
     """
     url, table = _target(words)
     place = url if len(words) == 2 else None  # from the environment: then the file reads it there, too
-    given = {"state": state, "ready": ready, "running": running, "done": done, "retry": retry, "dead": dead}
+    given = {"state": state, "ready": ready, "running": running, "done": done, "retry": retry, "dead": dead,
+             "canceled": canceled, "roles": _roles(role or ())}  # fmt: skip
     answers = {key: value for key, value in given.items() if value}
     if write is not None and write.exists() and not force:
         raise UsageError(f"{write} is there already", hint=f"another name, or --force to overwrite {write}")
@@ -94,7 +108,7 @@ def adopt(
             made = propose(facts, typed(facts, answers))
             asking = not yes and not as_json and console.is_terminal and sys.stdin.isatty()
             if asking:
-                made = _ask(facts, made, answers)
+                made = _ask(facts, answers)
             if made.questions:
                 return Adoption(made)
             return await _whole(database, made, place)
@@ -104,12 +118,24 @@ def adopt(
     found = run_async(main())
     if as_json:
         print_json(_value(found))
-    if found.proposal.questions:
-        _unsure(found.proposal, url, table, quiet=as_json)
+    made = found.proposal
+    kept = write if not made.questions and (yes or not made.open) else None
     if not as_json:
-        print_out(_page(found, url, table, write))
-    if write is not None:
-        write.write_text(found.source, encoding="utf-8")
+        if not made.questions:
+            print_out(_page(found, url, kept))
+        _open_questions(made, url, table)
+    if made.questions or (made.open and not yes):
+        raise typer.Exit(UNSURE)
+    if kept is not None:
+        kept.write_text(found.source, encoding="utf-8")
+
+
+def _roles(given: Sequence[str]) -> dict[str, str | None]:
+    """``attempts=retry_cnt`` as the role and its column; without a column: the role is switched off."""
+    for one in given:
+        if "=" not in one:
+            raise UsageError(f"--role {one}: a role and its column", hint="--role attempts=retry_cnt")
+    return {role.strip(): column.strip() or None for role, _, column in (one.partition("=") for one in given)}
 
 
 def _target(words: Sequence[str]) -> tuple[str, str]:
@@ -133,19 +159,26 @@ def typed(facts: TableFacts, answers: dict[str, Any]) -> dict[str, Any]:
         column = facts.column(str(name)) if name else None
 
     def one(value: Any) -> Any:
-        if not isinstance(value, str):
+        if not isinstance(value, str) or column is None:
             return value
-        if column is not None and column.kind == "int":
-            try:
-                return int(value)
-            except ValueError:
-                raise UsageError(f"{column.name} holds whole numbers, not {value!r}") from None
-        return None if value.lower() == "null" and column is not None and column.nullable else value
+        if column.kind == "int" and re.fullmatch(r"-?\d+", value):
+            return int(value)
+        words = {vocabulary.words(word): key for key, word in column.meanings.items()}
+        if (said := vocabulary.words(value)) in words and value not in column.seen:
+            return words[said]
+        if value.lower() == "null" and column.nullable:
+            return None
+        if column.kind == "int":
+            hint = did_you_mean(value, [*column.meanings.values()]) if column.meanings else ""
+            raise UsageError(f"{column.name} holds whole numbers, not {value!r}", hint=hint)
+        return value
 
     found: dict[str, Any] = {}
     for key, value in answers.items():
-        if key == "state":
+        if key in ("state", "roles"):
             found[key] = value
+        elif key in ("dead", "canceled") and str(value).lower() == "none":
+            found[key] = None
         elif isinstance(value, list):
             values = [one(v) for v in value]
             found[key] = values[0] if len(values) == 1 else values
@@ -154,31 +187,41 @@ def typed(facts: TableFacts, answers: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _ask(facts: TableFacts, made: Proposal, answers: dict[str, Any]) -> Proposal:
-    """At a terminal: each thing that is not known, and once more what is only a guess."""
-    for _ in range(12):
-        if made.questions:
-            question = made.questions[0]
-            console.print(Text("? ", "bold yellow").append_text(show.plain(question.text)))
-            shown = ", ".join(str(option) for option in question.options)
-            word = (
-                f"which column is the state ({shown})"
-                if question.about == "state"
-                else (f"which value means {question.about}" + (f" ({shown})" if shown else ""))
-            )
-            said = typer.prompt(word)
-            answers[question.about] = [said] if question.about == "ready" else said
-        else:
-            unsure = [c for c in made.choices if c.what in ("ready", "running", "done", "dead")
-                      and c.sure < 0.7 and c.what not in answers and isinstance(c.value, str)]  # fmt: skip
-            if not unsure:
-                return made
-            choice = unsure[0]
-            console.print(Text("? ", "bold yellow").append_text(show.plain(f"{choice.what}: {choice.why}")))
-            said = typer.prompt(f"the value that means {choice.what}", default=str(choice.value))
-            answers[choice.what] = [said] if choice.what == "ready" else said
+def _ask(facts: TableFacts, answers: dict[str, Any]) -> Proposal:
+    """At a terminal: each thing that is not known, and once more what is not certain."""
+    confirmed: list[str] = []
+    while True:
         made = propose(facts, typed(facts, answers))
-    return made
+        for what in confirmed:
+            made.confirm(what)
+        if not made.questions and not made.open:
+            return made
+        if made.questions:
+            about, text = made.questions[0].about, made.questions[0].text
+            shown = ", ".join(str(option) for option in made.questions[0].options)
+            word = "which column is the state" if about == "state" else f"which value means {about}"
+            word, default = f"{word} ({shown})" if shown else word, None
+        else:
+            choice = made.open[0]
+            about, text, default = choice.what, f"{choice.what}: {choice.why}", _given(choice.value)
+            word = f"the value that means {about}"
+        console.print(Text("? ", "bold yellow").append_text(show.plain(text)))
+        said = typer.prompt(word, default=default)
+        if said == default:
+            confirmed.append(about)
+            continue
+        tried = {**answers, about: [said] if about == "ready" else said}
+        try:
+            propose(facts, typed(facts, tried))
+        except RowmillError as error:  # ask again
+            console.print(show.plain(str(error)))
+        else:
+            answers = tried
+
+
+def _given(value: Any) -> str:
+    """A value as an option takes it; None is the dead state that there is not."""
+    return "none" if value is None else str(value[0] if isinstance(value, list) else value)
 
 
 async def _whole(database: Database, made: Proposal, url: str | None) -> Adoption:
@@ -214,18 +257,32 @@ async def _whole(database: Database, made: Proposal, url: str | None) -> Adoptio
     return found
 
 
-def _unsure(made: Proposal, url: str, table: str, *, quiet: bool) -> None:
-    """Say what is not known, and which option answers it; end the command."""
-    if not quiet:
-        for question in made.questions:
-            line = Text("Cannot tell: ", "bold yellow").append_text(show.plain(question.text))
-            errors.print(line, soft_wrap=True)
+def _open_questions(made: Proposal, url: str, table: str) -> None:
+    """Say what is not known and what is not certain, and which option answers each."""
+    for question in made.questions:
+        errors.print(Text("Cannot tell: ", "bold yellow").append_text(show.plain(question.text)), soft_wrap=True)
+    for choice in () if made.questions else made.open:
+        value = show.plain(f"{choice.what} is {_given(choice.value)}? {choice.why}: {_answer(choice)}")
+        errors.print(Text("Not certain: ", "bold yellow").append_text(value), soft_wrap=True)
+    if made.questions:
         asked = made.questions[0]
         options = " ".join(f"--{q.about} {_shell(q.options[0]) if q.options else '...'}" for q in made.questions)
         others = f" (one of: {', '.join(map(str, asked.options))})" if len(asked.options) > 1 else ""
-        hint = f"rowmill adopt {_shell(redact(url))} {_shell(table)} {options}{others}"
-        errors.print(Text("Try: ", "bold").append_text(show.plain(hint)), soft_wrap=True)
-    raise typer.Exit(UNSURE)
+        hint = f"{options}{others}"
+    elif made.open:
+        hint = " ".join(_answer(choice).partition(" or ")[0] for choice in made.open)
+        hint += ", or values of your own; --yes takes what is proposed"
+    else:
+        return
+    line = show.plain(f"rowmill adopt {_shell(redact(url))} {_shell(table)} {hint}")
+    errors.print(Text("Try: ", "bold").append_text(line), soft_wrap=True)
+
+
+def _answer(choice: Choice) -> str:
+    """The options that answer a choice: ``--done 3 or --done 4``."""
+    proposed = () if choice.described else (choice.value,)
+    values = dict.fromkeys(_given(value) for value in (*proposed, *(choice.others or ())))
+    return " or ".join(f"--{choice.what} {_shell(value)}" for value in values)
 
 
 def _shell(value: Any) -> str:
@@ -235,25 +292,16 @@ def _shell(value: Any) -> str:
 # -- what is shown
 
 
-def _page(found: Adoption, url: str, table: str, write: Path | None) -> Group:
+def _page(found: Adoption, url: str, write: Path | None) -> Group:
     made, facts = found.proposal, found.proposal.facts
-    rows = (
-        f"{facts.rows:,} rows"
-        if facts.exact
-        else f"about {facts.rows:,} rows; looked at {facts.looked_at:,}: {facts.how}"
-    )
+    rows = rows_words(facts.rows, facts.counted)
+    if not facts.exact:
+        rows += f"; looked at {facts.looked_at:,}: {facts.how}"
     parts: list[Any] = [Text().append_text(show.plain(facts.fullname)).append(f"  {rows}", "dim"), Text()]
     table_ = show.table("What", "Is", "How sure", "Why")
     for choice in made.choices:
         colour = {"sure": "green", "likely": "cyan", "a guess": "yellow"}[choice.word]
-        value = (
-            "(none)"
-            if choice.value is None and choice.what == "dead"
-            else "NULL"
-            if choice.value is None
-            else choice.value
-        )
-        table_.add_row(choice.what, show.plain(value), Text(choice.word, colour), show.plain(choice.why))
+        table_.add_row(choice.what, show.plain(_shown(made, choice)), Text(choice.word, colour), show.plain(choice.why))
     table_.columns[-1].no_wrap = False
     parts += [table_, Text()]
     parts += [Text("Note: ", "yellow").append_text(show.plain(note)) for note in made.notes]
@@ -270,6 +318,14 @@ def _page(found: Adoption, url: str, table: str, write: Path | None) -> Group:
     parts += _plan("The claim's plan with the proposed index, tried on a temporary copy", found.later)
     parts += _next(found, url, write)
     return Group(*parts)
+
+
+def _shown(made: Proposal, choice: Choice) -> str:
+    """A choice's value, with the word that it stands for."""
+    if choice.value is None:
+        return "(none)" if choice.what in ("dead", "canceled") else "NULL"
+    labels = made.labels(choice)
+    return f"{choice.value} ({', '.join(labels)})" if labels else str(choice.value)
 
 
 def _heading(text: str) -> Text:
@@ -312,11 +368,24 @@ def _value(found: Adoption) -> dict[str, Any]:
         "exact": facts.exact,
         "lane": made.name,
         "sure": made.sure,
+        "certain": not made.questions and not made.open,
+        "estimated": not facts.counted,
         "options": {k: _jsonable(v) for k, v in made.options.items()},
         "choices": [
-            {"what": c.what, "value": c.value, "sure": c.sure, "word": c.word, "why": c.why} for c in made.choices
+            {"what": c.what, "value": c.value, "sure": c.sure, "word": c.word, "why": c.why, "labels": made.labels(c)}
+            for c in made.choices
         ],
-        "questions": [{"about": q.about, "text": q.text, "options": list(q.options)} for q in made.questions],
+        "questions": [
+            *(
+                {"about": q.about, "text": q.text, "options": list(q.options), "answer": f"--{q.about} VALUE"}
+                for q in made.questions
+            ),
+            *(
+                {"about": c.what, "text": c.why, "options": [c.value, *(c.others or ())], "answer": _answer(c)}
+                for c in ([] if made.questions else made.open)
+            ),
+        ],
+        "states": _states_value(facts, made),
         "notes": made.notes,
         "needs_migrate": found.first,
         "file": found.source or None,
@@ -324,6 +393,19 @@ def _value(found: Adoption) -> dict[str, Any]:
         "plan": _plan_value(found.now),
         "plan_with_index": _plan_value(found.later),
     }
+
+
+def _states_value(facts: TableFacts, made: Proposal) -> list[dict[str, Any]]:
+    """The values of the state column: the word for each, and how many rows have it."""
+    name = next((c.value for c in made.choices if c.what == "state"), None)
+    column = facts.column(str(name)) if name else None
+    if column is None:
+        return []
+    values = dict.fromkeys((*column.allowed, *column.meanings, *column.seen))
+    return [
+        {"value": v, "label": column.meanings.get(v), "rows": column.seen.get(v, 0), "estimated": not column.counted}
+        for v in values
+    ]
 
 
 def _jsonable(value: Any) -> Any:

@@ -8,7 +8,6 @@ import enum
 import logging
 import signal
 import sys
-import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -62,7 +61,7 @@ def run(
         str | None,
         typer.Option(
             help="the worker's id; ID-1, ID-2, ... with several processes",
-            show_default="unified-worker-…",
+            show_default="HOST-PID-xxxx",
             callback=said,
         ),
     ] = None,
@@ -100,7 +99,7 @@ def run(
         metrics = None if metrics_port is None else Metrics(mill, env, metrics_host, metrics_port)
         supervisor, caught = asyncio.run(
             _supervise(_command(reference, lanes, env, concurrency, drain, grace, log, log_level),
-                       _ids(worker_id, processes), drain, grace, events, metrics)
+                       _ids(mill, worker_id, processes), drain, grace, events, metrics)
         )  # fmt: skip
         if supervisor.error is not None:
             raise supervisor.error
@@ -155,9 +154,9 @@ def child_command(reference: str | None) -> list[str]:
     return [sys.executable, "-m", "rowmill", "run", *([reference] if reference else [])]
 
 
-def _ids(worker_id: str | None, processes: int) -> list[str]:
+def _ids(mill: Mill, worker_id: str | None, processes: int) -> list[str]:
     if worker_id is None:
-        return [f"unified-worker-{uuid.uuid4()}" for _ in range(processes)]
+        return [mill.new_worker_id() for _ in range(processes)]
     return [worker_id] if processes == 1 else [f"{worker_id}-{n}" for n in range(1, processes + 1)]
 
 

@@ -18,6 +18,7 @@ from ..declare.call import Call, Handle
 from ..declare.cron import Cron
 from ..declare.lane import Lane
 from ..declare.task import Task
+from ..engine import worker_id as worker_ids
 from ..errors import WrongArguments, did_you_mean
 from ..store import Database
 from ..store.caller_transactions import formatted
@@ -32,8 +33,15 @@ class Mill(mills.Mill):
     Lanes take Django models as tables. Handlers have their Django connections looked after as requests have.
     """
 
-    def __init__(self, *aliases: str, schema: str | None = None, connections: int = 3, notify: bool = True) -> None:
-        super().__init__({}, schema=schema, connections=connections, notify=notify)
+    def __init__(
+        self,
+        *aliases: str,
+        schema: str | None = None,
+        connections: int = 3,
+        notify: bool = True,
+        worker_id: str = worker_ids.DEFAULT,
+    ) -> None:
+        super().__init__({}, schema=schema, connections=connections, notify=notify, worker_id=worker_id)
         self.aliases = aliases or ("default",)
         self._desk = DjangoClient(lambda: self.environments, schema, self.clock, notify, self.events)
         self._desk.aliases = self.aliases

@@ -32,6 +32,7 @@ from ..events import Events
 from ..store import Database, open_lane, probe
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.sweep import TAKEN_BACK
+from . import worker_id as worker_ids
 from .counters import Counters
 from .environment import Environment, WorkerCallbacks
 from .execute import Execution
@@ -74,7 +75,7 @@ class Worker:
         register: bool = True,
         expendable: bool = False,
     ) -> None:
-        self.id = worker_id or f"unified-worker-{uuid.uuid4()}"
+        self.id = worker_id or worker_ids.new()
         self.incarnation = incarnation or uuid.uuid4().hex[:8]
         self.events = events or Events()
         self.drain, self.grace = drain, grace

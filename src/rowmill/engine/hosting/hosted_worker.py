@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import math
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +24,9 @@ _HURRIED = 5.0  # what is left for giving rows back when the process does not wa
 class Host:
     """Keeps one worker going in the running event loop."""
 
-    def __init__(self, make: Callable[..., Worker], worker_id: str | None = None) -> None:
+    def __init__(self, make: Callable[..., Worker], worker_id: str) -> None:
         self._make = make
-        self.worker_id = worker_id or f"unified-worker-{uuid.uuid4()}"
+        self.worker_id = worker_id
         self._stopping = asyncio.Event()
         self._restarting = False
         self._worker: Worker | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import retry
 from ..claim import Claim, Settlement, Swept
+from ..errors import ResourceFailed
 from ..events import Events, logger
 from ..store.minutes_table import BOUNDS, TIMES
 from ..store.notes import Turned
@@ -94,6 +95,8 @@ class Tally:
                 self._write_down(held, settlement)
             if settlement.kind in ("retry", "dead"):
                 self._emit("job_failed", logging.WARNING, held, settlement)
+            elif isinstance(settlement.cause, ResourceFailed) and settlement.delay is not None:
+                self.unopened(held, settlement.cause, settlement.delay.total_seconds())
             elif detailed and settlement.kind != "release":
                 self._emit("job_settled", logging.DEBUG, held, settlement)
         self.told(self)
@@ -150,6 +153,14 @@ class Tally:
             logging.WARNING if turned.opened else logging.INFO,
             worker=self.worker, lane=held.store.lane.name, environment=held.store.binding.environment,
             by=turned.dim, key=turned.key, streak=turned.streak,
+        )  # fmt: skip
+
+    def unopened(self, held: Held, error: ResourceFailed, retry_in: float) -> None:
+        """A resource cannot be opened: the lane waits for it, and its rows stay as they are."""
+        self.events.emit(
+            "resource_failed", logging.ERROR, worker=self.worker, lane=held.store.lane.name,
+            environment=held.store.binding.environment, error=error.message, retry_in=retry_in, cause=error.__cause__,
+            **({"hint": error.hint} if error.hint else {}),
         )  # fmt: skip
 
     def lost(self, held: Held, claim: Claim) -> None:

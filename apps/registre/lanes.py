@@ -118,12 +118,12 @@ async def req(job: Job, companies: Session) -> None:
     """A search in the company register. What it finds is stored with the row's new state, or not at all."""
     name = required(job, "company_name")
     found, names = await companies.run(job, lambda visit: searches.companies(visit, name))
-    session = {"search_session_id": str(job.id)}
+    session = tables.key(job.id)
     async with job.finish() as tx:
         for table, rows in ((tables.names, names), (tables.companies, found)):
-            await tx.execute(sa.delete(table).where(table.c.search_session_id == str(job.id)))
+            await tx.execute(sa.delete(table).where(table.c.search_session_id == session))
             for row in rows:
-                await tx.execute(sa.insert(table).values(session | row))
+                await tx.execute(sa.insert(table).values({"search_session_id": session} | row))
 
 
 @mill.lane(
@@ -139,10 +139,10 @@ async def rdprm(job: Job, rights: Session) -> None:
     """A search in the movable-rights register, for a session; its inscriptions are stored with the row's new state."""
     name = required(job, "search_name")
     found = await rights.run(job, lambda visit: searches.inscriptions(visit, name))
-    of = {"rdprm_search_id": str(job.id), "search_session_id": str(job["search_session_id"])}
+    of = {"rdprm_search_id": tables.key(job.id), "search_session_id": tables.key(job["search_session_id"])}
     table = tables.inscriptions
     async with job.finish() as tx:
-        await tx.execute(sa.delete(table).where(table.c.rdprm_search_id == str(job.id)))
+        await tx.execute(sa.delete(table).where(table.c.rdprm_search_id == of["rdprm_search_id"]))
         for row in found:
             await tx.execute(sa.insert(table).values(of | row))
 

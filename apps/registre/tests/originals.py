@@ -41,9 +41,11 @@ _TYPES = {
 }  # fmt: skip
 
 
-def create(db: Db, *, ocr: bool = False) -> None:
-    """The tables, with the columns of the ocr monitor or without."""
+def create(db: Db, *, ocr: bool = False, numbers: bool = False) -> None:
+    """The tables, with the columns of the ocr monitor or without; ``numbers``: all keys are numbers."""
     types = _TYPES[db.dialect]
+    if numbers:
+        types = types | {"uuid": "bigint", "uuid_key": types["number_key"]}
     db.execute(Template(_TABLES).substitute(types, ocr=Template(_OCR).substitute(types) if ocr else ""))
 
 

@@ -22,13 +22,17 @@ from .conftest import Start
 from .originals import KINDS, Foreign
 
 LANES = ("extraction", "req", "rdprm")
+any_key = pytest.mark.parametrize(
+    "db", ["postgresql", "sqlite", "postgresql, numbers", "sqlite, numbers"], indirect=True
+)
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def db(request: pytest.FixtureRequest, place: Path, fresh: Callable[[str], Db], monkeypatch: pytest.MonkeyPatch) -> Db:
     """An environment with the originals' tables."""
-    made = fresh(request.param)
-    originals.create(made)
+    dialect, _, keys = request.param.partition(", ")
+    made = fresh(dialect)
+    originals.create(made, numbers=keys == "numbers")
     monkeypatch.setenv(ENVIRONMENTS["prod"], made.url)
     return made
 
@@ -41,6 +45,7 @@ _STATUS = {"extraction": "status_id", "req": "status", "rdprm": "status"}
 _DONE = {"extraction": "3", "req": "pending_name_selection", "rdprm": "completed"}
 
 
+@any_key
 async def test_the_set_up_adds_what_is_missing_and_changes_nothing(db: Db) -> None:
     """A6: the originals' columns and rows stay as they are; a second time there is nothing to do."""
     ids = {kind: originals.rows(db, kind, 2) for kind in LANES}
@@ -131,6 +136,7 @@ async def test_the_originals_own_questions_are_answered_rightly(db: Db, noted: l
         assert [tuple(row.values()) for row in db.query(counts)] == [(1, 1), (2, 3), (3, 2)]
 
 
+@any_key
 async def test_rows_are_worked_on_with_a_real_browser(start: Start, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """A8, A9, A10: what the handlers read and write fits the originals' tables, as the set-up leaves them."""
     kit, _ = await start()

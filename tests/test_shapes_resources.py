@@ -18,7 +18,7 @@ import pytest
 
 from databases import Db
 from rowmill import Mill, RowmillError, fixed
-from rowmill.engine import foreman, worker
+from rowmill.engine import shutdown, worker
 from rowmill.engine.isolate import _portable
 from rowmill.errors import ResourceFailed
 from rowmill.testing import Kit
@@ -260,7 +260,7 @@ async def test_a_drain_ends_with_the_error_of_a_resource_that_cannot_be_opened(
     @mill.lane("jobs", **OPTIONS)
     async def lane(job: Any, browser: str) -> None: ...
 
-    monkeypatch.setattr(foreman, "_GIVE_UP", 0.02)
+    monkeypatch.setattr(shutdown, "_GIVE_UP", 0.02)
     with pytest.raises(
         RowmillError, match=r"lane 'lane': the resource 'browser' cannot be opened(.|\n)*Try: install one"
     ):

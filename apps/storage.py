@@ -33,6 +33,10 @@ class StorageError(RowmillError):
     """The object storage would not do what was asked; the hint says what an operator can do."""
 
 
+class Unusable(StorageError):
+    """Nothing can be stored there, whatever it is."""
+
+
 class NotThere(StorageError):
     """There is no object under that name."""
 
@@ -103,6 +107,18 @@ class Storage:
             if (size := self._fs.info(full)["size"]) != len(data):
                 raise Damaged(f"{path!r} has {size} bytes in {self.url}, not {len(data)}", hint="upload it again")
         return Stored(path, len(data), checksum, written=True)
+
+    def check(self) -> None:
+        """Raises Unusable where nothing can be stored: writes a few bytes beside the objects."""
+        try:
+            with self._told("store anything"):
+                if self._local:
+                    self._put_file(probe := f"{self._root}/{_UPLOADS}/{uuid.uuid4().hex}", b"check")
+                    Path(probe).unlink()
+                else:
+                    self._fs.pipe_file(f"{self._root}/{_UPLOADS}/check", b"check")
+        except StorageError as error:
+            raise Unusable(error.message, hint=error.hint) from error
 
     def get(self, path: str, to: Path, checksum: str | None = None) -> Path:
         """Fetch an object into a file; where its checksum is known, it has to be that."""
@@ -190,9 +206,9 @@ class Storage:
             ) from error
         except OSError as error:
             if error.errno in _FULL:
-                raise StorageError(
+                raise Unusable(
                     f"could not {what} in {self.url}: no space is left ({_words(error)})",
-                    hint="free some space there, then retry the rows that failed",
+                    hint="free some space there",
                 ) from error
             raise StorageError(f"could not {what} in {self.url}: {_words(error)}", hint=_REACH) from error
         except Exception as error:  # botocore's, aiohttp's: they share no base with OSError

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
+import pickle
 import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta as td
@@ -15,9 +17,13 @@ from typing import Any
 import pytest
 
 from databases import Db
-from rowmill import Mill, fixed
+from rowmill import Mill, RowmillError, fixed
+from rowmill.engine import shutdown, worker
+from rowmill.engine.isolate import _portable
+from rowmill.errors import ResourceFailed
 from rowmill.testing import Kit
 from rows import empty, having, whole
+from test_worker import until, working
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
 
@@ -28,16 +34,21 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Db:
     return empty(request, tmp_path, request.param)
 
 
-def table(db: Db, rows: int = 1, more: str = "result text") -> None:
+def table(db: Db, rows: int = 1, more: str = "result text", name: str = "jobs") -> None:
     time = "timestamptz" if db.dialect == "postgresql" else "datetime"
     db.execute(
-        "create table jobs (id integer primary key, status text not null default 'ready', worker text,"
+        f"create table {name} (id integer primary key, status text not null default 'ready', worker text,"
         f" claimed_at {time}, attempts integer default 0, run_after {time}, error text, {more})"
     )
-    db.insert("jobs", [{"id": i} for i in range(1, rows + 1)])
+    db.insert(name, [{"id": i} for i in range(1, rows + 1)])
 
 
-# -- resources (they know nothing of the database: SQLite alone)
+# -- resources
+
+
+def counted(db: Db, name: str, status: str, where: str = "true") -> int:
+    """How many rows are in a state."""
+    return int(db.value(f"select count(*) from {name} where status = ? and {where}", status))
 
 
 async def outcomes(mill: Mill, steps: int) -> list[str]:
@@ -91,25 +102,189 @@ async def test_resources_of_every_form_are_opened_once_on_first_use_and_closed_i
     ]  # fmt: skip
 
 
-async def test_a_resource_that_failed_to_open_is_opened_again_for_the_next_run(lite: Db) -> None:
-    """DESIGN, resources: reopened after they failed; the run that met the failure is retried."""
-    table(lite)
-    mill, tries = Mill(lite.url), []
+async def test_a_run_whose_resource_cannot_be_opened_costs_its_row_nothing(db: Db) -> None:
+    """A8; DESIGN, resources: no row's fault: no attempt, no error, no end; the next run opens it again."""
+    table(db)
+    mill, tries = Mill(db.url), []
 
     @mill.resource
     async def browser() -> AsyncIterator[str]:
         tries.append(1)
         if len(tries) < 3:
-            raise ConnectionError("no browser")
+            raise SystemExit("no browser")
         yield "browser"
 
-    @mill.lane("jobs", **OPTIONS)
+    @mill.lane("jobs", **OPTIONS | {"max_attempts": 1})
     async def lane(job: Any, browser: str) -> dict[str, str]:
         return {"result": browser}
 
-    assert await outcomes(mill, 3) == ["retry", "retry", "done"]
-    assert whole(lite, "jobs", 1)["result"] == "browser"
-    assert whole(lite, "jobs", 1)["error"] == "ConnectionError: no browser"
+    async with Kit(mill) as kit:
+        for _ in range(2):
+            assert (await kit.step()).outcome == "snooze"
+            row = whole(db, "jobs", 1)
+            assert (row["status"], row["attempts"], row["error"], row["worker"]) == ("ready", 0, None, None)
+            kit.advance(td(seconds=5))
+        assert (await kit.step()).outcome == "done"
+    assert whole(db, "jobs", 1)["result"] == "browser"
+
+
+async def test_nothing_is_claimed_while_a_resource_cannot_be_opened(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A8: the lane is held back and says why; the lane beside it goes on; both end when the resource is there."""
+    monkeypatch.setattr(worker, "_OPEN_AGAIN", (0.01, 0.02))
+    table(db, 3)
+    table(db, 3, name="others")
+    mill, tries, claimed, told = Mill(db.url), [], [], []
+    mill.on_event(lambda event: claimed.append(event.fields["lane"]) if event.name == "batch_claimed" else None)
+    mill.on_event(lambda event: told.append(event.fields) if event.name == "resource_failed" else None)
+    there = False
+
+    @mill.resource
+    def browser() -> str:
+        tries.append(1)
+        if not there:
+            raise RowmillError("there is no browser", hint="install one")
+        return "browser"
+
+    @mill.resource
+    def page(browser: str) -> str:
+        return f"page of a {browser}"
+
+    @mill.lane("jobs", poll=td(milliseconds=20), **OPTIONS | {"max_attempts": 1})
+    async def first(job: Any, page: str) -> dict[str, str]:
+        return {"result": page}
+
+    @mill.lane("others", priority=1, **OPTIONS | {"max_attempts": 1})
+    async def second(job: Any) -> None: ...
+
+    async with working(mill):
+        await until(lambda: len(tries) > 3 and counted(db, "others", "done") == 3)
+        assert counted(db, "jobs", "ready", "attempts = 0 and error is null") == 3
+        assert set(claimed) == {"second"}
+        assert told[0]["lane"] == "first"
+        assert told[0]["error"] == "the resource 'browser' cannot be opened: there is no browser"
+        assert told[0]["hint"] == "install one"
+        there = True
+        await until(lambda: counted(db, "jobs", "done", "result = 'page of a browser' and attempts = 1") == 3)
+    assert len(claimed) == 1 + claimed.count("second")
+
+
+async def test_an_idle_worker_opens_nothing(db: Db) -> None:
+    """A8: on first use: when a row is ready, and not before."""
+    table(db, 0)
+    mill, opened = Mill(db.url), []
+
+    @mill.resource
+    def browser() -> str:
+        opened.append(1)
+        return "browser"
+
+    @mill.lane("jobs", poll=td(milliseconds=20), **OPTIONS)
+    async def lane(job: Any, browser: str) -> None: ...
+
+    async with working(mill) as idle:
+        await asyncio.wait_for(idle.started.wait(), 60)
+        assert opened == []
+        db.insert("jobs", [{"id": 1}])
+        await until(lambda: counted(db, "jobs", "done") == 1)
+    assert opened == [1]
+
+
+async def test_a_lane_waits_for_the_resource_of_the_one_above_it(lite: Db) -> None:
+    """A2: strictly by priority, also while the first row's resource is being opened."""
+    table(lite, 2)
+    lite.execute("update jobs set status = 'later' where id = 1")
+    mill, order = Mill(lite.url), []
+
+    @mill.resource
+    async def browser() -> str:
+        await asyncio.sleep(0.2)
+        return "browser"
+
+    @mill.lane("jobs", **OPTIONS)
+    async def first(job: Any, browser: str) -> None:
+        order.append(job.lane)
+
+    @mill.lane("jobs", priority=1, **OPTIONS | {"ready": {"status": "later"}, "running": {"status": "runs later"}})
+    async def second(job: Any) -> None:
+        order.append(job.lane)
+
+    async with Kit(mill):
+        await mill.worker(drain=True, concurrency=1).run()
+    assert order == ["first", "second"]
+
+
+async def test_a_task_whose_resource_cannot_be_opened_waits_and_keeps_no_other_waiting(db: Db) -> None:
+    """DESIGN, resources, tasks: a queue has tasks that do without; the job costs no attempt and leaves no history."""
+    mill, ran = Mill(db.url), []
+
+    @mill.resource
+    def browser() -> str:
+        raise ConnectionError("no browser")
+
+    @mill.task
+    async def browse(browser: str) -> None: ...
+
+    @mill.task
+    async def count() -> None:
+        ran.append(1)
+
+    async with Kit(mill) as kit:
+        handle = await browse.enqueue()
+        await count.enqueue()
+        assert [(await kit.step()).outcome for _ in range(2)] == ["snooze", "done"]
+        status = await handle.status()
+    assert (status.state, status.attempts, status.error, status.history) == ("ready", 0, None, [])
+    await mill.close()
+
+
+def test_that_a_resource_failed_comes_over_from_a_process_of_its_own() -> None:
+    """Issue, run: isolation="process": the parent knows it from a failure of the run."""
+    _, error = _portable(("raised", ResourceFailed("the resource 'browser' cannot be opened", hint="install one")))
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, ResourceFailed)
+    assert str(copy) == "the resource 'browser' cannot be opened\nTry: install one"
+
+
+async def test_a_drain_ends_with_the_error_of_a_resource_that_cannot_be_opened(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A8: it does not wait for ever for rows that cannot be worked on."""
+    monkeypatch.setattr(worker, "_OPEN_AGAIN", (0.01, 4.0))
+    table(db)
+    mill = Mill(db.url)
+
+    @mill.resource
+    def browser() -> str:
+        raise RowmillError("there is no browser", hint="install one")
+
+    @mill.lane("jobs", **OPTIONS)
+    async def lane(job: Any, browser: str) -> None: ...
+
+    monkeypatch.setattr(shutdown, "_GIVE_UP", 0.02)
+    with pytest.raises(
+        RowmillError, match=r"lane 'lane': the resource 'browser' cannot be opened(.|\n)*Try: install one"
+    ):
+        await mill.worker(drain=True).run()
+    assert whole(db, "jobs", 1)["status"] == "ready"
+
+
+async def test_a_worker_stops_while_a_resource_is_being_opened(lite: Db) -> None:
+    """A8: what never opens keeps nobody from stopping."""
+    table(lite)
+    mill, opening = Mill(lite.url), asyncio.Event()
+
+    @mill.resource
+    async def browser() -> None:
+        opening.set()
+        await asyncio.Event().wait()
+
+    @mill.lane("jobs", **OPTIONS)
+    async def lane(job: Any, browser: str) -> None: ...
+
+    async with working(mill) as stuck:
+        await asyncio.wait_for(opening.wait(), 60)
+        stuck.stop()
+    assert whole(lite, "jobs", 1)["status"] == "ready"
 
 
 async def test_a_resource_that_is_no_longer_healthy_is_closed_and_opened_again(lite: Db) -> None:
@@ -290,8 +465,10 @@ def lane(job, model):
 
 
 def isolated(db: Db, tmp_path: Path, name: str, timeout: float = 60.0) -> Mill:
-    """A Mill in a module of its own, as another process can import it."""
-    table(db)
+    """A Mill in a module of its own, as another process can import it. With a heartbeat, so that the time which a
+    process takes to start is not the handler's.
+    """
+    table(db, more="result text, heartbeat_at datetime")
     source = dedent(APP).format(url=db.url, timeout=timeout, pid=os.getpid())
     (tmp_path / f"{name}.py").write_text(source)
     sys.path.insert(0, str(tmp_path))

@@ -10,17 +10,18 @@ import tempfile
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import sqlalchemy as sa
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from apps.ocr.settings import Settings
 from rowmill import Mill, RowmillError
+from rowmill.errors import DeclarationError, Refused
 
 commands = typer.Typer(add_completion=False, no_args_is_help=False, help=__doc__)
 _TEMP = "free some space there, or OCR_TEMP=/another/directory"
 _COLUMNS = ("ocr_worker_id", "active_jobs", "oldest_job", "newest_job")
+_ACTIVE = f"select {', '.join(_COLUMNS)} from ocr_active_workers order by ocr_worker_id"
 
 
 @commands.callback(invoke_without_command=True)
@@ -89,17 +90,18 @@ def show_at_work(documents: Annotated[int, typer.Option(min=1, help="how many to
 
 async def active_workers(mill: Mill) -> list[dict[str, Any]]:
     """The view ``ocr_active_workers`` of every environment, in order."""
-    found: list[dict[str, Any]] = []
+    active: list[dict[str, Any]] = []
     for name, database in mill.databases():
         try:
-            async with database.begin() as connection:
-                view = await connection.execute(sa.text("select * from ocr_active_workers order by ocr_worker_id"))
-                found += [{"environment": name, **row} for row in view.mappings()]
-        except RowmillError as error:
-            raise RowmillError(f"{name}: {error.message}", hint="python -m apps.ocr migrate") from error
+            database.must_exist()
+            rows = await database.read(lambda run: run(_ACTIVE, ()))
+            active += [{"environment": name, **dict(zip(_COLUMNS, row, strict=True))} for row in rows]
+        except (Refused, DeclarationError) as error:
+            hint = "python -m apps.ocr migrate makes what is missing"
+            raise RowmillError(f"{name}: cannot read ocr_active_workers: {error.message}", hint=hint) from error
         finally:
             await database.close()
-    return found
+    return active
 
 
 def _times(row: dict[str, Any]) -> tuple[Any, Any]:

@@ -96,7 +96,9 @@ def declare(mill: Mill, settings: Settings, status: type[enum.IntEnum] = Status)
             raise Dead(str(error)) from None
         boosted = await booster.boost(pages, job)
         made = {"pages": len(pages), "reader": reader.name, "booster": booster.name}
-        return {"ocr_text": boosted.text, "ocr_fields": boosted.fields | made}
+        # A document that was read shows neither the error of an earlier try nor how far this one was last.
+        ended = {"ocr_error": None, "ocr_progress": "100%"}
+        return {"ocr_text": boosted.text, "ocr_fields": boosted.fields | made, **ended}
 
     return ocr
 

@@ -46,6 +46,8 @@ class Chromium:
         self._browser: Browser | None = None
         self._scratch: Scratch | None = None
         self._lost = False
+        #: The last start succeeded, or none was tried yet.
+        self.works = True
         #: Held by a job that tries again after a browser died under it: see ``Session.run``.
         self.suspects = asyncio.Lock()
         #: How often a browser was started: what belongs to an earlier one is gone with it.
@@ -56,7 +58,9 @@ class Chromium:
         async with self._lock:
             if self._browser is None or self._lost or not self._browser.is_connected():
                 await self._stop()
+                self.works = False
                 self._browser, self._lost = await self._start(), False
+                self.works = True
                 self.generation += 1
             return self._browser
 
@@ -92,7 +96,7 @@ class Chromium:
             if shutil.disk_usage(above := tempfile.gettempdir()).free < _ROOM:
                 raise NotStarted(
                     f"the browser {path} does not start: no space is left in {above} for its profile",
-                    hint="free some space there, or TMPDIR=/another/directory, then retry the row",
+                    hint="free some space there, or TMPDIR=/another/directory",
                 ) from error
             raise NotStarted(
                 f"the browser {path} does not start: {_reason(error)}",

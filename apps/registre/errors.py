@@ -2,14 +2,16 @@
 
     SiteError
     ├── PageChanged      something that should be on a page is not there
-    ├── LoginRefused     the site does not take the account
-    ├── SiteRefused      the site answered, and said no: closed, no such document, not a PDF
-    ├── SiteSilent       no answer in time, or no way to the site
-    └── BrowserLost      the browser died again and again
+    ├── SiteRefused      the site answered, and said no: no such document, not a PDF
+    ├── SiteSilent       no answer in time
+    ├── BrowserLost      the browser died again and again
+    └── SiteDown         the site serves nobody: it cannot be reached, or a page that every row needs does not come
+        └── LoginRefused the site does not take the account
 
     BrowserError         there is no browser on this machine
     └── NotStarted       it is there, and did not start this time
 
+SiteDown and BrowserError are no row's fault: see ``Session.run``.
 SessionExpired is none of them: it is mended by logging in, and never seen outside.
 """
 
@@ -34,10 +36,6 @@ class PageChanged(SiteError):
     """A selector finds nothing."""
 
 
-class LoginRefused(SiteError):
-    """The account is not taken."""
-
-
 class SiteRefused(SiteError):
     """The site said no."""
 
@@ -48,6 +46,14 @@ class SiteSilent(SiteError):
 
 class BrowserLost(SiteError):
     """Every browser that tried this job died."""
+
+
+class SiteDown(SiteError):
+    """The site serves nobody, whatever a row asks for."""
+
+
+class LoginRefused(SiteDown):
+    """The account is not taken."""
 
 
 class SessionExpired(Exception):

@@ -9,15 +9,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from apps.storage import Storage
-from rowmill import IS_NULL, Job, Mill
+from apps.storage import Storage, StorageError
+from rowmill import IS_NULL, Breaker, Dead, Job, Mill
 
 from . import land, searches, settings, sites, tables
 from .browser import Chromium
+from .errors import SiteError, SiteRefused
 from .session import Session
 from .tables import Status
 
 mill = Mill(settings.Environments(), worker_id="unified-worker-{uuid}")
+
+
+def _is_trouble(error: BaseException) -> bool:
+    """A failure that the next row may well meet, too: a changed page, a silent site, a browser that dies."""
+    return isinstance(error, SiteError) and not isinstance(error, SiteRefused)
+
 
 #: A failure is final, a row whose worker died is not: it is worked on again, however often.
 _POLICY: dict[str, Any] = {
@@ -30,13 +37,18 @@ _POLICY: dict[str, Any] = {
     "concurrency": settings.whole("WORKER_SLOTS"),
     "batch": 1,
     "order_by": "created_at",
+    "gates": [Breaker(settings.whole("BREAKER_FAILURES"), settings.outage(), counts=_is_trouble)],
 }
 
 
-@mill.resource
+# What a resource needs is looked for when it is opened, before a row is claimed: without it none is.
+
+
+@mill.resource(healthy=lambda chromium: chromium.works)
 async def chromium() -> AsyncIterator[Chromium]:
-    """One browser per process; it starts with the first page that is asked for."""
+    """One browser per process; it starts with the first row that is ready."""
     browser = Chromium()
+    await browser.running()
     yield browser
     await browser.close()
 
@@ -60,9 +72,11 @@ def rights(chromium: Chromium) -> Session:
 
 
 @mill.resource
-def storage() -> Storage:
+async def storage() -> Storage:
     """Where the PDFs go."""
-    return Storage.from_environment()
+    storage = Storage.from_environment()
+    await asyncio.to_thread(storage.check)
+    return storage
 
 
 @mill.lane(
@@ -76,11 +90,16 @@ def storage() -> Storage:
 )
 async def extraction(job: Job, registry: Session, storage: Storage) -> dict[str, Any]:
     """A document of the land registry: downloaded, then stored, then the row says where."""
+    required(job, "document_number")
 
     async def fetch(visit: Any) -> dict[str, Any]:
         # The download is gone with the visit, so it is stored inside it.
         file = await land.download(visit, job)
-        stored = await asyncio.to_thread(storage.put, object_path(job), file)
+        try:
+            stored = await asyncio.to_thread(storage.put, object_path(job), file)
+        except StorageError:
+            await asyncio.to_thread(storage.check)  # where it takes nothing at all, that is no fault of this document
+            raise
         return {"file_path": stored.path, "checksum": stored.checksum, "file_size": stored.size}
 
     return await registry.run(job, fetch)
@@ -97,13 +116,14 @@ async def extraction(job: Job, registry: Session, storage: Storage) -> dict[str,
 )
 async def req(job: Job, companies: Session) -> None:
     """A search in the company register. What it finds is stored with the row's new state, or not at all."""
-    found, names = await companies.run(job, lambda visit: searches.companies(visit, job["company_name"]))
-    session = {"search_session_id": str(job.id)}
+    name = required(job, "company_name")
+    found, names = await companies.run(job, lambda visit: searches.companies(visit, name))
+    session = tables.key(job.id)
     async with job.finish() as tx:
         for table, rows in ((tables.names, names), (tables.companies, found)):
-            await tx.execute(sa.delete(table).where(table.c.search_session_id == str(job.id)))
+            await tx.execute(sa.delete(table).where(table.c.search_session_id == session))
             for row in rows:
-                await tx.execute(sa.insert(table).values(session | row))
+                await tx.execute(sa.insert(table).values({"search_session_id": session} | row))
 
 
 @mill.lane(
@@ -117,13 +137,22 @@ async def req(job: Job, companies: Session) -> None:
 )
 async def rdprm(job: Job, rights: Session) -> None:
     """A search in the movable-rights register, for a session; its inscriptions are stored with the row's new state."""
-    found = await rights.run(job, lambda visit: searches.inscriptions(visit, job["search_name"]))
-    of = {"rdprm_search_id": str(job.id), "search_session_id": str(job["search_session_id"])}
+    name = required(job, "search_name")
+    found = await rights.run(job, lambda visit: searches.inscriptions(visit, name))
+    of = {"rdprm_search_id": tables.key(job.id), "search_session_id": tables.key(job["search_session_id"])}
     table = tables.inscriptions
     async with job.finish() as tx:
-        await tx.execute(sa.delete(table).where(table.c.rdprm_search_id == str(job.id)))
+        await tx.execute(sa.delete(table).where(table.c.rdprm_search_id == of["rdprm_search_id"]))
         for row in found:
             await tx.execute(sa.insert(table).values(of | row))
+
+
+def required(job: Job, column: str) -> str:
+    """What is searched for. A row that does not say is refused, and nothing is asked of the site."""
+    if not (value := str(job[column] or "").strip()):
+        again = f"rowmill retry apps.registre:mill --env {job.environment} --lane {job.lane} --id {job.id}"
+        raise Dead(f"the row has no {column}, so there is nothing to search for\nTry: fill it in, then {again}")
+    return value
 
 
 def object_path(job: Job) -> str:

@@ -10,12 +10,22 @@ from typing import Any, TypeVar
 
 from playwright.async_api import BrowserContext, Error, Page
 
-from rowmill import Job
+from apps.storage import Unusable
+from rowmill import Job, Snooze
 from rowmill.errors import RowmillError
 
 from . import evidence, settings
 from .browser import Chromium
-from .errors import BrowserLost, LoginRefused, NotStarted, SessionExpired, SiteError
+from .errors import (
+    BrowserError,
+    BrowserLost,
+    LoginRefused,
+    NotStarted,
+    SessionExpired,
+    SiteDown,
+    SiteError,
+    SiteRefused,
+)
 from .sites import Site
 from .visit import Visit
 
@@ -35,6 +45,7 @@ class Session:
         self.access = settings.access(site.prefix, login=bool(site.login))
         timeouts = ("SITE_TIMEOUT_SECONDS", "DOWNLOAD_TIMEOUT_SECONDS")
         self._timeouts = [settings.number(name, least=0.1) for name in timeouts]
+        self._outage = settings.outage()
         self._context: BrowserContext | None = None
         #: Pages at rest: a new one is a new window, which costs the browser more than all the rest of a visit.
         self._pages: list[Page] = []
@@ -47,7 +58,17 @@ class Session:
         self._opening, self._logging_in = asyncio.Lock(), asyncio.Lock()
 
     async def run(self, job: Job, work: Callable[[Visit], Awaitable[T]]) -> T:
-        """Do a job's work in a visit; from its beginning again where the session has expired or the browser died."""
+        """Do a job's work in a visit. Where that fails for what no row can help, the row is put off and loses nothing:
+        all workers leave the lane alone for a while, or this process alone where it is its browser.
+        """
+        try:
+            return await self._run(job, work)
+        except (SiteDown, Unusable, BrowserError) as error:
+            job.log.warning("put_off: %s", error)
+            raise Snooze(self._outage, str(error), closes=not isinstance(error, BrowserError)) from error
+
+    async def _run(self, job: Job, work: Callable[[Visit], Awaitable[T]]) -> T:
+        """From its beginning again where the session has expired or the browser died."""
         logins = browsers = 0
         while True:
             known = self.logins
@@ -60,7 +81,7 @@ class Session:
             except SessionExpired:
                 logins += 1
                 if logins > _LOGINS:
-                    raise LoginRefused(
+                    raise SiteRefused(
                         f"{self.site.name} asks for the login again and again, right after it was given",
                         hint=f"log in by hand as {self.access.user!r}: is the account in use elsewhere, or limited?",
                     ) from None
@@ -93,7 +114,7 @@ class Session:
                 self.logins += 1
 
     async def _give_account(self, visit: Visit) -> None:
-        await visit.open(self.access.url + self.site.login)
+        await visit.open("login")
         await visit.fill("login_user", self.access.user)
         await visit.fill("login_password", self.access.password)
         await visit.click("login_submit")
@@ -104,7 +125,7 @@ class Session:
     def _login_refused(self) -> LoginRefused:
         return LoginRefused(
             f"{self.site.name} refuses the login of {self.access.user!r}: {self._refused}",
-            hint=f"correct {self.site.prefix}_USER and _PASSWORD, restart the workers, then retry the row",
+            hint=f"correct {self.site.prefix}_USER and _PASSWORD, and restart the workers",
         )
 
     # -- the browser

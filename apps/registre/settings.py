@@ -22,6 +22,8 @@ DEFAULTS = {
     "STUCK_AT_START_SECONDS": "120",
     "SITE_TIMEOUT_SECONDS": "30",
     "DOWNLOAD_TIMEOUT_SECONDS": "300",
+    "BREAKER_FAILURES": "5",
+    "BREAKER_MINUTES": "5",
     "EVIDENCE_DIR": "evidence",
     "CHROMIUM_PATH": "",
     "HEADLESS": "1",
@@ -78,6 +80,11 @@ def whole(name: str) -> int:
 def seconds(name: str) -> timedelta:
     """A setting that is a length of time."""
     return timedelta(seconds=number(name, least=0.1))
+
+
+def outage() -> timedelta:
+    """How long nothing is asked of a site or a storage that is in trouble."""
+    return timedelta(minutes=number("BREAKER_MINUTES", least=0.001))
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ def migrate(connection: sa.Connection) -> list[str]:
     there = sa.inspect(connection)
     known = set(there.get_table_names())
     missing = [table for table in metadata.sorted_tables if table.name not in known]
-    metadata.create_all(connection, tables=missing)
+    _create(connection, known)
     done = [f"table {table.name}" for table in missing]
     for table in metadata.sorted_tables:
         if table.name not in known:
@@ -203,6 +203,24 @@ def migrate(connection: sa.Connection) -> list[str]:
         connection.exec_driver_sql(OCR_VIEW)
         done.append("view ocr_active_workers")
     return done
+
+
+def _create(connection: sa.Connection, known: set[str]) -> None:
+    """Make the tables that are missing. Their references take the type of the key they point to, as it is there."""
+    fresh = sa.MetaData()
+    for table in metadata.sorted_tables:
+        if table.name in known:
+            sa.Table(table.name, fresh, autoload_with=connection)
+            continue
+        made = table.to_metadata(fresh)
+        for reference in made.foreign_keys:
+            reference.parent.type = reference.column.type
+        made.create(connection)
+
+
+def key(value: Any) -> sa.ColumnElement[Any]:
+    """A key of the business's own tables, a UUID or a number, as a value for a column that refers to it."""
+    return sa.literal(value, _NUMBER) if isinstance(value, int) else sa.literal(str(value), _UUID)
 
 
 def _add(connection: sa.Connection, column: sa.Column[Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from playwright.async_api import Download, Error, Frame, Locator, Page
 from playwright.async_api import TimeoutError as TookTooLong
 
-from .errors import PageChanged, SessionExpired, SiteRefused, SiteSilent
+from .errors import PageChanged, SessionExpired, SiteDown, SiteError, SiteRefused, SiteSilent
 from .sites import Site
 
 _CLOSING, _LOOKS = 5.0, 5
@@ -47,14 +47,21 @@ class Visit:
             await self._downloads.pop().delete()
 
     async def open(self, path: str) -> None:
-        """Go to a page of the site by its name, or by an address on it."""
-        address = self._base + self.site.paths[path] if path in self.site.paths else path
-        with self._answered(f"open {address}"):
-            answer = await self.page.goto(address, wait_until="domcontentloaded")
+        """Go to a page of the site by its name, or by an address on it. That a page with a name does not come is no
+        row's fault: every row needs it.
+        """
+        named = {**self.site.paths, "login": self.site.login}
+        address = self._base + named[path] if path in named else path
+        try:
+            with self._answered(f"open {address}"):
+                answer = await self.page.goto(address, wait_until="domcontentloaded")
+        except SiteSilent as error:
+            raise (SiteDown(error.message, hint=error.hint) if path in named else error) from error.__cause__
         if answer is not None and answer.status >= 400:
-            raise SiteRefused(
+            refused: type[SiteError] = SiteDown if path in named else SiteRefused
+            raise refused(
                 f"{self.site.name} answered {answer.status} to {address}: {await self._first_words()}",
-                hint="look at the site; retry the row when it is open, or correct the path in apps/registre/sites.py",
+                hint="look at the site, or correct the path in apps/registre/sites.py",
             )
 
     async def wait_for(self, *names: str, logged_in: bool = True) -> str:

@@ -4,6 +4,7 @@
     ├── DeclarationError      a lane, a table, a column or a value in a declaration is wrong
     ├── AppError              the application named on the command line cannot be loaded
     ├── WorkerIdTaken         another live worker has the configured id
+    ├── ResourceFailed        a resource that handlers ask for cannot be opened: no row's fault
     ├── LostClaim             the row is no longer this run's: its lease ran out and was taken back
     ├── UnreadableValue       a column holds a value that Python cannot
     ├── WrongArguments        a task was called with arguments that its handler does not take
@@ -49,6 +50,10 @@ class AppError(RowmillError):
 
 class WorkerIdTaken(RowmillError):
     """A second live worker asked for an id that is in use."""
+
+
+class ResourceFailed(RowmillError):
+    """A resource could not be opened: its lanes are held back, and no row is to blame."""
 
 
 class LostClaim(RowmillError):

@@ -220,7 +220,8 @@ class Mill:
         """Declare what handlers share inside a process; a handler gets it by naming it as a parameter.
 
         An (async) generator that yields it once, or a function that returns it. ``healthy(value)`` is asked before
-        each use; where it says no, the resource is closed and opened again.
+        each use; where it says no, the resource is closed and opened again. While it cannot be opened, nothing is
+        claimed for the lanes that need it.
         """
 
         def declare(function: Handler) -> Handler:

@@ -7,12 +7,16 @@ import enum
 import json
 from datetime import UTC, datetime
 from datetime import timedelta as td
+from pathlib import Path
+
+import pytest
 
 from apps.ocr.__main__ import active_workers
 from apps.ocr.tests.office import Office, small_print
 from apps.registre.lanes import extraction
 from apps.registre.standin.pdfs import document_pdf
-from databases import as_time
+from databases import Db, as_time
+from rowmill import Mill, RowmillError
 from rowmill.clock import Clock
 from rowmill.ops.row_actions import Operator, Selection
 from rowmill.store import Database
@@ -69,7 +73,7 @@ async def test_a_document_is_downloaded_read_boosted_and_stored(office: Office) 
     assert len(fields["parties"]) == 2
     assert all(f"{party['role'].capitalize()} : {party['name']}" in text for party in fields["parties"])
     assert (fields["pages"], fields["reader"]) == (2, "rapidocr")
-    assert row["ocr_progress"] == "67% page 2 of 2"
+    assert row["ocr_progress"] == "100%"
     assert row["ocr_finished_at"] is not None
     assert office.left() == []
 
@@ -94,7 +98,7 @@ async def test_a_failure_goes_back_to_3_until_the_rows_own_limit_is_reached(offi
 
 
 async def test_errors_of_extraction_and_of_ocr_stand_side_by_side(office: Office) -> None:
-    """B6: neither overwrites the other, and a later success leaves error_message as it was."""
+    """B6: neither overwrites the other; a later success leaves error_message as it was, and clears ocr_error."""
     (key,) = office.add(small_print(), error_message="the registry was slow")
     path = office.row(key)["file_path"]
     office.db.execute(f"update extraction_queue set file_path = 'prod/gone.pdf' where id = {key}")
@@ -108,7 +112,7 @@ async def test_errors_of_extraction_and_of_ocr_stand_side_by_side(office: Office
         assert (await kit.step()).outcome == "done"
     row = office.row(key)
     assert (row["status_id"], row["error_message"]) == (5, "the registry was slow")
-    assert "prod/gone.pdf" in row["ocr_error"]
+    assert (row["ocr_error"], row["ocr_progress"]) == (None, "100%")
 
 
 async def test_a_document_without_a_sign_of_life_for_ten_minutes_goes_back(office: Office) -> None:
@@ -174,6 +178,17 @@ async def test_the_view_shows_who_reads_and_heartbeats_do_not_move_it(office: Of
     first, second = before
     assert as_time(first["newest_job"]) - as_time(first["oldest_job"]) >= td(minutes=3)
     assert second["newest_job"] == second["oldest_job"]
+
+
+async def test_who_reads_is_not_known_before_the_tables_are_there(db: Db, tmp_path: Path) -> None:
+    """B8: what to run, and no traceback; no file is made where there is none."""
+    file = tmp_path / "none.db"
+    for url in (db.url, f"sqlite:///{file}"):
+        with pytest.raises(
+            RowmillError, match=r"prod: cannot read ocr_active_workers(.|\n)*Try: python -m apps.ocr migrate"
+        ):
+            await active_workers(Mill({"prod": url}))
+    assert not file.exists()
 
 
 class Other(enum.IntEnum):

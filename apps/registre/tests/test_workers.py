@@ -47,6 +47,7 @@ async def test_unified_workers_have_ids_of_their_own_and_tell_how_they_are(
     db = (await environments(fresh, monkeypatch, prod="postgresql"))["prod"]
     log = place / "log"
     monkeypatch.setenv("WORKER_COUNT", "1")
+    monkeypatch.setenv("SITE_TIMEOUT_SECONDS", "90")  # a document is held up while another process is asked
     documents(db, document_number="1")
     documents(db, document_number="9")
     with process(log, "apps.registre", "run"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..declare import retry
+from ..errors import ResourceFailed
 from ..events import Events, logger
 from ..store.gates.gate_learning import BreakerChange
 from ..store.lane.claim import Claim, Settlement, Swept
@@ -94,6 +95,8 @@ class Counters:
                 self._write_down(held, settlement)
             if settlement.kind in ("retry", "dead"):
                 self._emit("job_failed", logging.WARNING, held, settlement)
+            elif isinstance(settlement.cause, ResourceFailed) and settlement.delay is not None:
+                self.unopened(held, settlement.cause, settlement.delay.total_seconds())
             elif detailed and settlement.kind != "release":
                 self._emit("job_settled", logging.DEBUG, held, settlement)
         self.told(self)
@@ -150,6 +153,14 @@ class Counters:
             logging.WARNING if turned.opened else logging.INFO,
             worker=self.worker, lane=held.store.lane.name, environment=held.store.binding.environment,
             by=turned.dim, key=turned.key, streak=turned.streak,
+        )  # fmt: skip
+
+    def unopened(self, held: LaneState, error: ResourceFailed, retry_in: float) -> None:
+        """A resource cannot be opened: the lane waits for it, and its rows stay as they are."""
+        self.events.emit(
+            "resource_failed", logging.ERROR, worker=self.worker, lane=held.store.lane.name,
+            environment=held.store.binding.environment, error=error.message, retry_in=retry_in, cause=error.__cause__,
+            **({"hint": error.hint} if error.hint else {}),
         )  # fmt: skip
 
     def lost(self, held: LaneState, claim: Claim) -> None:

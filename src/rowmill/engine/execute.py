@@ -15,7 +15,7 @@ from typing import Any
 
 from ..declare import retry
 from ..declare.outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
-from ..errors import LostClaim, WrongResult
+from ..errors import LostClaim, ResourceFailed, WrongResult
 from ..store import LaneStore
 from ..store.driver_errors import from_standby
 from ..store.lane.claim import Claim, Settlement
@@ -27,7 +27,7 @@ from .resources import Resources
 from .traced_lane import kept_with
 from .tracing import Tracer
 
-_FALLBACK, _SWITCHOVER = timedelta(minutes=1), timedelta(seconds=1)
+_FALLBACK, _SWITCHOVER, _UNOPENED = timedelta(minutes=1), timedelta(seconds=1), timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Execution:
         timeout = self.store.binding.timeout
         seconds = timeout.total_seconds() if timeout else None
         self._plan = self._planned(self.lane.handler, self.lane.handler, self.lane.resources(), seconds)
+        #: Resources without which nothing is claimed. A queue has tasks that do without; a child process opens its own.
+        self.needs = [] if self.lane.own or self.lane.isolation == "process" else self._plan.names
 
     @property
     def store(self) -> LaneStore:
@@ -241,6 +243,8 @@ def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
     text = _words(error) or type(error).__name__
     if from_standby(error):
         return Settlement(claim, "snooze", delay=_SWITCHOVER)  # the row is not at fault, and costs no attempt
+    if isinstance(error, ResourceFailed):
+        return Settlement(claim, "snooze", delay=_UNOPENED)  # nor here
     verdict: Any = None
     policy = store.policy(claim)
     if policy.classify is not None:

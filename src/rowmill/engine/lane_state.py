@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ResourceFailed
 from ..store import LaneStore
 from ..store.lane.claim import Claim, Settlement
 from .gate_feedback import GateFeedback
@@ -43,6 +44,9 @@ class LaneState:
         #: The database refused the lane's claim, or nothing keeps its retries back: left alone until then (monotonic).
         self.rests_until = 0.0
         self.refused: str | None = None
+        #: Why the handler's resources could not be opened, and how many seconds the lane rests before the next try.
+        self.unopened: ResourceFailed | None = None
+        self.open_pause = 0.0
         #: Outcomes wait until then (monotonic), and so long: the table or a right is not as the statement needs it.
         self.settle_again, self.settle_pause = 0.0, 0.0
         #: The table was altered: look at it again before the next claim.

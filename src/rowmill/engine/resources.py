@@ -1,7 +1,8 @@
 """Resources: what handlers share inside a process: a client, a browser, a model.
 
 Opened on first use, once; closed at shutdown in reverse order; opened again after opening failed, or when the
-resource's own health check says that it broke.
+resource's own health check says that it broke. A resource that cannot be opened raises ResourceFailed: the worker then
+claims nothing for the lanes that need it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DeclarationError, did_you_mean
+from ..errors import DeclarationError, ResourceFailed, RowmillError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,12 @@ class Resources:
                 raise DeclarationError(f"{where}: resources need each other: {' -> '.join((*above, name))}")
             self.check(self._declared[name].needs(), where, (*above, name))
 
+    def are_open(self, names: list[str]) -> bool:
+        """Whether all of these were opened, and none was closed again."""
+        return all(name in self._open for name in names)
+
     async def get(self, names: list[str]) -> dict[str, Any]:
-        """The named resources, opened where they are not."""
+        """The named resources, opened where they are not. Raises ResourceFailed where one cannot be opened."""
         return {name: await self._one(name) for name in names}
 
     async def _one(self, name: str) -> Any:
@@ -67,9 +72,11 @@ class Resources:
             stack = AsyncExitStack()
             try:
                 value = await _opened(resource.opener, needed, stack)
-            except BaseException:
-                await stack.aclose()
-                raise
+            except BaseException as error:
+                await _closed(stack)
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                raise _failed(name, error) from error
             self._open[name] = (value, stack)
             return value
 
@@ -97,6 +104,13 @@ async def _opened(opener: Callable[..., Any], needed: dict[str, Any], stack: Asy
         return stack.enter_context(contextmanager(plain)(**needed))
     value = opener(**needed)
     return await value if inspect.isawaitable(value) else value
+
+
+def _failed(name: str, error: BaseException) -> ResourceFailed:
+    words, hint = f"{type(error).__name__}: {error}", None
+    if isinstance(error, RowmillError):
+        words, hint = error.message, error.hint
+    return ResourceFailed(f"the resource {name!r} cannot be opened: {words}", hint=hint)
 
 
 async def _is_healthy(resource: Resource, value: Any) -> bool:

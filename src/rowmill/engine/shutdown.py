@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _LAST, _HURRIED = 20.0, 3.0  # seconds for the last outcomes, where the database is slow or away
 _ASK_PAUSES = 0.5
+_GIVE_UP = 4.0  # seconds between two tries to open a resource: a drain does not wait longer, after three of them
 _BLOCKED = 1.0  # seconds without a sign from the event loop: it ticks twice as often
 RECYCLE = 75  # exit code: start this worker again
 
@@ -149,6 +150,11 @@ class Shutdown:
                         f" {held.refused}",
                         hint=f"rowmill sql shows the statement; running={dict(held.store.lane.running)!r}",
                     )
+                if unfinished and held.unopened is not None and held.open_pause >= _GIVE_UP:
+                    raise RowmillError(
+                        f"lane {held.store.lane.name!r}: {held.unopened.message}, so its rows cannot be drained",
+                        hint=held.unopened.hint,
+                    )
                 if unfinished:
                     held_back = await self._held_back(held)
                     if held_back is None:
@@ -226,6 +232,7 @@ class Shutdown:
             await slots.close()  # also where the work ended in an error: a slot waits for ever unless it is told
         for place in worker.places:
             await place.close(self.snapshot())
+        await worker.stop_opening()
         await worker.resources.close()
         worker.tally.summarise(time.monotonic(), last=True)
         # The last word of every worker: who sends things elsewhere in the background sends the rest now.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
 import uuid
@@ -23,6 +24,7 @@ from ..errors import (
     DatabaseError,
     DeclarationError,
     Refused,
+    ResourceFailed,
     Unreachable,
     UnreadableReply,
     Unserved,
@@ -53,6 +55,8 @@ _CLAIMS = 10  # one after another, before the worker looks around
 _FEW = 16  # rows taken back from a dead worker that run side by side
 _LOOK_AGAIN = 1.0  # seconds between two looks at a table that was altered and misses what its lane needs
 _REST = 10.0  # seconds for which a lane whose claim was refused is left alone
+_OPENING = 5.0  # seconds that lanes below wait for the resources of one above, so that the order holds
+_OPEN_AGAIN = (1.0, 60.0)  # seconds before a resource that failed to open is tried again: first, and at most
 
 
 class Worker:
@@ -108,6 +112,7 @@ class Worker:
         #: A lane with rows that were taken back from a dead worker: they run while this process holds nothing else.
         self._apart: LaneState | None = None
         self._suspects: list[Claim] = []
+        self._opening: set[asyncio.Task[None]] = set()
         self._threads: ThreadPoolExecutor | None = None
         self._started = self.stopping = self.hurried = self.recycling = False
         self._above: list[LaneState] = []
@@ -396,8 +401,9 @@ class Worker:
     async def _claim_or_rest(self, place: Environment, held: LaneState) -> None:
         """A lane whose claim the database refuses does not stop the others."""
         try:
-            await self._claim(held)
-            held.refused = None
+            if await self._equipped(place, held):
+                await self._claim(held)
+                held.refused = None
         except UnreadableReply as error:
             # The rows are this worker's, and the next look reads them so that only the one value is missing.
             held.unsure, place.look = held.store.marked, True
@@ -424,6 +430,41 @@ class Worker:
             raise
         finally:
             self._tell_refused(held)
+
+    async def _equipped(self, place: Environment, held: LaneState) -> bool:
+        """Whether the handler's resources are open. They are opened when the first row is ready and before it is
+        claimed: where that fails, the lane rests and its rows stay as they are.
+        """
+        needs = self.slots[held.store.lane.name].executions[id(held)].needs
+        if self.resources.are_open(needs):
+            return True
+        if not await probe(place.database, [held.store]):
+            return False
+        held.rests_until = math.inf
+        opening = asyncio.create_task(self._open_resources(place, held, needs))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        if held.unopened is None:
+            await asyncio.wait([opening], timeout=_OPENING)
+        return self.resources.are_open(needs) and not self.stopping
+
+    async def _open_resources(self, place: Environment, held: LaneState, names: list[str]) -> None:
+        try:
+            await self.resources.get(names)
+            held.unopened, held.open_pause, held.rests_until = None, 0.0, 0.0
+        except ResourceFailed as error:
+            held.open_pause = min(max(2 * held.open_pause, _OPEN_AGAIN[0]), _OPEN_AGAIN[1])
+            held.unopened, held.rests_until = error, time.monotonic() + held.open_pause
+            self.tally.unopened(held, error, held.open_pause)
+        place.look = True
+        self.bell.ring()
+
+    async def stop_opening(self) -> None:
+        """Give up what is still being opened: the worker stops."""
+        for opening in self._opening:
+            opening.cancel()
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=_OPENING)
 
     async def _look_at_table(self, place: Environment, held: LaneState) -> None:
         """After ALTER TABLE: bind the lane again. A lane that misses what it needs rests, and looks again later."""

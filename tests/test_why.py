@@ -522,7 +522,11 @@ SHAPES = {
         Rate(6, per=td(hours=1), by="domain", burst=6),
         Breaker(2, td(minutes=5), by="domain"),
     ],
-    "walk": [Concurrency(2, by="domain"), Rate(6, per=td(hours=1), by="domain", burst=6), Concurrency(4, by="source_id")],
+    "walk": [
+        Concurrency(2, by="domain"),
+        Rate(6, per=td(hours=1), by="domain", burst=6),
+        Concurrency(4, by="source_id"),
+    ],
 }
 
 

@@ -1,4 +1,4 @@
-"""The original's own tables, with its columns and nothing more, its own worker beside this one, and its own questions."""
+"""The original's own tables, its columns and nothing more; its own worker beside this one; its own questions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ $$
 BY_WORKER = "select status, locked_by, count(*) as n from scrape_jobs group by status, locked_by order by locked_by"
 STUCK = """select id, locked_by, now() - heartbeat_at as since_heartbeat from scrape_jobs
     where status = 'running' and (heartbeat_at is null or heartbeat_at < now() - interval '5 minutes')"""
-HEALTH = "select name, enabled, failure_streak, last_success_at, last_failure_at, paused_until from sources order by name"
+HEALTH = (
+    "select name, enabled, failure_streak, last_success_at, last_failure_at, paused_until from sources order by name"
+)
 
 
 @pytest.fixture(params=KEYS)
@@ -103,7 +105,7 @@ async def foreign(db: Db, first_done: asyncio.Event) -> list[Any]:
                 first_done.set()
                 done = "select count(*) from scrape_jobs where status = 'succeeded'"
                 async with asyncio.timeout(60):
-                    while not await connection.fetchval(done):
+                    while not await connection.fetchval(done):  # noqa: ASYNC110 (a row is asked, it does not tell)
                         await asyncio.sleep(0.02)
             await connection.execute(
                 "update scrape_jobs set status = 'succeeded', completed_at = now() where id = $1", job["id"]

@@ -75,6 +75,6 @@ async def create_tables(url: str) -> list[str]:
     if not others:
         return []
     return [
-        f"{others} enrichment jobs have no url and are left to whoever made them. To take them, give them one, and run"
+        f"enrichment jobs without a url ({others}) are left to whoever made them. To take them, give them one, and run"
         " this again: update enrichment_jobs e set url = l.url from your_links l where l.id = e.link_canonical_id"
     ]

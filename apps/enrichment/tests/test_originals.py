@@ -68,7 +68,7 @@ async def test_the_original_s_tables_get_what_they_lack(pg: Db, net: Internet, u
     pg.execute("insert into import_jobs (user_id) values (?)", keys[user])
     pg.execute("insert into enrichment_jobs (link_canonical_id) values (?)", uuid4())
     (note,) = await create_tables(pg.url)
-    assert note.startswith("1 enrichment jobs have no url")
+    assert note.startswith("enrichment jobs without a url (1) are left")
     assert await create_tables(pg.url) == [note], "again at any time"
     connection = await connect(pg.url)
     id, _ = await users.add(connection, "ada")

@@ -205,7 +205,7 @@ insert into parts (spot, key, turn, tokens) select 1 + n % 2, n, n, 'k' || n % 3
 
     states = {state: {"status": value} for state, value in
               {"ready": "queued", "running": "running", "done": "done", "dead": "dead"}.items()}  # fmt: skip
-    gates = [Concurrency(2, by="tokens"), Rate(1000, by="tokens", burst=1000), *beside]
+    gates = [Concurrency(2, by="tokens"), Rate(1000, by="tokens"), *beside]
     mill.lane("parts", gates=gates, **states)(crawl)
     async with Kit(mill) as kit:
         for _ in range(2):

@@ -113,7 +113,7 @@ async def test_statements_stay_cheap_whatever_the_planner_knows(pg: Db, known: s
     if known == "while queued":
         pg.execute("analyze pages")
     mill = Mill(pg.url)
-    gated.lane(mill, gates=[Concurrency(3, by="domain"), Rate(100, by="domain", burst=100)])
+    gated.lane(mill, gates=[Concurrency(3, by="domain"), Rate(100, by="domain")])
     async with Kit(mill) as kit:
         store = await kit.store()
         held = [claim for _ in range(12) for claim in await store.claim(20)]

@@ -35,7 +35,7 @@ async def test_a_task_is_limited_by_an_argument_across_workers(db: Db) -> None:
 async def test_rate_and_pace_hold_back_tasks(db: Db) -> None:
     mill = Mill(db.url)
 
-    @mill.task(gates=[Rate(2, per=td(hours=1), burst=2)])
+    @mill.task(gates=[Rate(2, per=td(hours=1))])
     async def mail(to: str) -> None: ...
 
     @mill.task(pace=(1, td(hours=1)))

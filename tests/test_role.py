@@ -144,7 +144,7 @@ async def test_every_verb_of_a_worker_runs_under_its_role_and_nothing_else_does(
         @mill.lane(
             "jobs", name="fetch", ready={"status": "queued"}, running={"status": "running"}, done={"status": "done"},
             dead={"status": "dead"}, max_attempts=2, backoff=fixed(td(0)), lease=td(minutes=1), max_reclaims=0,
-            gates=[Concurrency(9, by="site"), Breaker(9, td(minutes=1), by="site"), Rate(99, by="site", burst=99)],
+            gates=[Concurrency(9, by="site"), Breaker(9, td(minutes=1), by="site"), Rate(99, by="site")],
         )  # fmt: skip
         async def fetch(job: Any) -> None:
             await job.progress(0.5, "half")

@@ -15,7 +15,7 @@ STATES = {state: {"status": state} for state in ("ready", "running", "done", "de
 GATES: dict[str, list[Any]] = {
     "no gate": [],
     "a limit by key": [Concurrency(100, by="site")],
-    "a rate by key": [Rate(1000, by="site", burst=1000)],
+    "a rate by key": [Rate(1000, by="site")],
     "in all": [Concurrency(100)],
 }
 

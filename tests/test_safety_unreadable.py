@@ -28,7 +28,7 @@ STATES = {state: {"status": state} for state in ("ready", "running", "done", "de
 GATES: dict[str, list[Any]] = {
     "no gate": [],
     "a limit by key": [Concurrency(40, by="site")],
-    "a rate": [Rate(1000, by="site", burst=1000), Concurrency(50)],
+    "a rate": [Rate(1000, by="site"), Concurrency(50)],
 }
 
 

@@ -519,14 +519,10 @@ def test_it_is_ready_and_in_line(row: Row, command: Command) -> None:
 SHAPES = {
     "turns": [
         Concurrency(2, by="domain"),
-        Rate(6, per=td(hours=1), by="domain", burst=6),
+        Rate(6, per=td(hours=1), by="domain"),
         Breaker(2, td(minutes=5), by="domain"),
     ],
-    "walk": [
-        Concurrency(2, by="domain"),
-        Rate(6, per=td(hours=1), by="domain", burst=6),
-        Concurrency(4, by="source_id"),
-    ],
+    "walk": [Concurrency(2, by="domain"), Rate(6, per=td(hours=1), by="domain"), Concurrency(4, by="source_id")],
 }
 
 

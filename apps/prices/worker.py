@@ -117,7 +117,9 @@ def cache() -> Iterator[Answers]:
     timeout=timedelta(seconds=4 * settings.http_timeout_seconds),  # a site that never stops talking
     classify=classify,
     gates=[
-        Rate.from_table("sources", "rate_limit_per_minute", by="source_id"),
+        Rate.from_table(
+            "sources", "rate_limit_per_minute", by="source_id", burst=1
+        ),  # spread evenly: 6 a minute is 6 in every minute
         Breaker(
             settings.breaker_failures,
             timedelta(seconds=settings.breaker_pause_seconds),

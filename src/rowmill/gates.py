@@ -16,8 +16,6 @@ from .errors import DeclarationError, did_you_mean
 
 #: What a failed run can be to a breaker.
 CLASSES = ("transient", "permanent", "rate")
-#: Without ``burst``, as many may start at once as a rate lets through in a second divided by this: at least one.
-BURSTS_PER_SECOND = 10
 
 
 @dataclass(frozen=True)
@@ -72,12 +70,10 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Rate:
-    """At most ``n`` starts ``per`` that time, of one key or of the whole lane, spread evenly over it.
+    """At most ``n`` starts ``per`` that time, of one key or of the whole lane; up to ``burst`` (default n) at once.
 
-    A token bucket that all workers share: over any window never more than ``burst`` and what flows in meanwhile.
-    ``burst``: how many may start at once after a rest. Default: what the rate lets through in a tenth of a second, at
-    least 1. A rate of 6 per minute starts one row every 10 seconds; ``Rate(6, burst=6)`` starts six at once, and up to
-    twelve in the first minute.
+    A token bucket that all workers share: over any window never more than ``burst + n * window``. ``burst=1`` spreads
+    the starts evenly.
     """
 
     n: float
@@ -137,9 +133,7 @@ class Rate:
 
     def capacity(self, n: float) -> float:
         """How many may start at once, where ``n`` is the rate in force."""
-        if self.burst is not None:
-            return float(self.burst)
-        return float(max(math.floor(n / (BURSTS_PER_SECOND * self.per.total_seconds())), 1))
+        return float(self.burst if self.burst is not None else max(math.floor(n), 1))
 
 
 @dataclass(frozen=True)

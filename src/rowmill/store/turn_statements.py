@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..allowance import LAG_SHARE, SLACK, START_LAG
-from ..gates import BURSTS_PER_SECOND
 from .gate_rows import LONGEST
 from .gating import Dimension
 
@@ -84,8 +83,7 @@ class TurnStatements:
         per = rate.per.total_seconds()
         if rate.source is None:
             return f"{rate.n / per!r}::float8", f"{rate.capacity(rate.n)!r}::float8"
-        share = f"floor(_f.listed / {BURSTS_PER_SECOND * per!r})"
-        size = f"{rate.burst}.0" if rate.burst is not None else f"greatest({share}, 1.0)"
+        size = f"{rate.burst}.0" if rate.burst is not None else "greatest(floor(_f.listed), 1.0)"
         speed = f"case when _f.listed > 0 then _f.listed / {per!r} when _f.listed <= 0 then 0.0 end"
         return speed, f"case when _f.listed > 0 then {size} else 0.0 end"
 

@@ -7,10 +7,13 @@ import json
 import logging
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 import pytest
 
-from rowmill import configure_logs
+import farm
+from databases import Db
+from rowmill import Cancel, Mill, configure_logs
 from rowmill.events import Events, logger
 
 
@@ -32,3 +35,29 @@ def test_a_failures_line_tells_both_when_and_where_it_was(lines: io.StringIO) ->
     assert told["at"] == "app.py:7 in work"
     assert abs(datetime.fromisoformat(told["time"]).timestamp() - datetime.now().timestamp()) < 60
     assert (told["level"], told["event"], told["error"]) == ("warning", "job_failed", "no page")
+
+
+@pytest.mark.parametrize(
+    ("canceled", "event", "level", "counts"),
+    [(None, "job_failed", "warning", (1, 1, 0)), ({"status": "canceled"}, "job_settled", "info", (0, 0, 1))],
+)
+async def test_a_canceled_run_is_logged_with_its_reason_and_counted(
+    db: Db, lines: io.StringIO, canceled: Any, event: str, level: str, counts: tuple[int, int, int]
+) -> None:
+    """D1: a lane without a state for canceled rows shows them as dead, and says so."""
+
+    async def work(job: Any) -> None:
+        raise Cancel("not wanted")
+
+    db.execute(farm.JOBS[db.dialect])
+    db.insert("jobs", [{"status": "queued"}])
+    mill = Mill(db.url)
+    states: dict[str, Any] = {state: {"status": state} for state in ("running", "done", "dead")}
+    mill.lane("jobs", name="jobs", ready={"status": "queued"}, canceled=canceled, **states)(work)
+    tally = await mill.worker(drain=True).run()
+    assert (tally.failures, tally.died, tally.canceled) == counts
+    told = [json.loads(line) for line in lines.getvalue().splitlines()]
+    (line,) = [each for each in told if each["event"] in ("job_failed", "job_settled")]
+    assert (line["event"], line["level"], line["outcome"], line["error"]) == (event, level, "canceled", "not wanted")
+    (summary,) = [each for each in told if each["event"] == "lane_summary"]
+    assert (summary["fail_count"], summary["canceled_count"]) == (counts[0], counts[2])

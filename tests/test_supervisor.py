@@ -228,7 +228,7 @@ def test_a_drain_ends_with_0_and_says_what_was_done(jobs: Db, run: MakeRun) -> N
     here = run("--drain", "--processes", "2", "--json", form="console")
     assert here.wait() == 0
     assert json.loads(here.out.read_text()) == {
-        "drained": True, "done": 2, "failed": 0, "dead": 0, "held_back": [], "elsewhere": [],
+        "drained": True, "done": 2, "failed": 0, "dead": 0, "canceled": 0, "held_back": [], "elsewhere": [],
     }  # fmt: skip
     assert "Drained: 2 done, 0 failed attempts, 0 dead; nothing is ready or running.\n" in here.log.read_text()
     assert all(re.fullmatch(rf".+-{here.process.pid}-[0-9a-z]{{4}}", name) for name in workers(jobs))
@@ -248,12 +248,16 @@ def test_a_drain_that_found_nothing_says_so_and_where_the_rows_are(jobs: Db, run
     assert logged.events("run_ended")[0]["hint"] == hint
 
 
-def test_a_drain_that_only_canceled_did_find_something(jobs: Db, run: MakeRun) -> None:
-    """Neither done nor failed, and not nothing."""
+def test_a_drain_that_only_canceled_counts_it(jobs: Db, run: MakeRun) -> None:
+    """Without a state for it a canceled row is dead: logged with its reason, counted, and in the exit code."""
     add(jobs, "cancel")
     here = run("--drain", form="console")
-    assert here.wait() == 0
-    assert "Drained: 0 done, 0 failed attempts, 0 dead; nothing is ready or running.\n" in here.log.read_text()
+    assert here.wait() == 3
+    log = here.log.read_text()
+    assert "Drained: 0 done, 1 failed attempt, 1 dead; nothing is ready or running.\n" in log
+    (line,) = [line for line in log.splitlines() if "job_failed" in line]
+    assert "outcome=canceled" in line
+    assert 'error="not wanted"' in line
 
 
 def test_a_child_killed_in_a_drain_is_started_again_so_that_its_rows_are_finished(

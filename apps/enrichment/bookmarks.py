@@ -16,7 +16,8 @@ from html.parser import HTMLParser
 from apps.markup import decode, storable
 from rowmill import RowmillError
 
-_SURE = re.compile(r"<!doctype\s+netscape-bookmark|<dl\b|<a\s", re.IGNORECASE)
+_EXPORTED = re.compile(r"<!doctype\s+netscape-bookmark", re.IGNORECASE)
+_LINK = re.compile(r"<a\s", re.IGNORECASE)
 #: Deeper than anybody sorts; a file that goes on opening folders is kept flat from here on.
 DEEPEST = 50
 #: Longer names are cut, and more bookmarks are not taken: each of them has its folders' names with it.
@@ -45,11 +46,10 @@ _EXPORT = "export it from the browser's bookmark manager, as HTML"
 def read(content: bytes) -> Iterator[Bookmark]:
     """All bookmarks of a file, in its order."""
     text = storable(decode(content)).replace("<![", "&lt;![")  # Python's parser gives up at these
-    if not _SURE.search(text):
-        raise NotBookmarks(
-            "this is not a bookmarks file: it has neither folders nor links",
-            hint=_EXPORT,
-        )
+    exported = bool(_EXPORTED.search(text))
+    none = NotBookmarks("this is not a bookmarks file: it has no links", hint=_EXPORT)
+    if not exported and not _LINK.search(text):
+        raise none
     reader = _Reader()
     for at in range(0, len(text), _PIECE):
         reader.feed(text[at : at + _PIECE])
@@ -60,6 +60,8 @@ def read(content: bytes) -> Iterator[Bookmark]:
     if len(reader.rawdata) <= _REST:
         reader.close()
     reader.end_link()
+    if not exported and not reader.found:  # an export may be empty; a page, or bytes that look like one, is none
+        raise none
     yield from reader.found
 
 

@@ -40,11 +40,18 @@ update import_jobs i set processed_items = i.processed_items + s.items, failed_i
 from sums s where i.id = s.import_job_id
 returning i.id, i.processed_items = i.total_items as complete
 """)
+_ENDED = text("""
+select distinct l.link_canonical_id, cast(e.status as text) as status
+from import_links l join enrichment_jobs e using (link_canonical_id)
+where l.outcome is null and e.status in ('succeeded', 'dead')
+""")
 _CLOSE = text("""
 update import_jobs set status = 'succeeded', phase = 'over', finished_at = now()
 where id = any (cast(:ids as uuid[])) and status = 'running' and phase = 'enriching' and processed_items = total_items
 """)
-_FORBIDDEN = text("update enrichment_jobs set forbidden = forbidden + 1 where id = any (cast(:ids as uuid[]))")
+_FORBIDDEN = text("""
+update enrichment_jobs set forbidden = forbidden + 1 where link_canonical_id = any (cast(:links as uuid[]))
+""")
 _CANDIDATE = text("""
 insert into block_candidates (domain, reason, refusals)
 select e.domain, min(e.reason), count(*)
@@ -68,6 +75,12 @@ async def count(tx: Any, ended: Iterable[tuple[Any, str]]) -> None:
     await close(tx, [id for id, complete in rows if complete])
 
 
+async def count_others(tx: Any) -> None:
+    """Count links that another program ended, with statements of its own."""
+    rows = (await tx.execute(_ENDED)).all()
+    await count(tx, [(link, "done" if status == "succeeded" else "dead") for link, status in rows])
+
+
 async def close(tx: Any, imports: list[Any]) -> None:
     """End those of the imports whose every item is over."""
     if imports:
@@ -77,8 +90,8 @@ async def close(tx: Any, imports: list[Any]) -> None:
 async def refused(tx: Any, settled: Iterable[Any]) -> None:
     """Count a row's 403s, and put down the domains whose refusal ended a row."""
     known = [(s, (s.error or "").partition(":")[0]) for s in settled if s.outcome in ("retry", "dead")]
-    if ids := [s.id for s, reason in known if reason == "forbidden"]:
-        await tx.execute(_FORBIDDEN, {"ids": ids})
+    if links := [s["link_canonical_id"] for s, reason in known if reason == "forbidden"]:
+        await tx.execute(_FORBIDDEN, {"links": links})
     final = [(s, reason) for s, reason in known if s.outcome == "dead" and reason in REFUSALS]
     if final:
         given = {

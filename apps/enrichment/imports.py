@@ -42,7 +42,7 @@ select count(*) from (
     order by link_canonical_id for no key update) locked;
 --
 -- Tried before, in vain, and not because its site refuses: once more.
-update enrichment_jobs e set status = 'queued', attempts = 0, failures = 0, reclaims = 0, run_after = now(),
+update enrichment_jobs e set status = 'queued', attempts = 0, run_after = now(),
     locked_at = null, locked_by = null, forbidden = 0, moved_to = null, hops = 0, domain = l.domain, updated_at = now()
 from link_canonicals l
 where e.link_canonical_id in (select link from staged) and e.status = 'dead' and l.id = e.link_canonical_id
@@ -77,6 +77,7 @@ where l.import_job_id = :import and e.link_canonical_id = l.link_canonical_id an
     "import_jobs",
     name="read",
     ready={"status": "queued", "phase": "waiting"},
+    where="id in (select import_job_id from import_files)",  # others' imports have their files elsewhere
     running={"status": "running", "phase": "reading", "started_at": NOW},
     done={"status": "running", "phase": "enriching"},
     dead={"status": "failed", "phase": "over", "finished_at": NOW},

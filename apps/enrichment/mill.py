@@ -9,7 +9,7 @@ from pathlib import Path
 
 import asyncpg
 
-from rowmill import Mill
+from rowmill import Mill, RowmillError, domain
 
 from . import fetch
 from .connect import connect, pool
@@ -40,10 +40,41 @@ async def db() -> AsyncIterator[asyncpg.Pool]:
         yield opened
 
 
-async def create_tables(url: str) -> None:
-    """Make the tables where they are missing."""
+#: Keys that this application makes itself, from a link's address or for whoever asks; other types it cannot work with.
+_UUIDS = (("import_jobs", "id"), ("enrichment_jobs", "link_canonical_id"))
+_TYPE = """
+select format_type(atttypid, atttypmod) from pg_attribute
+where attrelid = to_regclass($1::text) and attname = $2::text and not attisdropped"""
+_WITHOUT_DOMAIN = "select id, url from enrichment_jobs where domain is null and url is not null limit 10000"
+_WITHOUT_URL = "select count(*) from enrichment_jobs where url is null and status in ('queued', 'failed')"
+
+
+async def create_tables(url: str) -> list[str]:
+    """Make the tables where they are missing, and add to those that were there before the columns that they lack.
+    Returns what is left to do.
+    """
     connection = await connect(url)
     try:
+        for table, column in _UUIDS:
+            if (kind := await connection.fetchval(_TYPE, table, column)) not in (None, "uuid"):
+                raise RowmillError(
+                    f"{table}.{column} is {kind}, and this application needs uuid",
+                    hint=f"a database of its own, or: alter table {table} alter column {column} type uuid using ...",
+                )
         await connection.execute(Path(__file__).with_name("schema.sql").read_text())
+        while rows := await connection.fetch(_WITHOUT_DOMAIN):
+            named = [(id, domain(address) or "unknown") for id, address in rows]
+            await connection.executemany("update enrichment_jobs set domain = $2 where id = $1", named)
+        others = await connection.fetchval(_WITHOUT_URL)
+    except asyncpg.PostgresError as error:
+        raise RowmillError(
+            f"the tables could not be set up: {error}", hint="compare your tables with apps/enrichment/schema.sql"
+        ) from error
     finally:
         await connection.close()
+    if not others:
+        return []
+    return [
+        f"enrichment jobs without a url ({others}) are left to whoever made them. To take them, give them one, and run"
+        " this again: update enrichment_jobs e set url = l.url from your_links l where l.id = e.link_canonical_id"
+    ]

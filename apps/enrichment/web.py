@@ -1,14 +1,15 @@
 """The web side: creates imports, shows how they stand, and checks who may see them. It fetches nothing and works on
 nothing; the workers find what is to be done in the database.
 
-``uvicorn --factory apps.enrichment.web:app``. Every request carries ``Authorization: Bearer TOKEN``. What is another
-user's is answered exactly like what is not there.
+``uvicorn --factory apps.enrichment.web:app``, or ``python -m apps.enrichment.web``. Every request carries
+``Authorization: Bearer TOKEN``. What is another user's is answered exactly like what is not there.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -16,24 +17,30 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rowmill import RowmillError
+
 from . import users
-from .connect import pool
+from .connect import database_url, pool
 from .settings import Settings
 
 IMPORT = """id, source_type, status, total_items, processed_items, failed_items, created_at, started_at, finished_at,
     last_error"""
 PAGE = 200
-Handler = Callable[[Request, asyncpg.Pool, UUID], Awaitable[Response]]
+Handler = Callable[[Request, asyncpg.Pool, Any], Awaitable[Response]]
 
 
 def app(url: str | None = None) -> Starlette:
     """The application over a database; by default where ``ROWMILL_DATABASE_URL`` says."""
-    address = url or os.environ["ROWMILL_DATABASE_URL"]
+    try:
+        address = url or database_url(os.environ)
+    except RowmillError as error:  # a server that starts a factory would show a traceback of it
+        sys.exit(f"Error: {error.message}\nTry: {error.hint}")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -65,7 +72,7 @@ def _for_user(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-async def create(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
+async def create(request: Request, db: asyncpg.Pool, user: Any) -> Response:
     """``POST /imports`` with a bookmarks file as its body: an import that waits for a worker."""
     most = Settings.read().upload_bytes
     content = bytearray()
@@ -83,7 +90,7 @@ async def create(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
     return _json(dict(row), 201)
 
 
-async def overview(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
+async def overview(request: Request, db: asyncpg.Pool, user: Any) -> Response:
     """``GET /imports``: the user's imports, the newest first."""
     rows = await db.fetch(
         f"select {IMPORT} from import_jobs where user_id = $1 order by created_at desc limit {PAGE}", user
@@ -91,7 +98,7 @@ async def overview(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
     return _json([dict(row) for row in rows])
 
 
-async def show(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
+async def show(request: Request, db: asyncpg.Pool, user: Any) -> Response:
     """``GET /imports/ID``."""
     row = await db.fetchrow(
         f"select {IMPORT} from import_jobs where id = $1 and user_id = $2", request.path_params["id"], user
@@ -99,7 +106,7 @@ async def show(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
     return _json(dict(row)) if row else _not_there()
 
 
-async def cancel(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
+async def cancel(request: Request, db: asyncpg.Pool, user: Any) -> Response:
     """``POST /imports/ID/cancel``: the worker that reads it loses it, and waiting links of its own are withdrawn."""
     id = request.path_params["id"]
     row = await db.fetchrow(
@@ -117,7 +124,7 @@ async def cancel(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
     return _not_there()
 
 
-async def links(request: Request, db: asyncpg.Pool, user: UUID) -> Response:
+async def links(request: Request, db: asyncpg.Pool, user: Any) -> Response:
     """``GET /imports/ID/links?after=N``: its bookmarks in their folders, and what is known of each, 200 at a time."""
     after = request.query_params.get("after", "-1")
     if not re.fullmatch(r"-?[0-9]{1,9}", after):
@@ -155,3 +162,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value) if isinstance(value, UUID) else value
+
+
+if __name__ == "__main__":
+    uvicorn.run(app())

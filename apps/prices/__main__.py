@@ -41,13 +41,16 @@ def _run(given: argparse.Namespace) -> int:
     if given.command == "setup":
         from .schema import setup
 
-        asyncio.run(setup())
+        left = asyncio.run(setup())
         print("Tables, views and functions are in place.")
+        for line in left:
+            print(f"Note: {line}")
     elif given.command == "work":
         from .worker import mill, settings
 
         configure_logs(given.log)
-        mill.run(worker_id=settings.worker_id, drain=given.drain)
+        tally = mill.run(worker_id=settings.worker_id, drain=given.drain)
+        return 3 if given.drain and tally.died else 0  # as rowmill run --drain
     else:
         from .demo import demo
 

@@ -26,12 +26,12 @@ class Answers:
     def __init__(self, store: Cache | None, ttl: float) -> None:
         self._store, self._ttl = store, ttl
 
-    async def get(self, source_id: int, coin: Coin) -> list[Found] | None:
+    async def get(self, source_id: Any, coin: Coin) -> list[Found] | None:
         """What is kept; None: nothing, or it is too old."""
         kept = await self._ask(lambda store: store.get(coin.cache_key(source_id)))
         return None if kept is None else [Found.again(item) for item in json.loads(kept)]
 
-    async def keep(self, source_id: int, coin: Coin, found: list[Found]) -> None:
+    async def keep(self, source_id: Any, coin: Coin, found: list[Found]) -> None:
         """Remember an answer, also one that has nothing in it."""
         text = json.dumps([item.kept() for item in found])
         await self._ask(lambda store: store.set(coin.cache_key(source_id), text, expire=self._ttl))

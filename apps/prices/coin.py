@@ -13,7 +13,7 @@ _YEAR = re.compile(r"(?<!\d)(1[6-9]\d\d|20\d\d)(?!\d)")
 
 
 class NotACoin(ValueError):
-    """The job's query_params do not say which coin is meant."""
+    """Neither the job nor its intake says which coin is meant."""
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,29 @@ class Coin:
     series: str | None = None
 
     @classmethod
-    def of(cls, query_params: Any) -> Coin:
-        """From a job's ``query_params``."""
-        if not isinstance(query_params, Mapping):
+    def of(cls, query_params: Any, intake: Mapping[str, Any] | None = None) -> Coin:
+        """From a job's ``query_params``; what these lack is taken from the ``coin_intakes`` row. Without a title, the
+        other parts are one: ``1921-D Morgan dollar``.
+        """
+        if query_params is not None and not isinstance(query_params, Mapping):
             raise NotACoin(f"query_params is no object: {query_params!r}")
-        title, year = query_params.get("title"), query_params.get("year")
-        if not isinstance(title, str) or not title.strip():
-            raise NotACoin("query_params has no title")
-        if year is not None and (isinstance(year, bool) or not re.fullmatch(r"\d{1,4}", str(year))):
-            raise NotACoin(f"query_params: year {year!r} is not a year")
-        words = {}
-        for name in ("mintmark", "denomination", "series"):
-            value = query_params.get(name)
-            if value is not None and not isinstance(value, str):
-                raise NotACoin(f"query_params: {name} {value!r} is not text")
-            words[name] = (value or "").strip() or None
-        return cls(title.strip(), int(year) if year is not None else None, **words)
+        given = {name: value for name, value in (query_params or {}).items() if not _blank(value)}
+        for name in ("title", "mintmark", "denomination", "series"):
+            if name in given and not isinstance(given[name], str):
+                raise NotACoin(f"query_params: {name} {given[name]!r} is not text")
+        known = {name: value for name, value in (intake or {}).items() if not _blank(value)} | given
+        year = known.pop("year", None)
+        if year is not None and (isinstance(year, bool) or not re.fullmatch(r"\d{1,4}", str(year).strip())):
+            raise NotACoin(f"{'query_params' if 'year' in given else 'coin_intakes'}: year {year!r} is not a year")
+        words = {name: str(known[name]).strip() for name in ("mintmark", "denomination", "series") if name in known}
+        minted = "-".join(str(part).strip() for part in (year, words.get("mintmark")) if part is not None)
+        parts = (minted, words.get("series"), words.get("denomination"))
+        title = str(known.get("title", "")).strip() or " ".join(part for part in parts if part)
+        if not title:
+            raise NotACoin("neither query_params nor the row of coin_intakes says which coin: both have no title")
+        return cls(title, int(year) if year is not None else None, **words)
 
-    def cache_key(self, source_id: int) -> str:
+    def cache_key(self, source_id: Any) -> str:
         """Under which an answer is kept: the parts joined by a vertical bar, empty where they are not given."""
         parts = (source_id, self.year, self.mintmark, self.denomination, self.series, self.title)
         return "|".join("" if part is None else str(part) for part in parts)
@@ -68,6 +73,10 @@ class Coin:
         asked = {part: value for part, value in found.items() if value is not None}
         whole = sum(_WORTH[part] for part in asked)
         return round(sum(_WORTH[part] * float(value) for part, value in asked.items()) / whole, 4) if whole else 0.0
+
+
+def _blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _has(text: str, words: str | None) -> bool | None:

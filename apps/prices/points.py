@@ -14,11 +14,12 @@ PRICE_TYPES = ("sold", "ask", "bid")
 UPSERT = """
 insert into price_points (intake_id, source_id, dedupe_key, external_id, url, title, price_cents, price_type,
                           condition, observed_on, match_strength)
-select distinct on (p.dedupe_key) :intake_id, :source_id, p.dedupe_key, p.external_id, p.url, p.title, p.price_cents,
+select distinct on (p.dedupe_key) i.id, s.id, p.dedupe_key, p.external_id, p.url, p.title, p.price_cents,
        p.price_type, coalesce(p.condition, 'unknown'), p.observed_on, p.match_strength
-from jsonb_to_recordset(cast(:points as jsonb)) as
+from coin_intakes i, sources s, jsonb_to_recordset(cast(:points as jsonb)) as
      p(dedupe_key text, external_id text, url text, title text, price_cents bigint, price_type text, condition text,
        observed_on date, match_strength real, place integer)
+where i.id = :intake_id and s.id = :source_id  -- so that the keys may be of any type
 order by p.dedupe_key, p.match_strength desc, p.place
 on conflict (intake_id, source_id, dedupe_key) do update set
   external_id = excluded.external_id, url = excluded.url, title = excluded.title, price_cents = excluded.price_cents,

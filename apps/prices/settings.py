@@ -35,8 +35,6 @@ class Settings:
     #: Failures in a row that pause a source, and for how long.
     breaker_failures: int = 5
     breaker_pause_seconds: float = 300.0
-    #: How many requests a source that was left alone may get at once.
-    rate_burst: int = 5
     cache_enabled: bool = True
     cache_ttl_seconds: float = 3600.0
     cache_dir: str = str(Path.home() / ".cache" / "rowmill-prices")
@@ -64,7 +62,7 @@ class Settings:
         """Refuse what could not work, by name."""
         for name in ("job_lock_timeout_seconds", "heartbeat_seconds", "sweep_seconds", "poll_seconds",
                      "base_delay_minutes", "breaker_pause_seconds", "cache_ttl_seconds", "http_timeout_seconds",
-                     "worker_concurrency", "breaker_failures", "rate_burst"):  # fmt: skip
+                     "worker_concurrency", "breaker_failures"):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise _wrong(name.upper(), f"{getattr(self, name)} is not above 0", "leave it out for the default")
         if self.max_retries < 0:

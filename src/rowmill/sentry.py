@@ -118,7 +118,7 @@ class _Reporter:
         fields = event.fields
         poison = event.name == "row_poisoned"
         said = str(fields.get("error") or ("taken back too often: poison" if poison else "failed"))
-        if poison or fields.get("outcome") == "dead":
+        if poison or fields.get("outcome") in ("dead", "canceled"):
             self._breadcrumb(fields, said)
         self._send(event, [str(fields["lane"]), fingerprint(said)], said)
 

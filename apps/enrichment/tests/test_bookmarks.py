@@ -148,9 +148,16 @@ def test_other_encodings_by_what_the_file_says() -> None:
 
 def test_what_is_no_bookmarks_file_is_told_so() -> None:
     """C2: a user's mistake gets a sentence."""
-    for content in (b"", b"%PDF-1.7 ...", b'{"a": 1}', b"\x00\x01\x02"):
+    page = b"<html><body><p>What is what</p><dl><dt>Term</dt><dd>Meaning</dd></dl></body></html>"
+    binary = b"\x89PNG\r\n\x1a\n\x00\x00<dl>\xff\xfe<a \x00\x01" + bytes(range(256))
+    for content in (b"", b"%PDF-1.7 ...", b'{"a": 1}', b"\x00\x01\x02", b"<DL></DL>", page, binary):
         with pytest.raises(NotBookmarks, match="not a bookmarks file"):
             list(read(content))
+
+
+def test_an_export_without_bookmarks_is_an_export() -> None:
+    """C2: somebody has none."""
+    assert found("<!DOCTYPE NETSCAPE-Bookmark-file-1>\n<H1>Bookmarks</H1>\n<DL><p>\n</DL><p>") == []
 
 
 def test_deep_folders_do_not_break_it() -> None:

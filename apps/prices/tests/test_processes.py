@@ -47,7 +47,7 @@ def test_four_processes_share_rates_and_one_breaker_while_a_source_fails_for_a_w
     app.coins(24)
     app.sites.moods["auction"].failing = True
     for n in range(4):
-        app.start(f"w-{n}", BREAKER_PAUSE_SECONDS="60", RATE_BURST="3", BASE_DELAY_MINUTES="0.02")
+        app.start(f"w-{n}", BREAKER_PAUSE_SECONDS="60", BASE_DELAY_MINUTES="0.02")
     opened = "select paused_until from sources where name = 'auction' and paused_until is not null"
     eventually(lambda: bool(app.db.query(opened)))
     # Those that were under way when it opened shall meet the site as it was.
@@ -68,7 +68,7 @@ def test_four_processes_share_rates_and_one_breaker_while_a_source_fails_for_a_w
     well = [seen.at for seen in answers if seen.status == 200]
     assert min(well) >= until.timestamp() - 0.05, "nobody asked while it was paused"
     for kind, rate in rates.items():
-        assert_no_rate_exceeded(app, kind, rate, burst=3)
+        assert_no_rate_exceeded(app, kind, rate, burst=1)
         assert Counter(seen.status for seen in app.sites.seen(kind))[200] == 24, f"{kind}: each job collected once"
     points = app.db.one(
         "select count(*) as n, count(distinct (intake_id, source_id, dedupe_key)) as d from price_points"

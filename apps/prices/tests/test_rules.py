@@ -75,6 +75,15 @@ def test_query_params_that_name_no_coin_are_refused_by_name(wrong: object) -> No
         Coin.of(wrong)
 
 
+def test_what_query_params_lack_comes_from_the_intake() -> None:
+    """D1, D9: also a title, made of the other parts where there is none; what the job says itself goes first."""
+    intake = {"title": None, "year": "1921", "mintmark": "D", "denomination": 1, "series": " Morgan "}
+    assert Coin.of({}, intake) == Coin("1921-D Morgan 1", 1921, "D", "1", "Morgan")
+    assert Coin.of({"title": "Peace", "year": 1922, "series": ""}, intake) == Coin("Peace", 1922, "D", "1", "Morgan")
+    with pytest.raises(NotACoin, match="coin_intakes: year 'old' is not a year"):
+        Coin.of({}, {"year": "old"})
+
+
 @pytest.mark.parametrize(
     ("text", "amount"),
     [

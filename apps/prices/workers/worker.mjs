@@ -37,9 +37,10 @@ async function collect(source, coin) {
 const UPSERT = `
 insert into price_points (intake_id, source_id, dedupe_key, external_id, url, title, price_cents, price_type, condition,
                           observed_on, match_strength)
-select distinct on (dedupe_key) $1::bigint, $2::bigint, p.* from jsonb_to_recordset($3::jsonb) as
+select distinct on (dedupe_key) i.id, s.id, p.* from coin_intakes i, sources s, jsonb_to_recordset($3::jsonb) as
   p(dedupe_key text, external_id text, url text, title text, price_cents bigint, price_type text, condition text,
     observed_on date, match_strength real)
+where i.id = $1 and s.id = $2
 order by dedupe_key
 on conflict (intake_id, source_id, dedupe_key) do update set
   url = excluded.url, title = excluded.title, price_cents = excluded.price_cents, price_type = excluded.price_type,
@@ -69,8 +70,11 @@ async function work(job) {
   const held = [job.id, job.locked_by, job.locked_at]
   const beat = setInterval(() => pool.query('select scrape_heartbeat($1, $2, $3)', held).catch(console.error), heartbeat)
   try {
-    const { rows } = await pool.query('select kind, base_url from sources where id = $1', [job.source_id])
-    await finish(job, held, await collect(rows[0], job.query_params))
+    const { rows: [source] } = await pool.query('select kind, base_url from sources where id = $1', [job.source_id])
+    const { rows: [intake] } = await pool.query('select title from coin_intakes where id = $1', [job.intake_id])
+    const title = job.query_params?.title || intake?.title  // what the job lacks, the intake has
+    if (!title) throw new TypeError('neither query_params nor the row of coin_intakes has a title')
+    await finish(job, held, await collect(source, { title }))
   } catch (error) {
     const seconds = /^\d+$/.test(error.retryAfter ?? '') ? `${Math.min(Number(error.retryAfter), 86_400)} seconds` : null
     const permanent = error instanceof TypeError ? !error.cause : Boolean(error.permanent)  // a lost connection has a cause

@@ -190,7 +190,7 @@ def _exit_code(supervisor: Supervisor, drain: bool, caught: signal.Signals | Non
 
 
 def _numbers(supervisor: Supervisor) -> dict[str, int]:
-    return {name: supervisor.counts[name] for name in ("done", "failed", "dead")}
+    return {name: supervisor.counts[name] for name in ("done", "failed", "dead", "canceled")}
 
 
 def _idle(supervisor: Supervisor) -> bool:
@@ -255,7 +255,8 @@ def _close(
     else:
         rest = "what was not finished was given back"
     failed = f"{numbers['failed']} failed {'attempt' if numbers['failed'] == 1 else 'attempts'}"
-    words = f"{numbers['done']} done, {failed}, {numbers['dead']} dead"
+    canceled = f", {numbers['canceled']} canceled" if numbers["canceled"] else ""
+    words = f"{numbers['done']} done, {failed}, {numbers['dead']} dead{canceled}"
     errors.print(f"{'Drained' if drained else 'Stopped'}: {words}; {rest}.", highlight=False, soft_wrap=True)
     for line in hints:
         errors.print(line, soft_wrap=True)

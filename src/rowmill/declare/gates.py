@@ -72,7 +72,8 @@ class Adaptive:
 class Rate:
     """At most ``n`` starts ``per`` that time, of one key or of the whole lane; up to ``burst`` (default n) at once.
 
-    A token bucket that all workers share: over any window never more than ``burst + n * window``.
+    A token bucket that all workers share: over any window never more than ``burst + n * window``. ``burst=1`` spreads
+    the starts evenly.
     """
 
     n: float

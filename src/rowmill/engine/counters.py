@@ -46,7 +46,7 @@ class Counters:
 
     def __init__(self, events: Events, worker: str) -> None:
         self.events, self.worker = events, worker
-        self.completed = self.failures = self.losses = self.died = self.left = 0
+        self.completed = self.failures = self.losses = self.died = self.canceled = self.left = 0
         self.lanes: dict[str, Counter[str]] = {}
         self._told: dict[str, Counter[str]] = {}
         self._at = time.monotonic()
@@ -93,26 +93,38 @@ class Counters:
         for settlement in settlements if detailed else [s for s in settlements if s.kind != "done"]:
             if settlement.kind in ("retry", "dead", "canceled"):
                 self._write_down(held, settlement)
-            if settlement.kind in ("retry", "dead"):
+            if settlement.kind in ("retry", "dead") or self._cancels_to_dead(held, settlement.kind):
                 self._emit("job_failed", logging.WARNING, held, settlement)
             elif isinstance(settlement.cause, ResourceFailed) and settlement.delay is not None:
                 self.unopened(held, settlement.cause, settlement.delay.total_seconds())
+            elif settlement.kind == "canceled":
+                self._emit("job_settled", logging.INFO, held, settlement)
             elif detailed and settlement.kind != "release":
                 self._emit("job_settled", logging.DEBUG, held, settlement)
         self.told(self)
 
+    @staticmethod
+    def _cancels_to_dead(held: LaneState, kind: str) -> bool:
+        """A lane without a state for canceled rows shows them as dead, so they count and are logged as failed."""
+        return kind == "canceled" and held.store.lane.canceled is None
+
     def _count(self, held: LaneState, settlements: Sequence[Settlement]) -> None:
         lane, minute = self._lane(held), self._minute(held)
         kinds = Counter([settlement.kind for settlement in settlements])
+        dead, canceled = kinds["dead"], kinds["canceled"]
+        if self._cancels_to_dead(held, "canceled"):
+            dead, canceled = dead + canceled, 0
         durations = [settlement.duration for settlement in settlements if settlement.kind != "release"]
         took = int(sum(durations) * 1e6)
         lane.update(kinds)
         lane["job_duration_us"] += took
         lane["success_count"] += kinds["done"]
-        lane["fail_count"] += kinds["retry"] + kinds["dead"]
+        lane["fail_count"] += kinds["retry"] + dead
+        lane["canceled_count"] += canceled
         self.completed += kinds["done"]
-        self.failures += kinds["retry"] + kinds["dead"]
-        self.died += kinds["dead"]
+        self.failures += kinds["retry"] + dead
+        self.died += dead
+        self.canceled += canceled
         minute["started"] -= kinds.pop("release", 0)  # they were not, after all
         minute.update({_COUNTED.get(kind, kind): count for kind, count in kinds.items()})
         minute["run_us"] += took
@@ -136,7 +148,7 @@ class Counters:
         }
         if settlement.error is not None:
             fields["error"] = settlement.error
-        if settlement.kind in ("retry", "dead"):
+        if name == "job_failed":
             fields["class"] = settlement.word or retry.PERMANENT
         if place := raised_at(settlement.cause):
             fields["at"] = place
@@ -227,7 +239,7 @@ class Counters:
         for name, counts in self.lanes.items():
             new = counts - self._told.get(name, Counter())
             self._told[name] = Counter(counts)
-            runs = new["success_count"] + new["fail_count"]
+            runs = new["success_count"] + new["fail_count"] + new["canceled_count"]
             if not new:
                 continue
             self.events.emit(
@@ -237,6 +249,7 @@ class Counters:
                 batch_claimed_count=new["batch_claimed_count"],
                 success_count=new["success_count"],
                 fail_count=new["fail_count"],
+                canceled_count=new["canceled_count"],
                 lost_count=new["lost_count"],
                 job_duration_ms=round(new["job_duration_us"] / 1000 / runs, 1) if runs else None,
             )

@@ -120,7 +120,13 @@ async def _serve(worker: Worker, line: SupervisorPipe) -> int:
     worker.expendable = True
     line.watch(orphaned, worker.grace + MARGIN)
     worker.tally.told = lambda tally: line.tell(
-        counts={"done": tally.completed, "failed": tally.failures, "dead": tally.died, "left": tally.left}
+        counts={
+            "done": tally.completed,
+            "failed": tally.failures,
+            "dead": tally.died,
+            "canceled": tally.canceled,
+            "left": tally.left,
+        }
     )
     rest_collector()
     await worker.run()

@@ -229,8 +229,8 @@ def test_a_large_table_is_sampled_never_scanned_and_only_ever_read_locked(
 
         return seen
 
-    for module in ("survey", "findings", "ddl", "plans"):
-        monkeypatch.setattr(f"rowmill.store.{module}.runner", spy)
+    for module in ("adopt.survey", "ops.findings", "migrate.ddl", "store.inspect.plans"):
+        monkeypatch.setattr(f"rowmill.{module}.runner", spy)
     before = pg.value("select seq_tup_read from pg_stat_user_tables where relname = 'big'")
     document = command.json("adopt", pg.url, "big", "--yes")
     assert command.json("check")["errors"] == 0

@@ -92,7 +92,7 @@ def serves(run: Run, say: Statements, need: NeededIndex) -> str | None:
 def _document(rows: Any) -> dict[str, Any]:
     found = rows[0][0]
     document = json.loads(found) if isinstance(found, str) else found
-    root: dict[str, Any] = document[0]["QueryPlan"]
+    root: dict[str, Any] = document[0]["Plan"]
     return root
 
 

@@ -32,3 +32,13 @@ def test_a_failures_line_tells_both_when_and_where_it_was(lines: io.StringIO) ->
     assert told["at"] == "app.py:7 in work"
     assert abs(datetime.fromisoformat(told["time"]).timestamp() - datetime.now().timestamp()) < 60
     assert (told["level"], told["event"], told["error"]) == ("warning", "job_failed", "no page")
+
+
+def test_an_applications_own_formatter_shows_what_it_was_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    """E8: the message alone tells the row and the reason; the event's name and fields are attributes of the record."""
+    with caplog.at_level(logging.INFO, "rowmill"):
+        Events().emit("job_failed", logging.WARNING, id=7, error="no page")
+        Events().emit("worker_idle")
+    assert caplog.messages == ['job_failed id=7 error="no page"', "worker_idle"]
+    assert caplog.records[0].event == "job_failed"  # type: ignore[attr-defined]
+    assert caplog.records[0].fields == {"id": 7, "error": "no page"}  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from rowmill.store import Database
 from . import content, models, prompts, tables
 from .answers import Answers, open_answers
 from .models import Model, Throttled, open_model
-from .processors import Processors, watched
+from .processors import Pools, Processors, telling
 from .settings import Settings
 from .website import Web, open_web
 
@@ -148,14 +148,19 @@ def _resources(mill: Mill, settings: Settings) -> None:
         async with open_answers(mill) as opened:
             yield opened
 
-    @mill.resource
-    async def processors() -> AsyncIterator[Processors]:
-        made = Processors(
-            [phase.name for phase in PHASES], settings.processors, stuck=settings.stuck_seconds,
+    def pool(worker: str) -> Processors:
+        return Processors(
+            worker, [phase.name for phase in PHASES], settings.processors, stuck=settings.stuck_seconds,
             every=settings.health_seconds, events=mill.events,
         )  # fmt: skip
-        async with _reporting(mill) as write, watched(made, write):
-            yield made
+
+    pools = Pools(pool)
+    mill.events.subscribe(pools.follow, detailed=False)
+
+    @mill.resource
+    async def processors() -> AsyncIterator[Processors]:
+        async with _reporting(mill) as write, telling(pools.newest or pool(""), write) as told:
+            yield told
 
 
 @asynccontextmanager

@@ -39,7 +39,7 @@ def test_the_commands_of_the_readme_run(lite: Db, settings: Settings, tmp_path: 
         return bool(world.row(lite, key)["status"] == "completed")
 
     made = subprocess.run(python(tables), env=environ, cwd=world.ROOT, timeout=60, capture_output=True)
-    assert made.stdout.decode().strip() == "default: AnalysisJob, ModelAnswer, AnalysisWorker", made.stderr
+    assert made.stdout.decode().strip() == "default: AnalysisJob, AnalysisWorker, ModelAnswer", made.stderr
     assert made.stderr == b""
     address = tmp_path / "web.sock"
     for command in (python(run), python(serve, "--uds", str(address))):

@@ -1,6 +1,6 @@
 """Numbered SQL migrations: what an application's set-up makes, as text for those who run SQL themselves.
 
-Each may be run again: what is there stays. ``python -m apps.analysis sql``, and the same of the other four.
+Each may be run again: what is there stays. ``python -m apps sql analysis``, and the same of the other four.
 """
 
 from __future__ import annotations

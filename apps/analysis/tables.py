@@ -1,5 +1,5 @@
 """The application's tables, on PostgreSQL and SQLite. ``python -m apps.analysis.tables [URL]`` makes them, and
-adds to the original's own ``"AnalysisJob"`` the columns that it lacks; with ``--sql`` it prints the migrations instead.
+adds to the original's own ``"AnalysisJob"`` the columns that it lacks.
 
 ``"AnalysisJob"`` is the queue and the result in one. ``"ModelAnswer"`` keeps what a model was paid for, and
 ``"AnalysisWorker"`` what each worker process says of its processors.
@@ -124,19 +124,24 @@ def key_of(table: sa.Table, text: str) -> Any:
     return None if kind is int and not -(2**63) <= key < 2**63 else key
 
 
-async def _main(url: str | None) -> None:
-    for name, database in Mill(url).databases():
+async def create_all(mill: Mill) -> dict[str, list[str]]:
+    """``create`` in every environment of a Mill, in order."""
+    made: dict[str, list[str]] = {}
+    for name, database in mill.databases():
         try:
-            print(f"{name}: {', '.join(await create(database)) or 'nothing to do'}")
+            made[name] = await create(database)
         finally:
             await database.close()
+    return made
+
+
+def _main(url: str | None) -> None:
+    for name, made in asyncio.run(create_all(Mill(url))).items():
+        print(f"{name}: {', '.join(made) or 'nothing to do'}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--sql"]:
-        print(migrations.listing("analysis", migrations.of_tables(metadata)))
-        sys.exit()
     try:
-        asyncio.run(_main(sys.argv[1] if len(sys.argv) > 1 else None))
+        _main(sys.argv[1] if len(sys.argv) > 1 else None)
     except RowmillError as error:
         sys.exit(f"Error: {error.message}\nTry: {error.hint}")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import io
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console, RenderableType
 
 from apps import __main__ as commands
 from apps import environment
 from apps.registre.settings import Environments
 from databases import Db
-from rowmill import DeclarationError
+from rowmill import DeclarationError, Mill, RowmillError
 
 ROOT = Path(__file__).parent.parent
 APPS = sorted(commands.MIGRATIONS)
@@ -114,3 +121,130 @@ def test_every_application_has_a_stand_in_that_tells_its_settings(name: str) -> 
         assert all("127.0.0.1:" in line or "=" in line for line in lines)
         assert "127.0.0.1:" in "".join(lines)
         assert all(line.startswith("export ") for line in lines) or "insert into sources" in lines[0]
+
+
+# -- screens
+
+
+def on_eighty_columns(*screens: RenderableType) -> str:
+    """As a terminal of 80 columns shows it."""
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(*screens)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, shown.splitlines())) <= 80, shown
+    assert "…" not in shown, shown
+    return shown
+
+
+def test_the_screen_of_analysis_fits() -> None:
+    """E8: with two workers of ten processors each."""
+    from apps.analysis import view
+    from apps.analysis.phases import PHASES
+
+    sizes = {"ready": 1000, "waiting": 1000, "running": 20, "dead": 100}
+    workers = [{"worker": "worker-1"}, {"worker": "worker-2"}]
+    told = {
+        "queues": [{"phase": phase.name, **sizes} for phase in PHASES],
+        "workers": workers,
+        "processors": [{**one, "phase": phase.name, "state": "busy"} for one in workers for phase in PHASES] * 10,
+        "completed": 1000,
+        "tokens": {"minute": {"used": 5990, "limit": 6000}},
+        "health": {"ok": False, "problems": ["website-analysis: 12 in progress without a sign of life"]},
+    }
+    model: Any = SimpleNamespace(statuses=lambda: Counter({200: 1000, 429: 100}))
+    shown = on_eighty_columns(view.screen(told, model, "worker-1 (process 1234567) was killed, with 12 jobs"))
+    assert "│ ■■■■■■■■■■  ■■■■■■■■■■ │" in shown
+
+
+def test_the_screen_of_enrichment_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11: the bar, the counts and what is asked at this moment."""
+    monkeypatch.setenv("ROWMILL_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    from apps.enrichment.__main__ import view
+
+    counts = {"queued": 320, "running": 20, "succeeded": 300, "failed": 10, "dead": 20}
+    item = {"status": "running", "total_items": 460, "processed_items": 450, "failed_items": 120}
+    shown = on_eighty_columns(view(item, counts, [(f"site{n}.example", 2) for n in range(6)], 33))
+    assert "450 of 460, 120 failed │" in re.sub(" +", " ", shown)
+    assert "dead 20" in shown
+
+
+def test_the_screens_of_registre_and_ocr_fit() -> None:
+    """A14, B8: three environments with three kinds each; a document with long names."""
+    from apps.ocr.show import _table
+    from apps.registre.show_view import View
+
+    view = View("http://127.0.0.1:45555", ["python -m apps.registre run"], {})
+    counts = Counter({"1": 100, "2": 12, "3": 10, "4": 10, "5": 100, "6": 2})
+    kinds = ("documents", "companies", "rights")
+    view.found = {name: dict.fromkeys(kinds, counts) for name in ("prod", "staging", "dev")}
+    assert "failed" in on_eighty_columns(view._table())
+    parties = [{"name": "Marie-Claude Desrosiers-Tremblay", "role": "vendeur"}, {"name": "Jean", "role": "acquéreur"}]
+    row: dict[str, object] = {"document_number": "24680001", "status_id": 5, "ocr_worker_id": "worker-1"}
+    row |= {"ocr_error": None, "ocr_fields": {"number": "24 680 001", "date": "2021-03-04", "parties": parties}}
+    assert "(acquéreur)" in on_eighty_columns(_table([row]))
+
+
+async def test_the_screen_of_prices_fits() -> None:
+    """D10: values of thousands, and the sources' health."""
+    from apps.prices.demo import _view
+
+    coin = ("1916-D Standing Liberty Quarter", 1234567, 987654, 2345678, 1000, 100, 3, 3)
+    rows: Any = [[coin], [("auction", 5, 299.0)]]
+
+    class Stored:
+        async def read(self, work: Any) -> Any:
+            return work(lambda text, values: rows.pop(0))
+
+    shown = on_eighty_columns(await _view(Stored(), 33))  # type: ignore[arg-type]
+    assert "Quarter" in shown
+    assert "$23,456.78" in shown
+    assert "asked" in shown
+
+
+# -- what Windows lacks
+
+POSIX_ONLY = {"fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "syslog", "posix"}
+#: Those that work there; registre and ocr lock files and directories as only POSIX can.
+PORTABLE = ("src/rowmill", "apps/analysis", "apps/enrichment", "apps/prices", "apps/standins")
+
+
+def test_nothing_that_should_import_on_windows_imports_what_windows_lacks() -> None:
+    """X3: rowmill itself, and three of the applications with what they share."""
+    shared = [path for path in (ROOT / "apps").glob("*.py") if path.name not in ("desk.py",)]
+    files = [*shared, *(path for folder in PORTABLE for path in (ROOT / folder).rglob("*.py"))]
+    for path in files:
+        if "tests" in path.parts:
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert not {name.partition(".")[0] for name in names} & POSIX_ONLY, path
+
+
+def test_a_worker_runs_where_the_event_loop_takes_no_signals(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X3: ``mill.run()``, as on Windows."""
+
+    def refuse(*given: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", refuse)
+    mill = Mill(lite.url)
+
+    @mill.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    double.enqueue_sync(2)
+    assert mill.run(drain=True).completed == 1
+
+
+def test_rowmill_run_says_that_it_needs_posix(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X3: no traceback where processes cannot be handed what the supervisor hands them."""
+    from typer.testing import CliRunner
+
+    from rowmill.cli import app
+
+    monkeypatch.delattr(os, "killpg")
+    with pytest.raises(RowmillError, match=r"(?s)needs Linux, macOS.*mill\.run\(\)") as told:
+        CliRunner().invoke(app, ["run", "apps.analysis:mill"], catch_exceptions=False)
+    assert "WSL" in told.value.hint

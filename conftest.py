@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pooler
 from databases import Db, Server
 from rowmill import Mill
 
+os.environ["ENV_FILE"] = ""  # the applications' settings in tests are those of the tests
 _numbers = itertools.count(1)
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("rowmill", deadline=None)

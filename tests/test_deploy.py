@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
 import re
 import shlex
@@ -25,7 +27,9 @@ from rowmill.engine.processes.child import MARGIN
 from rowmill.prometheus import _Families
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-YAML = sorted(DEPLOY.rglob("*.yaml"))
+ROOT = DEPLOY.parent
+COMPOSE = ROOT / "docker-compose.yml"
+YAML = [*sorted(DEPLOY.rglob("*.yaml")), COMPOSE]
 RULES = YamlLintConfig("extends: default\nrules: {line-length: {max: 140}, document-start: disable}")
 GAUGES = {"rowmill_up", "rowmill_rows", "rowmill_oldest_ready_seconds", "rowmill_held_keys", "rowmill_workers"}
 
@@ -165,3 +169,94 @@ def test_the_container_runs_as_nobody_in_particular() -> None:
     assert json.loads(lines[-2].removeprefix("ENTRYPOINT ")) == ["rowmill"]
     spec = documents("kubernetes/worker.yaml")[0]["spec"]["template"]["spec"]
     assert spec["securityContext"]["runAsUser"] == 10001
+
+
+# -- the five applications: docker-compose.yml, deploy/apps.Dockerfile, .env.example
+
+APPS = {"analysis", "enrichment", "ocr", "prices", "registre"}
+#: What the two files may use of the specification of Compose: a misspelled key would be ignored, or refused on site.
+KEYS = {"build", "command", "depends_on", "entrypoint", "env_file", "environment", "healthcheck", "image", "ports",
+        "profiles", "restart", "shm_size", "stop_grace_period", "volumes"}  # fmt: skip
+CONDITIONS = {"service_healthy", "service_completed_successfully"}
+
+
+def compose() -> dict[str, Any]:
+    return yaml.safe_load(COMPOSE.read_text())
+
+
+def settings_of_apps() -> set[str]:
+    """Every environment variable that an application or rowmill reads."""
+    from apps.analysis.settings import Settings as Analysis
+    from apps.enrichment.settings import Settings as Enrichment
+    from apps.ocr.settings import Settings as Ocr
+    from apps.prices.settings import Settings as Prices
+    from apps.registre import settings as registre
+    from apps.registre.sites import COMPANIES, LAND, RIGHTS
+
+    known = {"ROWMILL_DATABASE_URL", "ROWMILL_APP", "ENVIRONMENTS", "ENV_FILE", "STORAGE_URL", "SENTRY_DSN"}
+    known |= {f"ANALYSIS_{field.name.upper()}" for field in dataclasses.fields(Analysis)}
+    known |= {f"ENRICHMENT_{field.name.upper()}" for field in dataclasses.fields(Enrichment)}
+    known |= {field.metadata["variable"] for field in dataclasses.fields(Ocr)}
+    known |= {field.name.upper() for field in dataclasses.fields(Prices)}
+    known |= {*registre.DEFAULTS, *registre.ENVIRONMENTS.values()}
+    return known | {f"{site.prefix}_{end}" for site in (LAND, COMPANIES, RIGHTS) for end in ("URL", "USER", "PASSWORD")}
+
+
+def test_every_application_has_a_service_that_is_set_up_before_it_starts() -> None:
+    """X2, X3: keys that Compose has, volumes and services that are declared, and time to stop in order."""
+    given = compose()
+    services = given["services"]
+    assert {service["build"]["args"]["APP"] for service in services.values() if "build" in service} == APPS
+    for name, service in services.items():
+        assert set(service) <= KEYS, name
+        for other, how in service.get("depends_on", {}).items():
+            assert how["condition"] in CONDITIONS
+            assert other in services
+            if profiles := set(services[other].get("profiles", ())):
+                assert set(service["profiles"]) <= profiles, f"{name} needs {other}, which its profile leaves out"
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[0] in given["volumes"]
+        if service.get("restart") != "no" and "build" in service:
+            (before,) = service["depends_on"]
+            assert services[before]["restart"] == "no", "a set-up that ends"
+            assert float(service["stop_grace_period"].rstrip("s")) > 30 + MARGIN
+    assert services["prices"]["environment"]["CACHE_DIR"] == "/var/cache/prices"
+
+
+def test_every_path_module_command_and_variable_of_the_containers_exists() -> None:
+    """X3: as far as can be told without a Docker engine."""
+    image = (DEPLOY / "apps.Dockerfile").read_text()
+    for line in re.findall(r"^COPY (?!--from)(.*) \S+$", image, re.MULTILINE):
+        assert all((ROOT / path).exists() for path in line.split()), line
+    assert set(re.findall(r"[a-z]+", re.search(r"APP is (.*?)\.", image)[1])) - {"or"} == APPS  # type: ignore[index]
+    directories = re.search(r"install --directory --owner 10001 (.*)", image)[1].split()  # type: ignore[index]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "apps" in project["dependency-groups"]
+    (extras,) = re.findall(r"'\.\[(.*)\]'", image)
+    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+    group: Any = typer.main.get_command(app)
+    default = json.loads(re.findall(r"^CMD (\[.*\])$", image, re.MULTILINE)[0])
+    known = settings_of_apps()
+    for name, service in compose()["services"].items():
+        if "build" not in service:
+            continue
+        assert (ROOT / service["build"]["dockerfile"]).exists()
+        assert set(service["environment"]) <= known, name
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[2] in directories
+        match service.get("entrypoint", ["rowmill"]):
+            case ["rowmill"]:
+                verb, *words = service.get("command", default)
+                group.commands[verb].make_context(verb, list(words))
+            case ["python", "-m", module, *words]:
+                assert importlib.util.find_spec(f"{module}.__main__"), name
+                assert words in (["run"], ["setup", service["build"]["args"]["APP"]])
+            case ["uvicorn", *words]:
+                reference = next(word for word in words if ":" in word)
+                assert importlib.util.find_spec(reference.partition(":")[0]), name
+            case other:
+                raise AssertionError(other)
+    example = re.findall(r"^([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    assert set(example) - known == {"POSTGRES_PASSWORD"}
+    interpolated = set(re.findall(r"\$\{([A-Z_]+)", COMPOSE.read_text()))
+    assert interpolated <= set(example)

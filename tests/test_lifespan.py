@@ -24,6 +24,7 @@ from databases import Db
 from rowmill import DeclarationError, Job, Mill
 from rowmill.engine.hosting.lifespan import Lifespan
 from rowmill.engine.worker import Worker
+from rowmill.events import logger
 
 
 def doubling(db: Db) -> Mill:
@@ -196,7 +197,7 @@ async def test_a_worker_that_crashes_is_told_and_started_again(
         told = lifespan.health()
         assert (told["ok"], told["restarts"], told["completed"]) == (True, 1, 2)
         assert told["error"] == "ValueError: the engine's own mistake"
-    (record,) = [record for record in caplog.records if record.getMessage() == "worker_crashed"]
+    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "worker_crashed"]
     assert record.levelno == logging.ERROR
     assert record.exc_info
     assert len(workers) == 2
@@ -251,6 +252,44 @@ async def test_an_application_whose_database_is_away_starts_and_says_so() -> Non
     async with lifespan():
         told = lifespan.health()
         assert (told["ok"], told["state"], told["environments"]) == (False, "working", {"default": "down"})
+
+
+def logging_of(handlers: list[logging.Handler], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application's own logging; uvicorn sets up its own loggers, and none of others'."""
+    for name, value in (("handlers", handlers), ("propagate", False), ("level", logging.NOTSET)):
+        monkeypatch.setattr(logger, name, value)
+
+
+async def test_a_hosted_worker_logs_as_rowmill_run_does(
+    lite: Db, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E7, E8: also what is worth a line at level info, each with the row and the reason."""
+    logging_of([], monkeypatch)
+    mill = Mill(lite.url)
+
+    @mill.task(max_attempts=1)
+    async def fetch() -> None:
+        raise OSError("the site is down")
+
+    async with mill.lifespan(worker=True, worker_id="web-1")():
+        handle = await fetch.enqueue()
+        await until(lambda: states(lite) == ["dead"])
+    told = capsys.readouterr().err.splitlines()
+    assert any(" info    worker_started " in line and "worker=web-1" in line for line in told), told
+    (failed,) = [line for line in told if " warning job_failed " in line]
+    assert f" id={handle.id} " in failed
+    assert "the site is down" in failed
+
+
+async def test_a_hosted_worker_leaves_the_applications_own_logging_alone(
+    lite: Db, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = logging.NullHandler()
+    logging_of([own], monkeypatch)
+    async with doubling(lite).lifespan(worker=True)():
+        pass
+    assert logger.handlers == [own]
+    assert capsys.readouterr().err == ""
 
 
 async def _spoken(lifespan: Lifespan, app: Any, stop: Callable[[], Any]) -> list[str]:

@@ -61,3 +61,13 @@ async def test_a_canceled_run_is_logged_with_its_reason_and_counted(
     assert (line["event"], line["level"], line["outcome"], line["error"]) == (event, level, "canceled", "not wanted")
     (summary,) = [each for each in told if each["event"] == "lane_summary"]
     assert (summary["fail_count"], summary["canceled_count"]) == (counts[0], counts[2])
+
+
+def test_an_applications_own_formatter_shows_what_it_was_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    """E8: the message alone tells the row and the reason; the event's name and fields are attributes of the record."""
+    with caplog.at_level(logging.INFO, "rowmill"):
+        Events().emit("job_failed", logging.WARNING, id=7, error="no page")
+        Events().emit("worker_idle")
+    assert caplog.messages == ['job_failed id=7 error="no page"', "worker_idle"]
+    assert caplog.records[0].event == "job_failed"  # type: ignore[attr-defined]
+    assert caplog.records[0].fields == {"id": 7, "error": "no page"}  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ async def test_a_job_with_an_argument_that_only_newer_code_takes_is_given_back_u
     assert ran == ["c"], "what the old version takes, it runs"
     now = db.query("select id, state, attempts, run_after, error from rowmill_jobs order by id")
     assert [now[0], now[2]] == [wanted[0], wanted[2]]
-    told = [record for record in caplog.records if record.message == "arguments_unknown"]
+    told = [record for record in caplog.records if getattr(record, "event", "") == "arguments_unknown"]
     assert len(told) == 1, "once, not for every job"
     assert "takes no 'copy'" in told[0].fields["error"]  # type: ignore[attr-defined]
     await new.worker(drain=True).run()

@@ -200,6 +200,6 @@ async def test_without_a_dsn_nothing_is_sent_and_nothing_is_wrong(
     monkeypatch.setattr("rowmill.events.logger.propagate", True)
     with caplog.at_level("INFO", "rowmill"):
         report(mill, default_integrations=False, auto_enabling_integrations=False)
-    assert "sentry_off" in caplog.messages
+    assert "sentry_off" in [message.split()[0] for message in caplog.messages]
     tally = await mill.worker(drain=True).run()
     assert tally.died == 1

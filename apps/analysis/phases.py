@@ -14,17 +14,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rowmill import Job, Mill, Snooze, exponential
+from rowmill import Dead, Job, Mill, Snooze, exponential
 from rowmill.store import Database
 
 from . import content, models, prompts, tables
 from .answers import Answers, open_answers
 from .models import Model, Throttled, open_model
-from .processors import Processors, watched
+from .processors import Pools, Processors, telling
 from .settings import Settings
 from .website import Web, open_web
 
 MOST_RETRIES = 3
+#: All named, so that a table that lacks one is told by it.
+ROLES = {
+    "failures": "retryCount", "reclaims": "retryCount", "worker": "lockedBy", "heartbeat_at": "heartbeatAt",
+    "run_after": "runAfter", "error": "error", "updated_at": "updatedAt",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,16 @@ PHASES = (
 
 def _lane(mill: Mill, settings: Settings, phase: Phase) -> Callable[..., Any]:
     """A phase as a lane. It has no dead state: a row that is exhausted stays where it is, with its count at 3."""
+    # The original's workers write no sign of life: with an old one of ours their next claim would look stuck.
+    handed_on = {} if phase is PHASES[-1] else {"lockedBy": None, "heartbeatAt": None}
     return mill.lane(
         tables.jobs,
         name=phase.name,
         priority=PHASES.index(phase),
         ready={"status": phase.takes, "currentStep": phase.takes, "inProgress": False},
         running={"inProgress": True},
-        done={"status": phase.gives, "currentStep": phase.gives, "inProgress": False},
-        roles={"failures": "retryCount", "reclaims": "retryCount"},  # the others are found by name
+        done={"status": phase.gives, "currentStep": phase.gives, "inProgress": False} | handed_on,
+        roles=ROLES,
         order_by=["createdAt"],
         untouched_for=settings.seconds("untouched"),
         poll=settings.seconds("poll"),
@@ -80,15 +87,15 @@ def build(settings: Settings, url: str | None = None) -> Mill:
     @website_analysis
     async def read_website(job: Job, web: Web, processors: Processors) -> dict[str, Any]:
         with processors.working(job):
-            page = await web.fetch(job["url"])
+            page = await web.fetch(address(job))
             website = content.read(page.source, page.headers)
-            return {"extractedInfo": {"website": {"url": page.url} | website}}
+            return {"extractedInfo": {**(job["extractedInfo"] or {}), "website": {"url": page.url} | website}}
 
     @prompt_forming
     async def form_prompt(job: Job, processors: Processors) -> dict[str, Any]:
         with processors.working(job):
             info = job["extractedInfo"]
-            prompt = prompts.form(template, job["url"], info["website"], settings.prompt_tokens)
+            prompt = prompts.form(template, address(job), info["website"], settings.prompt_tokens)
             return {"extractedInfo": {**info, "prompt": prompt.value()}}
 
     @model_analysis
@@ -102,6 +109,14 @@ def build(settings: Settings, url: str | None = None) -> Mill:
             return {"extractedInfo": {**info, "analysis": models.read(reply.text), "model": reply.model}}
 
     return mill
+
+
+def address(job: Job) -> str:
+    """The website of a job. The original has no column for it: there it stands in ``extractedInfo``."""
+    found = job.get("url") or (job["extractedInfo"] or {}).get("url")
+    if not isinstance(found, str) or not found:
+        raise Dead("the job has no address: set its url, or extractedInfo.url")
+    return found
 
 
 async def _ask(job: Job, prompt: prompts.Prompt, model: Model, answers: Answers, settings: Settings) -> models.Reply:
@@ -148,20 +163,26 @@ def _resources(mill: Mill, settings: Settings) -> None:
         async with open_answers(mill) as opened:
             yield opened
 
-    @mill.resource
-    async def processors() -> AsyncIterator[Processors]:
-        made = Processors(
-            [phase.name for phase in PHASES], settings.processors, stuck=settings.stuck_seconds,
+    def pool(worker: str) -> Processors:
+        return Processors(
+            worker, [phase.name for phase in PHASES], settings.processors, stuck=settings.stuck_seconds,
             every=settings.health_seconds, events=mill.events,
         )  # fmt: skip
-        async with _reporting(mill) as write, watched(made, write):
-            yield made
+
+    pools = Pools(pool)
+    mill.events.subscribe(pools.follow, detailed=False)
+
+    @mill.resource
+    async def processors() -> AsyncIterator[Processors]:
+        async with _reporting(mill) as write, telling(pools.newest or pool(""), write) as told:
+            yield told
 
 
 @asynccontextmanager
 async def _reporting(mill: Mill) -> AsyncIterator[Callable[..., Any]]:
     """Writes a worker's report to the first environment."""
     ((_, database),) = mill.databases(list(mill.environments)[:1])
+    await tables.create(database)  # the lanes' own columns are there, or no worker had started
 
     async def write(worker: str, report: dict[str, Any]) -> None:
         await write_report(database, worker, report)

@@ -7,7 +7,6 @@ process at once, and in the table ``"AnalysisWorker"`` a second later, for whoev
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rowmill import Job, Outcome, RowmillError
-from rowmill.events import Events
+from rowmill.events import Event, Events
 
 IDLE, BUSY, ERROR = STATES = ("idle", "busy", "error")
 _WRITE_EVERY = 1.0
@@ -40,13 +39,16 @@ class Processor:
 class Processors:
     """All processors of this process: ``size`` for each phase."""
 
-    def __init__(self, phases: Sequence[str], size: int, *, stuck: float, every: float, events: Events) -> None:
+    def __init__(
+        self, worker: str, phases: Sequence[str], size: int, *, stuck: float, every: float, events: Events
+    ) -> None:
         self.all = {
             name: Processor(name, phase)
             for phase in phases
             for name in (f"{phase}-processor-{n}" for n in range(1, size + 1))
         }
-        self.worker = ""
+        self.worker = worker
+        self.health: dict[str, Any] = {"reset": [], "stuck": []}
         self._stuck, self._every, self._events = stuck, every, events
         self._changed = asyncio.Event()
 
@@ -55,7 +57,6 @@ class Processors:
         """Around a run: its processor is busy with this job, then idle, or in error where the run broke down. A run
         that ends as an outcome (put off, given up) is no fault of the processor's.
         """
-        self.worker = job.worker
         processor = self.all[job.slot]
         self._turn(processor, BUSY, job=str(job.id))
         try:
@@ -102,29 +103,51 @@ class Processors:
             ],
         }  # fmt: skip
 
-    async def watch(self, write: Write) -> None:
-        """Check every so often, and write what has changed at most once a second; until cancelled."""
-        checked, health = time.monotonic(), {"reset": [], "stuck": []}
+    async def check_on(self) -> None:
+        """The health check, every so often; until cancelled."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(checked + self._every - time.monotonic(), 0.0)):
-                    await self._changed.wait()
-                    await asyncio.sleep(_WRITE_EVERY)
-            if time.monotonic() >= checked + self._every:
-                checked, health = time.monotonic(), self.check()
+            await asyncio.sleep(self._every)
+            self.health = self.check()
+            self._changed.set()
+
+    async def tell(self, write: Write) -> None:
+        """Write what has changed, at most once a second; until cancelled."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(_WRITE_EVERY)
             self._changed.clear()
             try:
-                await write(self.worker, {**self.report(), "health": health})
-            except RowmillError as error:  # a report that is missing is no reason to stop watching
+                await write(self.worker, {**self.report(), "health": self.health})
+            except RowmillError as error:  # a report that is missing is no reason to stop
                 self._events.emit("report_failed", logging.WARNING, worker=self.worker, error=error.message)
 
 
 @asynccontextmanager
-async def watched(processors: Processors, write: Write) -> AsyncIterator[Processors]:
-    """Processors with their health check beside them."""
-    watching = asyncio.create_task(processors.watch(write))
+async def telling(processors: Processors, write: Write) -> AsyncIterator[Processors]:
+    """Processors that tell others what they do."""
+    task = asyncio.create_task(processors.tell(write))
     try:
         yield processors
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Pools:
+    """The processors of each worker in this process, with their health check from the worker's start to its end:
+    a worker that has nothing to do reports, too.
+    """
+
+    def __init__(self, make: Callable[[str], Processors]) -> None:
+        self._make = make
+        self._checking: dict[str, asyncio.Task[None]] = {}
+        self.newest: Processors | None = None
+
+    def follow(self, event: Event) -> None:
+        """A subscriber: a worker has begun, in one of its environments, or has ended."""
+        worker = event.fields.get("worker", "")
+        if event.name == "worker_started" and worker not in self._checking:
+            self.newest = self._make(worker)
+            self._checking[worker] = asyncio.create_task(self.newest.check_on())
+        elif event.name == "worker_stopped" and worker in self._checking:
+            self._checking.pop(worker).cancel()

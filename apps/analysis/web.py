@@ -32,10 +32,13 @@ class Wanted(BaseModel):
 def create_app(mill: Mill, settings: Settings, **options: Any) -> FastAPI:
     """The application over a Mill; ``options`` are those of ``mill.lifespan``."""
     statistics = Statistics(mill, settings)
+    jobs = tables.jobs
 
     @asynccontextmanager
     async def own(app: FastAPI) -> AsyncIterator[None]:
+        nonlocal jobs
         await tables.create(statistics.database)
+        jobs = await tables.read_jobs(statistics.database)
         try:
             yield
         finally:
@@ -48,13 +51,13 @@ def create_app(mill: Mill, settings: Settings, **options: Any) -> FastAPI:
     async def order(wanted: Wanted) -> dict[str, str]:
         """Create a job: a row of ``"AnalysisJob"``, as any other program could."""
         async with statistics.database.begin() as connection:
-            made = await connection.execute(sa.insert(tables.jobs).values(url=str(wanted.url)))
-        return {"id": made.inserted_primary_key[0]}
+            made = await connection.execute(sa.insert(jobs).values(tables.new_job(jobs, str(wanted.url))))
+        return {"id": str(made.inserted_primary_key[0])}
 
     @app.get("/analyses/{key}")
     async def look(key: str) -> dict[str, Any]:
         """A job as it stands, with its result."""
-        wanted = sa.select(tables.jobs).where(tables.jobs.c.id == storable(key))
+        wanted = sa.select(jobs).where(jobs.c.id == tables.key_of(jobs, storable(key)))
         async with statistics.database.begin() as connection:
             row = (await connection.execute(wanted)).one_or_none()
         if row is None:

@@ -38,6 +38,7 @@ from .mill import create_tables
 
 AT_MOST, TICK = 240.0, 0.5
 WORKERS = 2
+_BAR = 30
 SETTINGS = {"ENRICHMENT_RETRY_SECONDS": "4", "ENRICHMENT_POLL_SECONDS": "1", "ENRICHMENT_FETCH_SECONDS": "5"}
 #: Sites with manners, and what is to be said of them.
 MANNERS: dict[str, tuple[str, Site]] = {
@@ -110,12 +111,12 @@ def working(url: str, net: Internet, log: Path) -> Iterator[None]:
 def view(shown: dict[str, Any], counts: dict[str, int], running: list[Any], seconds: float) -> Table:
     """The import, its links, and who is being asked at this moment."""
     total, done = shown["total_items"], shown["processed_items"]
-    filled = round(40 * done / total) if total else 0
-    table = Table(title=f"import {shown['status']}, {seconds:.0f} s", width=90, show_header=False)
+    filled = round(_BAR * done / total) if total else 0
+    table = Table(title=f"import {shown['status']}, {seconds:.0f} s", width=80, show_header=False)
     table.add_row(
-        "items", f"[green]{'█' * filled}[/]{'░' * (40 - filled)} {done} of {total}, {shown['failed_items']} failed"
+        "items", f"[green]{'█' * filled}[/]{'░' * (_BAR - filled)} {done} of {total}, {shown['failed_items']} failed"
     )
-    table.add_row("links", "   ".join(f"{status} {counts.get(status, 0)}" for status in
+    table.add_row("links", "  ".join(f"{status} {counts.get(status, 0)}" for status in
                                       ("queued", "running", "succeeded", "failed", "dead")))  # fmt: skip
     table.add_row("at this moment", ", ".join(f"{name} ({n})" for name, n in running) or "-")
     return table

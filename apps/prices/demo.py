@@ -130,7 +130,7 @@ async def _one(database: Database, text: str) -> Any:
 async def _view(database: Database, seconds: float) -> Group:
     table = Table(title=f"Valuations after {seconds:.0f} s", title_justify="left", header_style="bold")
     for name in ("coin", "value", "low", "high", "points", "odd", "asked"):
-        table.add_column(name, justify="left" if name == "coin" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name == "coin" else "right", no_wrap=name != "coin")
     rows = await database.read(lambda run: run(_VALUED, ()))
     for title, value, low, high, points, outliers, done, jobs in rows:
         table.add_row(title, *map(_money, (value, low, high)), str(points), str(outliers), f"{done}/{jobs}")

@@ -14,6 +14,7 @@ ENVIRONMENTS = {"prod": "PROD_DATABASE_URL", "staging": "STAGING_DATABASE_URL", 
 
 #: Variable -> default. A site's own three are made from its prefix: see ``sites.py``.
 DEFAULTS = {
+    "ENVIRONMENTS": "",
     "WORKER_COUNT": "3",
     "WORKER_SLOTS": "1",
     "WORKER_KINDS": "",
@@ -31,9 +32,11 @@ DEFAULTS = {
 
 
 class Environments(Mapping[str, str]):
-    """The environments whose variable is set, read when they are asked for."""
+    """The environments that ``ENVIRONMENTS`` names, in its order, or those whose variable is set; read when asked."""
 
     def _set(self) -> dict[str, str]:
+        if named := [name.strip() for name in text("ENVIRONMENTS").split(",") if name.strip()]:
+            return {name: _url(name) for name in named}
         found = {name: os.environ[variable] for name, variable in ENVIRONMENTS.items() if os.environ.get(variable)}
         if not found:
             raise DeclarationError(
@@ -50,6 +53,16 @@ class Environments(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._set())
+
+
+def _url(environment: str) -> str:
+    """The database of an environment that was named; its variable is its name's in capitals."""
+    variable = f"{environment.upper().replace('-', '_')}_DATABASE_URL"
+    if not os.environ.get(variable):
+        raise DeclarationError(
+            f"ENVIRONMENTS names {environment!r}, and {variable} is not set", hint=f"{variable}=postgresql://..."
+        )
+    return os.environ[variable]
 
 
 def text(name: str) -> str:

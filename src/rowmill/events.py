@@ -58,10 +58,24 @@ class Events:
                     logger.exception("a subscriber to rowmill's events failed; its further failures are not shown")
 
 
-def to_log(event: Event) -> None:
-    """The log is a subscriber like any other."""
+def to_log(event: Event, traceback: BaseException | None = None) -> None:
+    """Write a log line: the log is a subscriber like any other.
+
+    The message has the fields in it, for formatters of the application's own; the record has ``event`` and ``fields``.
+    """
     if logger.isEnabledFor(event.level):
-        logger.log(event.level, event.name, extra={"fields": event.fields})
+        extra = {"event": event.name, "fields": event.fields}
+        logger.log(event.level, "%s%s", event.name, _Words(event.fields), extra=extra, exc_info=traceback)
+
+
+class _Words:
+    """Fields as text, made only where a line is written."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return "".join(f" {name}={_word(value)}" for name, value in self._fields.items() if name != "traceback")
 
 
 class _Lines(logging.Formatter):
@@ -71,15 +85,15 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = dict(getattr(record, "fields", {}))
+        event = getattr(record, "event", None) or record.getMessage()
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         at = datetime.fromtimestamp(record.created, UTC)
         if self.as_json:
             # Not "at": a failure's own field of that name says where in the code it was raised.
-            entry = {"time": at.isoformat(), "level": record.levelname.lower(), "event": record.getMessage(), **fields}
+            entry = {"time": at.isoformat(), "level": record.levelname.lower(), "event": event, **fields}
             return json.dumps(entry, default=str)
-        words = " ".join(f"{name}={_word(value)}" for name, value in fields.items() if name != "traceback")
-        line = f"{at:%H:%M:%S} {record.levelname.lower():<7} {record.getMessage():<16} {words}".rstrip()
+        line = f"{at:%H:%M:%S} {record.levelname.lower():<7} {event:<16}{_Words(fields)}".rstrip()
         return f"{line}\n{fields['traceback']}" if "traceback" in fields else line
 
 
@@ -95,3 +109,11 @@ def configure_logs(form: str = "console", level: int = logging.INFO, stream: Tex
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
+
+
+def ensure_logs() -> None:
+    """``configure_logs()``, unless the process has set up logging of its own. Python's last resort would show warnings
+    alone.
+    """
+    if not logger.hasHandlers():
+        configure_logs()

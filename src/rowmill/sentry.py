@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import DeclarationError
-from .events import Event, logger
+from .events import Event, logger, to_log
 from .mill import Mill
 from .scrub import SECRET, scrubbed_value
 from .store.own.fingerprint import fingerprint
@@ -45,7 +45,7 @@ def report(mill: Mill, *, dsn: str | None = None, flush: float = FLUSH, **option
         sentry_sdk.init(dsn=dsn, **{**given, **options})
     client = sentry_sdk.get_client()
     if not client.options.get("dsn"):
-        logger.info("sentry_off", extra={"fields": {"hint": "set SENTRY_DSN, or give report(mill, dsn=...)"}})
+        to_log(Event("sentry_off", fields={"hint": "set SENTRY_DSN, or give report(mill, dsn=...)"}))
         return
     for name, scrub in (
         ("before_send", scrub_event),

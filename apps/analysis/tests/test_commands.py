@@ -15,6 +15,7 @@ from apps.analysis.tests import world
 from databases import Db
 from farm import eventually
 
+REPORT = re.compile(r"^\d\d:\d\d:\d\d info +health_checked +worker=\S+ idle=30 busy=0", re.MULTILINE)
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -38,15 +39,18 @@ def test_the_commands_of_the_readme_run(lite: Db, settings: Settings, tmp_path: 
         return bool(world.row(lite, key)["status"] == "completed")
 
     made = subprocess.run(python(tables), env=environ, cwd=world.ROOT, timeout=60, capture_output=True)
-    assert made.stdout.decode().strip() == "default: AnalysisJob, ModelAnswer, AnalysisWorker", made.stderr
+    assert made.stdout.decode().strip() == "default: AnalysisJob, AnalysisWorker, ModelAnswer", made.stderr
     assert made.stderr == b""
     address = tmp_path / "web.sock"
     for command in (python(run), python(serve, "--uds", str(address))):
         (key,) = world.insert(lite)
-        with (tmp_path / "log").open("ab") as log:
-            process = subprocess.Popen(command, env=environ, cwd=world.ROOT, stdout=log, stderr=log)
+        log = tmp_path / f"{command[2]}.log"
+        with log.open("ab") as lines:
+            process = subprocess.Popen(command, env=environ, cwd=world.ROOT, stdout=lines, stderr=lines)
         try:
             eventually(lambda key=key: ended(key), 60, every=0.1)
+            # E8: both report the health of their processors, line for line in the same form.
+            eventually(lambda log=log: REPORT.search(log.read_text()), 60, every=0.1)
             if "uvicorn" in command:
                 with httpx.Client(transport=httpx.HTTPTransport(uds=str(address))) as client:
                     assert client.get("http://analysis/statistics").json()["completed"] == 2

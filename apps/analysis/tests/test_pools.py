@@ -149,6 +149,40 @@ async def test_the_health_check_resets_processors_in_error_and_reports(
     assert checks[-1]["idle"] == 30
 
 
+@pytest.mark.parametrize(("batch", "starts", "taken"), [(10, 20, [10]), (4, 20, [4, 4, 2]), (10, 3, [3])])
+async def test_a_discovery_takes_a_batch_as_far_as_the_pace_lets_it(
+    jobs: Db, settings: Settings, net: Internet, batch: int, starts: int, taken: list[int]
+) -> None:
+    """E2, E3: with a batch of 10 and a pace that allows them, ten rows in one claim; the others stay free."""
+    net.default = sites.page(latency=60)
+    world.insert(jobs, 13)
+    mill = world.mill_on(jobs, replace(settings, batch=batch, pace_starts=starts, pace_seconds=600, stuck_seconds=120))
+    worker = mill.worker(worker_id="w1", grace=0.1)
+    with heard(mill, "batch_claimed") as claims:
+        working = asyncio.create_task(worker.run())
+        await until(lambda: sum(claim["batch_claimed_count"] for claim in claims) == sum(taken))
+        held = jobs.value('select count(*) from "AnalysisJob" where "inProgress" and "lockedBy" is not null')
+        worker.stop()
+        await working
+    assert [claim["batch_claimed_count"] for claim in claims] == taken
+    assert held == sum(taken)
+    assert jobs.value('select count(*) from "AnalysisJob" where not "inProgress" and "retryCount" = 0') == 13
+
+
+async def test_a_worker_without_a_job_reports_its_health_until_it_stops(jobs: Db, settings: Settings) -> None:
+    """E4, E8: every so often from its start on; and no longer than it lives."""
+    mill = world.mill_on(jobs, replace(settings, health_seconds=0.05))
+    with heard(mill, "health_checked") as checks:
+        worker = mill.worker(worker_id="w1")
+        working = asyncio.create_task(worker.run())
+        await until(lambda: len(checks) > 2)
+        worker.stop()
+        await working
+        names = {task.get_coro().__qualname__ for task in asyncio.all_tasks() if not task.cancelling()}
+    assert checks[0] == {"worker": "w1", "idle": 30, "busy": 0, "error": 0, "reset": [], "stuck": []}
+    assert "Processors.check_on" not in names
+
+
 async def test_a_stuck_processor_is_freed_and_its_job_goes_back(
     jobs: Db, settings: Settings, net: Internet, runs: list[Run]
 ) -> None:
@@ -178,7 +212,7 @@ def test_what_a_processor_does_is_told_at_every_moment() -> None:
     from rowmill.events import Events
 
     async def main() -> None:
-        pool = Processors(["a", "b"], 2, stuck=0.0, every=30, events=Events())
+        pool = Processors("w", ["a", "b"], 2, stuck=0.0, every=30, events=Events())
         job: Any = SimpleNamespace(worker="w", slot="b-processor-2", id=7)
         told = lambda: next(p for p in pool.report()["processors"] if p["name"] == job.slot)  # noqa: E731
         assert len(pool.all) == 4

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,11 @@ def run(
     Ctrl-C or SIGTERM: claim nothing more, let runs finish within the grace, give the rest back. Again: at once.
     Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 130 or 143 stopped before it was drained.
     """
+    if not hasattr(os, "killpg"):
+        raise RowmillError(
+            "rowmill run needs Linux, macOS or another POSIX system: it watches over processes as only these can",
+            hint="WSL or a container; or one worker without a supervisor: mill.run() in a script of your own",
+        )
     configure_logs(log, getattr(logging, log_level.upper()))
     chosen: dict[str, Any] = {
         "lanes": [name.strip() for name in lanes.split(",")] if lanes else None,

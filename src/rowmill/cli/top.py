@@ -236,9 +236,11 @@ def _families(found: Overview, environments: int) -> RenderableType:
 @contextlib.contextmanager
 def _keys(pressed: asyncio.Queue[str]) -> Iterator[None]:
     """Single keys from the terminal, as they are pressed, without showing them."""
-    import termios
-    import tty
-
+    try:
+        import termios
+        import tty
+    except ImportError:
+        raise UsageError("keys are read as only POSIX terminals let them be", hint="rowmill top --once") from None
     file, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     before: Any = termios.tcgetattr(file)
 

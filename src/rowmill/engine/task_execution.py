@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from ..declare.arguments import Unfit, encode
 from ..declare.outcome import Dead, Done, NotForThisVersion
 from ..declare.task import Queue, Task
 from ..errors import UnreadableValue
-from ..events import logger
+from ..events import Event, to_log
 from ..store.bounded_text import tail
 from ..store.jobs.job_rows import moment
 from ..store.lane.claim import Claim, Settlement
@@ -62,10 +63,9 @@ class TaskExecution(Execution):
         """A rolling deploy: jobs that this version of a task cannot run are not claimed again by it."""
         assert isinstance(self.lane, Queue)
         if self.lane.narrow(task.name):
-            logger.warning("arguments_unknown", extra={"fields": {
-                "lane": self.lane.name, "task": task.name, "error": ended.reason,
-                "hint": "jobs with such arguments are left to workers with a newer version of the task",
-            }})  # fmt: skip
+            hint = "jobs with such arguments are left to workers with a newer version of the task"
+            fields = {"lane": self.lane.name, "task": task.name, "error": ended.reason, "hint": hint}
+            to_log(Event("arguments_unknown", logging.WARNING, fields))
         self.store.forget_texts()
 
     def _history(self, claim: Claim, settlement: Settlement) -> list[dict[str, Any]]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ...errors import RowmillError
-from ...events import logger
+from ...events import Event, to_log
 from ..worker import Worker
 
 _RESTART = (0.5, 30.0)  # how soon, and how late at most, a worker that crashed is started again
@@ -81,10 +82,8 @@ class Host:
             pause = min(_RESTART[0] * 2.0 ** min(crashes, 10), _RESTART[1])
             crashes += 1
             self.error, self._restarting = f"{type(error).__name__}: {error}", True
-            logger.error(
-                "worker_crashed", exc_info=error if error.__traceback__ else None,
-                extra={"fields": {"worker": self.worker_id, "error": self.error, "restart_in": pause}},
-            )  # fmt: skip
+            fields = {"worker": self.worker_id, "error": self.error, "restart_in": pause}
+            to_log(Event("worker_crashed", logging.ERROR, fields), error if error.__traceback__ else None)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
             if self._stopping.is_set():

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from ...events import ensure_logs
 from .hosted_worker import Host
 
 Message = MutableMapping[str, Any]
@@ -59,6 +60,7 @@ class Lifespan:
         if self._make_host is None:
             yield
             return
+        ensure_logs()
         self._host = host = self._make_host()
         try:
             await host.start()

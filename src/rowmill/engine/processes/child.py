@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import RowmillError
-from ...events import logger
+from ...events import Event, to_log
 from ..shutdown import RECYCLE
 from ..worker import Worker
 
@@ -91,8 +91,8 @@ def serve(make: Callable[[], Worker], line: SupervisorPipe, flight: int) -> int:
         line.tell(error={"kind": type(error).__name__, "message": error.message, "hint": error.hint})
         _end_without_threads(1)
         return 1
-    except Exception:
-        logger.exception("worker_crashed", extra={"fields": {"pid": os.getpid()}})
+    except Exception as error:
+        to_log(Event("worker_crashed", logging.ERROR, {"pid": os.getpid()}), error)
         _leave(CRASHED)
         raise
 
@@ -165,7 +165,7 @@ def _end_without_threads(code: int, patience: float = 2.0) -> None:
         left = [thread.name for thread in threading.enumerate() if thread not in me and not thread.daemon]
         if left:
             hint = "a handler left them; make them daemon threads, or join them before the handler returns"
-            logger.warning("threads_left", extra={"fields": {"pid": os.getpid(), "threads": left, "hint": hint}})
+            to_log(Event("threads_left", logging.WARNING, {"pid": os.getpid(), "threads": left, "hint": hint}))
             _leave(code)
 
     threading.Thread(target=wait, name="rowmill-exit", daemon=True).start()

@@ -172,7 +172,9 @@ def _off(role: str) -> str:
 def _indexes(run: Run, binding: Binding, facts: Facts, found: Examined, add: Any) -> None:
     say = plans.statements(binding)
     for need in needed(binding, say):
-        if plans.serves(run, say, need) is not None:
+        name = need.name(binding.lane.name, say.table)
+        made = ddl.index_state(run, say.table, name, isinstance(say, PostgresStatements)) == "valid"
+        if made or plans.serves(run, say, need) is not None:
             continue
         if need.purpose in ("ready", "turns"):
             at = "reads the whole table" if facts.rows >= SMALL else "will read the whole table once it is large"

@@ -90,6 +90,47 @@ def test_what_would_not_work_is_an_error(name: str, db: Db, command: Command) ->
     assert said in str(document["checked"])
 
 
+def test_a_parameter_that_no_resource_answers_to_is_an_error(db: Db, command: Command) -> None:
+    """Issue: a worker refuses to start with it. What else is wrong with the lane is told as well."""
+    create(db)
+    handlers = "async def fetch(job, htp): ...\nasync def send(to, htp=injected): ...\nmill.task(send)"
+    resource = "from rowmill import injected\n@mill.resource\ndef http(): ..."
+    command.app(db.url, resource, handlers, lane("jobs").replace("(handler)", "(fetch)"))
+    document = command.json("check", code=1)
+    assert codes(document, "jobs") >= {"handler", "no_heartbeat_at"}
+    assert codes(document, "default") >= {"handler"}
+    (finding,) = [
+        f for c in document["checked"] for f in c["findings"] if f["code"] == "handler" and c["lane"] == "jobs"
+    ]
+    assert "the handler asks for 'htp'" in finding["text"]
+    assert "did you mean 'http'?" in finding["hint"]
+
+
+@pytest.mark.parametrize("ignored", [["on_hold", "archived"], [{"status": ["on_hold", "archived"]}]])
+def test_states_that_are_no_lanes_business_can_be_acknowledged(db: Db, command: Command, ignored: Any) -> None:
+    """Issue: --strict can pass on a table with a legitimate state that no lane leads out of."""
+    create(db)
+    db.execute("insert into jobs (id, status) values (1, 'on_hold'), (2, 'archived')")
+    command.app(db.url, lane("jobs"))
+    (finding,) = [f for c in command.json("check")["checked"] for f in c["findings"] if f["code"] == "left_alone"]
+    assert "'on_hold' (1)" in finding["text"]
+    assert "ignore_states=" in finding["hint"]
+    command.app(db.url, lane("jobs", ignore_states=ignored))
+    assert "left_alone" not in codes(command.json("check"))
+    db.execute("insert into jobs (id, status) values (3, 'stranded')")
+    (finding,) = [f for c in command.json("check")["checked"] for f in c["findings"] if f["code"] == "left_alone"]
+    assert "'stranded'" in finding["text"]
+    assert "on_hold" not in finding["text"]
+
+
+def test_a_role_that_is_switched_off_and_a_failure_that_is_final_are_no_warnings(db: Db, command: Command) -> None:
+    """Issue: what the declaration says on purpose is not told again."""
+    create(db)
+    off = dict.fromkeys(("heartbeat_at", "run_after", "error"))
+    command.app(db.url, lane("jobs", roles=off, max_attempts=1))
+    assert not {code for code in codes(command.json("check")) if code.startswith("no_")} - {"no_ready_index"}
+
+
 def test_where_the_table_of_tasks_is_missing_check_says_what_makes_it(db: Db, command: Command) -> None:
     """C1: nobody creates rowmill_jobs by hand, nor means another table by it."""
     create(db)

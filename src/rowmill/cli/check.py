@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ from rich.text import Text
 
 from ..clock import Clock
 from ..engine.place import _refuse_overlaps
+from ..engine.resources import Resources
+from ..engine.worker import check_handler
 from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
 from ..lane import Lane
 from ..mill import Mill
@@ -64,27 +67,7 @@ def check(
     mill = load(reference)
     mill.select(None)
 
-    async def main() -> tuple[list[Checked], dict[str, dict[str, Any]]]:
-        found: list[Checked] = []
-        needs: dict[str, dict[str, Any]] = {}
-        for name, database in mill.databases(env):
-            try:
-                part = await _environment(mill, name, database)
-                found += part
-                if any(checked.examined for checked in part):
-                    needs[name] = await _connections(mill, database, processes)
-            except RowmillError as error:
-                found.append(Checked(name, None, findings=[Finding(ERROR, "unreachable", error.message, error.hint)]))
-            finally:
-                await database.close()
-        return found, needs
-
-    found, needs = run_async(main())
-    for name, need in needs.items():
-        if need.get("free") is not None and need["at_most"] > need["free"]:
-            text = f"{processes} processes need up to {need['at_most']} connections, and {need['free']} are free"
-            hint = "fewer processes, Mill(connections=...), or a pooler"
-            found.append(Checked(name, None, findings=[Finding(WARNING, "connections", text, hint)]))
+    found, needs = run_async(check_mill(mill, env, processes))
     levels = [finding.level for checked in found for finding in checked.findings]
     bad, poor = levels.count(ERROR), levels.count(WARNING)
     failed = bool(bad or (strict and poor))
@@ -97,10 +80,34 @@ def check(
         raise typer.Exit(1)
 
 
+async def check_mill(
+    mill: Mill, env: Sequence[str] | None = None, processes: int = 1
+) -> tuple[list[Checked], dict[str, dict[str, Any]]]:
+    """Every lane in every environment, or in the named ones; and the connections that each environment needs."""
+    found: list[Checked] = []
+    needs: dict[str, dict[str, Any]] = {}
+    for name, database in mill.databases(env):
+        try:
+            part = await _environment(mill, name, database)
+            found += part
+            if any(checked.examined for checked in part):
+                needs[name] = await _connections(mill, database, processes)
+        except RowmillError as error:
+            found.append(Checked(name, None, findings=[Finding(ERROR, "unreachable", error.message, error.hint)]))
+        finally:
+            await database.close()
+    for name, need in needs.items():
+        if need.get("free") is not None and need["at_most"] > need["free"]:
+            text = f"{processes} processes need up to {need['at_most']} connections, and {need['free']} are free"
+            hint = "fewer processes, Mill(connections=...), or a pooler"
+            found.append(Checked(name, None, findings=[Finding(WARNING, "connections", text, hint)]))
+    return found, needs
+
+
 async def _environment(mill: Mill, name: str, database: Database) -> list[Checked]:
     check_file(database)
     lanes = sorted((lane for lane in mill.lanes.values() if lane.serves(name)), key=lambda lane: lane.priority)
-    found = [await _lane(lane, name, database) for lane in lanes]
+    found = [await _lane(lane, name, database, Resources(mill.resources)) for lane in lanes]
     bound = [(c.examined.binding, c.examined.facts) for c in found if c.examined]
     for binding, finding in across(bound):
         next(c for c in found if c.lane is binding.lane).findings.append(finding)
@@ -111,8 +118,12 @@ async def _environment(mill: Mill, name: str, database: Database) -> list[Checke
     return found
 
 
-async def _lane(lane: Lane, name: str, database: Database) -> Checked:
+async def _lane(lane: Lane, name: str, database: Database, resources: Resources) -> Checked:
     checked = Checked(name, lane)
+    try:
+        check_handler(lane, resources)
+    except DeclarationError as error:
+        checked.findings.append(Finding(ERROR, "handler", error.message, error.hint))
     try:
         binding = await bind(lane, name, database)
         store = store_for(binding, database, Clock(), "", "")
@@ -127,7 +138,7 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
         return checked
     table = quoted_table(binding.table.schema, binding.table.name)
     checked.examined = await read_only(database, lambda c: examine(c, binding, table))
-    checked.findings = list(checked.examined.findings)
+    checked.findings += checked.examined.findings
     unindexed = any(finding.code in ("no_ready_index", "no_turns_index") for finding in checked.findings)
     if checked.examined.rows < SMALL or not unindexed:  # else the trial would read the whole table
         checked.findings += await _refused_claims(store)

@@ -35,7 +35,8 @@ def migrate(
 ) -> None:
     """The DDL that serves the lanes of APP: missing columns, partial indexes, statistics, rowmill's own tables.
 
-    Without --apply it is printed: first what touches your tables, then a line for rowmill's own. Additive only. Indexes are built concurrently; what needs a table for a moment gives way after the lock timeout
+    Without --apply it is printed: first what touches your tables, then a line for rowmill's own.
+    Additive only. Indexes are built concurrently; what needs a table for a moment gives way after the lock timeout
     and tries again. Interrupted, it goes on where it stopped when run again.
     """
     mill = load(reference)
@@ -166,6 +167,8 @@ def _print(
             typer.echo("-- " + each["why"].replace("; ", "\n-- "))
         typer.echo(f"{each['statement']};")
     if folded:
-        typer.echo(f"-- and {'the removal of ' if detach else ''}rowmill's own tables, rowmill_*: --all prints their SQL")
+        typer.echo(
+            f"-- and {'the removal of ' if detach else ''}rowmill's own tables, rowmill_*: --all prints their SQL"
+        )
     words = ["rowmill migrate", reference, "--detach" if detach else "", "--apply"]
     typer.echo(f"-- run it with: {' '.join(word for word in words if word)}")

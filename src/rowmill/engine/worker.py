@@ -45,6 +45,13 @@ _LOOK_AGAIN = 1.0  # seconds between two looks at a table that was altered and m
 _REST = 10.0  # seconds for which a lane whose claim was refused is left alone
 
 
+def check_handler(lane: Lane, resources: Resources) -> None:
+    """Refuse a handler that asks for what no resource answers to, or that its process could not import."""
+    resources.check(lane.resources(), f"lane {lane.name!r}")
+    if lane.isolation == "process":
+        importable(lane)
+
+
 class Worker:
     """One worker process's engine. ``run`` works until stopped, or, draining, until nothing is ready or running."""
 
@@ -112,9 +119,7 @@ class Worker:
         #: It has looked everywhere once: what is wrong with a declaration was told by then.
         self.started = asyncio.Event()
         for lane in ordered:
-            self.resources.check(lane.resources(), f"lane {lane.name!r}")
-            if lane.isolation == "process":
-                importable(lane)
+            check_handler(lane, self.resources)
 
     def tell_flight(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""

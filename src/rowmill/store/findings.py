@@ -260,14 +260,16 @@ def _left_alone(bindings: Sequence[Binding], facts: Facts | None) -> list[tuple[
             lane = binding.lane
             if isinstance(lane.ready, str):
                 return []  # a condition of the user's own may mean any of them
-            for values in (lane.ready, lane.running, lane.done, lane.retry, lane.dead, lane.canceled):
+            named = (lane.ready, lane.running, lane.done, lane.retry, lane.dead, lane.canceled, *lane.ignore_states)
+            for values in named:
                 known |= {str(option) for option in states.options((values or {}).get(name, []))}
         strange = [value for value in column.seen if value is not None and str(value) not in known]
         if strange:
-            named = ", ".join(f"{v!r} ({column.seen[v]:,})" for v in strange[:_NAMED])
+            shown = ", ".join(f"{v!r} ({column.seen[v]:,})" for v in strange[:_NAMED])
             more = f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else ""
-            text = f"rows are in states that no lane leads out of: {name} = {named}{more}"
-            found.append((bindings[0], Finding(WARNING, "left_alone", text, "a lane for them, if they are not final")))
+            text = f"rows are in states that no lane leads out of: {name} = {shown}{more}"
+            hint = f"a lane for them; or, if they are meant to stay, ignore_states={strange[:_NAMED]!r} on the lane"
+            found.append((bindings[0], Finding(WARNING, "left_alone", text, hint)))
     return found
 
 

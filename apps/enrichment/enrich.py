@@ -29,6 +29,7 @@ where id = $1 and status = 'running' and locked_by = $5 and attempts = $6
     done={"status": "succeeded"},
     retry={"status": "failed"},
     dead={"status": "dead"},
+    roles={"heartbeat_at": None},  # the lease counts from locked_at, and the timeout ends before it
     where=f"locked_at is null or locked_at < :now - interval '{settings.lease_seconds} seconds'",
     max_attempts=2,
     backoff=fixed(td(seconds=settings.retry_seconds)),

@@ -28,7 +28,7 @@ create table if not exists import_jobs (
     locked_by text,
     locked_at timestamptz,
     heartbeat_at timestamptz
-);
+) with (fillfactor = 80);  -- room on each page for heartbeats
 create index if not exists import_jobs_read on import_jobs (run_after, id)
     where status = 'queued' and phase = 'waiting';
 create index if not exists import_jobs_withdraw on import_jobs (run_after, id)

@@ -42,7 +42,7 @@ create table if not exists scrape_jobs (
     created_at timestamptz not null default now(),
     completed_at timestamptz,
     error_message text
-);
+) with (fillfactor = 80);  -- room on each page for heartbeats
 -- What a claim of one source walks, and the rows that run, by source.
 create index if not exists scrape_jobs_turns on scrape_jobs (source_id, created_at, id)
     where status in ('pending', 'retryable');

@@ -21,7 +21,7 @@ mill = Mill(settings.Environments())
 
 #: A failure is final, a row whose worker died is not: it is worked on again, however often.
 _POLICY: dict[str, Any] = {
-    "roles": {"claimed_at": "processing_started_at"},
+    "roles": {"claimed_at": "processing_started_at", "run_after": None},  # nothing is tried later
     "max_attempts": 1,
     "lease": settings.seconds("STUCK_AFTER_SECONDS"),
     "startup_lease": settings.seconds("STUCK_AT_START_SECONDS"),

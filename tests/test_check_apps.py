@@ -75,3 +75,15 @@ async def test_an_application_passes_check_strict_on_its_fresh_tables(
     checked, _ = await check_mill(mill)
     assert {each.lane.name for each in checked if each.lane} == set(mill.lanes)
     assert [(each.lane and each.lane.name, finding.text) for each in checked for finding in each.findings] == []
+
+
+@pytest.mark.parametrize("app", [registre, ocr], ids=["registre", "ocr"])
+async def test_rows_of_the_other_program_on_the_same_table_are_no_warning(
+    app: App, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A11, B2: registre and ocr share extraction_queue, and each knows the other's states."""
+    mill = await app(db.url, monkeypatch)
+    rows = [{"document_number": str(status.value), "status_id": status.value} for status in apps.registre.tables.Status]
+    db.insert("extraction_queue", rows)
+    checked, _ = await check_mill(mill)
+    assert "left_alone" not in {finding.code for each in checked for finding in each.findings}

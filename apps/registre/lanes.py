@@ -72,6 +72,7 @@ def storage() -> Storage:
     running={"status_id": Status.EN_TRAITEMENT},
     done={"status_id": Status.COMPLETE},
     dead={"status_id": Status.ERREUR, "ocr_error": IS_NULL},  # ocr ends its rows in the same status
+    ignore_states=[Status.OCR_PROCESSING, Status.EXTRACTION_COMPLETE],  # ocr's
     **_POLICY,
 )
 async def extraction(job: Job, registry: Session, storage: Storage) -> dict[str, Any]:

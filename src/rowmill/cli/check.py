@@ -10,24 +10,21 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from ..clock import Clock
 from ..engine.place import _refuse_overlaps
 from ..engine.resources import Resources
 from ..engine.worker import check_handler
 from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
 from ..lane import Lane
 from ..mill import Mill
-from ..store import Database, LaneStore, bind, check_conditions, ddl, store_for
+from ..store import Database, LaneStore, ddl, examine_lane, store_for
 from ..store.binding import Binding
 from ..store.database import runner
 from ..store.findings import ERROR, SMALL, WARNING, Examined, Finding, across, connections, examine
-from ..store.gate_rows import GateRows
-from ..store.gating import bind_gates
 from ..store.inspect import check_file
 from ..store.keys import written
 from ..store.operate import ended_by_others
 from ..store.passed_over import refused_claims
-from ..store.refusals import check_states, doubtful_states
+from ..store.refusals import doubtful_states
 from ..store.survey import read_only
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
@@ -125,17 +122,14 @@ async def _lane(lane: Lane, name: str, database: Database, resources: Resources)
     except DeclarationError as error:
         checked.findings.append(Finding(ERROR, "handler", error.message, error.hint))
     try:
-        binding = await bind(lane, name, database)
-        store = store_for(binding, database, Clock(), "", "")
-        await check_conditions(store)
-        await check_states(store)
-        await bind_gates(binding, database, store.statements, GateRows(database, Clock(), lane.name))
+        store = await examine_lane(lane, name, database)
     except DeclarationError as error:
         hint = error.hint
         if await _helped(lane, name, database):
             hint = f"rowmill migrate APP --apply adds what is missing; or {error.hint}"
         checked.findings.append(Finding(ERROR, "declaration", error.message, hint))
         return checked
+    binding = store.binding
     table = quoted_table(binding.table.schema, binding.table.name)
     checked.examined = await read_only(database, lambda c: examine(c, binding, table))
     checked.findings += checked.examined.findings

@@ -22,11 +22,11 @@ from ..clock import Clock
 from ..errors import DatabaseError, DeclarationError, Refused, WorkerIdTaken
 from ..events import Events
 from ..lane import Lane
-from ..store import Database, LaneStore, open_lane
+from ..store import Database, LaneStore, examine_lane, open_lane
 from ..store.failures import Failure
 from ..store.fleet import Fleet, WorkerState
 from ..store.minutes import Minutes
-from ..store.schema import FAILURES, MINUTES, Own
+from ..store.schema import FAILURES, MINUTES, Own, taken
 from ..store.schema import ensure as ensure_own
 from ..store.statements import INCARNATION
 from ..store.swept import take_over
@@ -180,6 +180,15 @@ class Place:
         return max(min(times), self.retry_at)
 
     # -- open and close
+
+    async def examine(self, crew: Crew) -> None:
+        """Where rowmill's own tables are still to be made: raise what is wrong with the declarations before that."""
+        lanes = [lane for lane in self.lanes if not lane.own]
+        if not lanes or not crew.registers:
+            return
+        self.database.must_exist()
+        if not (await taken(self.database)).complete:
+            _refuse_overlaps([await examine_lane(lane, self.name, self.database, ("done",)) for lane in lanes])
 
     async def open(self, crew: Crew) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""

@@ -198,7 +198,9 @@ class Worker:
         self._above = []
         # All are opened before the first row is claimed anywhere: what is wrong is told before anything is done.
         new = [place for place in self.places if not place.opened and time.monotonic() >= place.retry_at]
-        await asyncio.gather(*(self._guarded(place, self._open(place)) for place in new))
+        await asyncio.gather(*(self._guarded(place, place.examine(self._crew)) for place in new))
+        reached = [place for place in new if time.monotonic() >= place.retry_at]
+        await asyncio.gather(*(self._guarded(place, self._open(place)) for place in reached))
         for place in self.places:
             # All above it are looked at too: nothing below may start while something above is ready.
             if time.monotonic() >= place.retry_at:

@@ -20,7 +20,7 @@ from .gating import Dimension, bind_gates
 from .handlers import uncut
 from .notes import Notes
 from .postgres import PostgresLane
-from .refusals import check_states
+from .refusals import WRITTEN, check_states
 from .settled import Settled, bounded
 from .sqlite import SqliteLane
 from .stretches import turns_of
@@ -38,6 +38,7 @@ __all__ = [
     "bind",
     "bounded",
     "check_conditions",
+    "examine_lane",
     "open_lane",
     "probe",
     "redact",
@@ -54,6 +55,18 @@ def store_for(
     if database.dialect.name == "postgresql":
         return lane_kind(binding.lane)(binding, database, clock, worker, incarnation, gates)
     return SqliteLane(binding, database, clock, worker, incarnation, gates)
+
+
+async def examine_lane(
+    lane: Lane, environment: str, database: Database, written: Sequence[str] = WRITTEN, *, trial: bool = True
+) -> LaneStore:
+    """Bind a lane and let the database check its declaration; raises DeclarationError. Writes nothing."""
+    binding = await bind(lane, environment, database)
+    store = store_for(binding, database, Clock(), "", "")
+    await check_conditions(store)
+    await check_states(store, written, trial=trial)
+    await bind_gates(binding, database, store.statements, GateRows(database, store.clock, lane.name))
+    return store
 
 
 async def open_lane(

@@ -302,6 +302,11 @@ class Own:
         """Whether a step was taken."""
         return step.number in self.steps
 
+    @property
+    def complete(self) -> bool:
+        """Whether all steps were taken."""
+        return all(self.has(step) for step in STEPS)
+
 
 async def need(database: Database, *steps: Step) -> None:
     """Make sure of the tables that some steps make; raises DeclarationError where the role may not."""

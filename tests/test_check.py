@@ -225,3 +225,29 @@ def test_check_writes_nothing(db: Db, command: Command) -> None:
     assert command("check").code == 0
     table = "pg_tables where tablename" if db.dialect == "postgresql" else "sqlite_master where name"
     assert db.value(f"select count(*) from {table} like 'rowmill%'") == 0
+
+
+def test_a_syntax_error_in_the_application_names_the_file_and_the_line(command: Command, tmp_path: Path) -> None:
+    """Issue: the line to correct, and not a place inside the import machinery."""
+    (tmp_path / "broken_part.py").write_text("x = 1\nmill = Mill(\n")
+    (tmp_path / "whole.py").write_text("import broken_part\n")
+    for app in ("broken_part:mill", "whole:mill"):
+        ended = command("check", app)
+        assert ended.code == 1
+        assert "broken_part.py, line 2: '(' was never closed" in ended.err
+        assert "Try: correct line 2 of " in ended.err
+        assert "importlib" not in ended.err
+
+
+@pytest.mark.no_pooler("the pooler answers for the server")
+def test_a_database_that_does_not_exist_is_named_with_the_command_that_makes_it(pg: Db, command: Command) -> None:
+    """Issue: the server is up, so nothing is said about that."""
+    name = pg.url.partition("?")[0].rpartition("/")[2]
+    command.app(pg.url.replace(f"/{name}?", "/no such shop?"), lane("jobs"))
+    for words in (["check"], ["migrate"], ["run", "--drain"]):
+        ended = command(*words)
+        assert ended.code == 1
+        said = ended.out + ended.err
+        assert "there is no database 'no such shop' on " in said
+        assert 'Try: create database "no such shop", or correct the name in the URL' in said
+        assert "server is up" not in said

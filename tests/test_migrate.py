@@ -240,6 +240,26 @@ def _detach_in(pg: Db, command: Command) -> None:
     assert command("migrate", "--detach", "--apply").code == 0
 
 
+def test_detach_names_the_view_that_reads_a_column_before_anything_is_removed(db: Db, command: Command) -> None:
+    """Issue: a column that a view reads cannot be dropped; the message says which view, and what to do."""
+    create_bare(db)
+    command.app(db.url, LANE)
+    assert command("migrate", "--apply").code == 0
+    db.execute('create view "Busy jobs" as select id, worker, attempts from jobs')
+    db.execute("create view all_of_them as select id, status from jobs")
+    before = _names(db)
+    ended = command("migrate", "--detach", "--apply")
+    assert ended.code == 1
+    assert 'view "Busy jobs"' in ended.err
+    assert "attempts, worker" in ended.err
+    assert "all_of_them" not in ended.err
+    assert 'Try: drop view "Busy jobs"' in ended.err
+    assert _names(db) == before
+    db.execute('drop view "Busy jobs"')
+    assert command("migrate", "--detach", "--apply").code == 0
+    assert not set(schema.own_tables()) & set(_names(db))
+
+
 TASKS = ["@mill.task\nasync def report(to: str): ...", "@mill.cron('0 3 * * *')\nasync def nightly(): ..."]
 
 

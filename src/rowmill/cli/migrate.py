@@ -12,7 +12,7 @@ from rich.text import Text
 from ..errors import RowmillError
 from ..mill import Mill
 from ..store import Database, ddl, schema
-from ..store.build import Builder, own_drops, unfinished_jobs
+from ..store.build import Builder, own_drops, readers, unfinished_jobs
 from ..store.fill import fill
 from ..store.fleet import Fleet
 from ..store.inspect import check_file
@@ -109,6 +109,7 @@ async def _detach(
     if apply and (records or own):
         await _nobody_works(database)
         await _nothing_is_lost(database)
+        await _nobody_reads(database, records)
         await Builder(database, _teller(quiet), *times).detach(records)
     return {"statements": [*_undone(records), *({"kind": "own", "own": True, "statement": text} for text in own)]}
 
@@ -137,6 +138,15 @@ async def _nothing_is_lost(database: Database) -> None:
         raise RowmillError(
             f"{left} {'job is' if left == 1 else 'jobs are'} still to be done in {database.own('rowmill_jobs')}",
             hint="let workers finish them first, or delete them: they would be lost",
+        )
+
+
+async def _nobody_reads(database: Database, records: Sequence[Record]) -> None:
+    found = await database.read(lambda run: readers(database, run, records))
+    for reader, columns in found.items():
+        raise RowmillError(
+            f"{reader} reads {', '.join(sorted(columns))}, which migrate added and --detach removes",
+            hint=f"drop {reader}, run this again, and create it again without these columns",
         )
 
 

@@ -79,8 +79,8 @@ def examine(connection: sa.Connection, binding: Binding, table: str) -> Examined
 
 def _rights(run: Run, relation: str, add: Any) -> None:
     may_read, may_write, hidden, replica = run(
-        "select has_table_privilege(c.oid, 'select'), has_table_privilege(c.oid, 'update')"
-        " or has_any_column_privilege(c.oid, 'update'), row_security_active(c.oid), pg_is_in_recovery()"
+        "select has_any_column_privilege(c.oid, 'select'), has_any_column_privilege(c.oid, 'update'),"
+        " row_security_active(c.oid), pg_is_in_recovery()"
         " from pg_class c where c.oid = to_regclass($1::text)",
         (relation,),
     )[0]

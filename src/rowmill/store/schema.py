@@ -316,7 +316,7 @@ async def need(database: Database, *steps: Step) -> None:
             raise DeclarationError(
                 f"there is no {step.what.partition(':')[0]} in {redact(database.url)}, and it could not be made:"
                 f" {own.refused}",
-                hint="run this once with a role that may create tables: await mill.prepare()",
+                hint="rowmill migrate APP --apply, or await mill.prepare(), once with a role that may create tables",
             )
 
 

@@ -59,11 +59,9 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
                 " database URL",
             )
         if state == "3D000" and (named := re.search('"(.*)"', text)):
-            return Unreachable(
-                f"there is no database {named[1]!r} on {where}",
-                hint=f"create database {database.dialect.identifier_preparer.quote_identifier(named[1])}, or correct the"
-                " name in the URL",
-            )
+            quoted = database.dialect.identifier_preparer.quote_identifier(named[1])
+            hint = f"create database {quoted}, or correct the name in the URL"
+            return Unreachable(f"there is no database {named[1]!r} on {where}", hint=hint)
         # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login
         if state.startswith(("08", "57P0", "533", "28", "3D")):
             return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")

@@ -57,14 +57,12 @@ def store_for(
     return SqliteLane(binding, database, clock, worker, incarnation, gates)
 
 
-async def examine_lane(
-    lane: Lane, environment: str, database: Database, written: Sequence[str] = WRITTEN, *, trial: bool = True
-) -> LaneStore:
+async def examine_lane(lane: Lane, environment: str, database: Database, written: Sequence[str] = WRITTEN) -> LaneStore:
     """Bind a lane and let the database check its declaration; raises DeclarationError. Writes nothing."""
     binding = await bind(lane, environment, database)
     store = store_for(binding, database, Clock(), "", "")
     await check_conditions(store)
-    await check_states(store, written, trial=trial)
+    await check_states(store, written)
     await bind_gates(binding, database, store.statements, GateRows(database, store.clock, lane.name))
     return store
 

@@ -10,25 +10,26 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from ..engine.place import _refuse_overlaps
+from ..adopt.lane_file import quoted_table
+from ..adopt.survey import read_only
+from ..declare.lane import Lane
+from ..engine.environment import _refuse_overlaps
 from ..engine.resources import Resources
 from ..engine.worker import check_handler
 from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
-from ..lane import Lane
+from ..migrate import ddl
 from ..mill import Mill
-from ..store import Database, LaneStore, ddl, examine_lane, store_for
-from ..store.binding import Binding
+from ..ops.findings import ERROR, SMALL, WARNING, CheckFinding, ExaminedLane, across, connections, examine
+from ..ops.row_actions import ended_by_others
+from ..store import Database, LaneStore, examine_lane, store_for
 from ..store.database import runner
-from ..store.findings import ERROR, SMALL, WARNING, Examined, Finding, across, connections, examine
-from ..store.inspect import check_file
-from ..store.keys import written
-from ..store.operate import ended_by_others
-from ..store.passed_over import refused_claims
-from ..store.refusals import doubtful_states
-from ..store.survey import read_only
+from ..store.inspect.lane_view import check_file
+from ..store.lane.binding import Binding
+from ..store.lane.refused_rows import refused_claims
+from ..store.lane.refused_states import doubtful_states
+from ..store.lane.row_keys import written
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
-from .sketch import quoted_table
 
 #: Ready rows whose claim is tried.
 _TRIED = 100
@@ -39,13 +40,13 @@ _HEARTBEAT, _LISTEN, _FINISH, _LOCKED = 1, 1, 4, 4
 
 
 @dataclass
-class Checked:
+class CheckedLane:
     """One lane in one environment, or (lane None) the environment itself."""
 
     environment: str
     lane: Lane | None
-    examined: Examined | None = None
-    findings: list[Finding] = field(default_factory=list)
+    examined: ExaminedLane | None = None
+    findings: list[CheckFinding] = field(default_factory=list)
 
 
 @app.command()
@@ -79,9 +80,9 @@ def check(
 
 async def check_mill(
     mill: Mill, env: Sequence[str] | None = None, processes: int = 1
-) -> tuple[list[Checked], dict[str, dict[str, Any]]]:
+) -> tuple[list[CheckedLane], dict[str, dict[str, Any]]]:
     """Every lane in every environment, or in the named ones; and the connections that each environment needs."""
-    found: list[Checked] = []
+    found: list[CheckedLane] = []
     needs: dict[str, dict[str, Any]] = {}
     for name, database in mill.databases(env):
         try:
@@ -90,18 +91,20 @@ async def check_mill(
             if any(checked.examined for checked in part):
                 needs[name] = await _connections(mill, database, processes)
         except RowmillError as error:
-            found.append(Checked(name, None, findings=[Finding(ERROR, "unreachable", error.message, error.hint)]))
+            found.append(
+                CheckedLane(name, None, findings=[CheckFinding(ERROR, "unreachable", error.message, error.hint)])
+            )
         finally:
             await database.close()
     for name, need in needs.items():
         if need.get("free") is not None and need["at_most"] > need["free"]:
             text = f"{processes} processes need up to {need['at_most']} connections, and {need['free']} are free"
             hint = "fewer processes, Mill(connections=...), or a pooler"
-            found.append(Checked(name, None, findings=[Finding(WARNING, "connections", text, hint)]))
+            found.append(CheckedLane(name, None, findings=[CheckFinding(WARNING, "connections", text, hint)]))
     return found, needs
 
 
-async def _environment(mill: Mill, name: str, database: Database) -> list[Checked]:
+async def _environment(mill: Mill, name: str, database: Database) -> list[CheckedLane]:
     check_file(database)
     lanes = sorted((lane for lane in mill.lanes.values() if lane.serves(name)), key=lambda lane: lane.priority)
     found = [await _lane(lane, name, database, Resources(mill.resources)) for lane in lanes]
@@ -111,23 +114,23 @@ async def _environment(mill: Mill, name: str, database: Database) -> list[Checke
     try:
         _refuse_overlaps([store_for(binding, database, mill.clock, "", "") for binding, _ in bound])
     except DeclarationError as error:
-        found.append(Checked(name, None, findings=[Finding(ERROR, "sweeps", error.message, error.hint)]))
+        found.append(CheckedLane(name, None, findings=[CheckFinding(ERROR, "sweeps", error.message, error.hint)]))
     return found
 
 
-async def _lane(lane: Lane, name: str, database: Database, resources: Resources) -> Checked:
-    checked = Checked(name, lane)
+async def _lane(lane: Lane, name: str, database: Database, resources: Resources) -> CheckedLane:
+    checked = CheckedLane(name, lane)
     try:
         check_handler(lane, resources)
     except DeclarationError as error:
-        checked.findings.append(Finding(ERROR, "handler", error.message, error.hint))
+        checked.findings.append(CheckFinding(ERROR, "handler", error.message, error.hint))
     try:
         store = await examine_lane(lane, name, database)
     except DeclarationError as error:
         hint = error.hint
         if await _helped(lane, name, database):
             hint = f"rowmill migrate APP --apply adds what is missing; or {error.hint}"
-        checked.findings.append(Finding(ERROR, "declaration", error.message, hint))
+        checked.findings.append(CheckFinding(ERROR, "declaration", error.message, hint))
         return checked
     binding = store.binding
     table = quoted_table(binding.table.schema, binding.table.name)
@@ -139,7 +142,7 @@ async def _lane(lane: Lane, name: str, database: Database, resources: Resources)
     for state, reason in (await doubtful_states(store)).items():
         text = f"on a trial, a trigger of the table refused {state}: {reason}"
         hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"
-        checked.findings.append(Finding(WARNING, "trigger", text, hint))
+        checked.findings.append(CheckFinding(WARNING, "trigger", text, hint))
     if foreign := await ended_by_others(store):
         own = binding.roles["error"]
         text = (
@@ -147,11 +150,11 @@ async def _lane(lane: Lane, name: str, database: Database, resources: Resources)
             " them, and retry would send them into this lane"
         )
         hint = f"say in dead what tells this lane's rows apart: {own!r}: NOT_NULL, or IS_NULL for the other's column"
-        checked.findings.append(Finding(WARNING, "shared_dead", text, hint))
+        checked.findings.append(CheckFinding(WARNING, "shared_dead", text, hint))
     return checked
 
 
-async def _refused_claims(store: LaneStore) -> list[Finding]:
+async def _refused_claims(store: LaneStore) -> list[CheckFinding]:
     """Ready rows whose claim the database would refuse: tried and rolled back, where this role may."""
     try:
         refused = await refused_claims(store, _TRIED)
@@ -159,7 +162,7 @@ async def _refused_claims(store: LaneStore) -> list[Finding]:
         return []
     hint = "mend the row, or the trigger or constraint that refuses it; workers set it aside or pass it over"
     return [
-        Finding(
+        CheckFinding(
             WARNING, "claim_refused", f"the database refuses the claim of row {written(key)}: {error.message}", hint
         )
         for key, error in refused
@@ -196,7 +199,7 @@ async def _connections(mill: Mill, database: Database, processes: int) -> dict[s
 # -- what is shown
 
 
-def _page(found: list[Checked], needs: dict[str, Any], processes: int, bad: int, poor: int) -> Group:
+def _page(found: list[CheckedLane], needs: dict[str, Any], processes: int, bad: int, poor: int) -> Group:
     several = len({checked.environment for checked in found}) > 1
     parts: list[Any] = []
     for checked in found:
@@ -225,7 +228,7 @@ def _page(found: list[Checked], needs: dict[str, Any], processes: int, bad: int,
     return Group(*parts)
 
 
-def _about(examined: Examined) -> Text:
+def _about(examined: ExaminedLane) -> Text:
     binding = examined.binding
     about = "" if examined.exact else "about "
     text = Text().append_text(show.plain(f"  {binding.table.fullname}, {about}{examined.rows:,} rows")).append("\n")
@@ -246,7 +249,7 @@ def _about(examined: Examined) -> Text:
     return text
 
 
-def _value(checked: Checked) -> dict[str, Any]:
+def _value(checked: CheckedLane) -> dict[str, Any]:
     found: dict[str, Any] = {
         "environment": checked.environment,
         "lane": checked.lane.name if checked.lane else None,

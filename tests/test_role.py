@@ -104,6 +104,36 @@ async def test_the_role_is_enough_for_a_worker_and_reads_nothing_else(shop: Db, 
             await _run(shop.direct.replace("postgres:", ROLE.replace(" ", "%20") + ":", 1), statement)
 
 
+async def test_a_column_that_was_not_granted_is_told_with_the_command_that_grants_it(
+    shop: Db, command: Command
+) -> None:
+    """Issue 19.9: permission denied alone does not say what to run."""
+    await prepared(shop)
+    shop.execute("insert into jobs (note) values ('a')")
+    command.app(shop.url, LANE, TASK)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(lambda: command.json("sql", "--role", ROLE, "--hide", "fetch.card")).result()
+    shop.execute(";\n".join(made["statements"]))
+    mill = mill_over(shop.url.replace("postgres:", ROLE.replace(" ", "%20") + ":", 1))
+    refused = asyncio.Event()
+    hints: list[str] = []
+
+    def listen(event: Any) -> None:
+        if event.name == "statement_refused":
+            hints.append(event.fields["hint"])
+            refused.set()
+
+    mill.on_event(listen)
+    worker = mill.worker(lanes=["fetch"], grace=1)
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(refused.wait(), 60)
+    shop.execute(f'grant update (note) on jobs to "{ROLE}"')
+    worker.stop()
+    await asyncio.wait_for(running, 60)
+    assert "rowmill sql APP --role NAME --writes fetch.note" in hints[0]
+    await mill.close()
+
+
 async def prepared(db: Db) -> None:
     """With rowmill's own tables, made by their owner."""
     owner = mill_over(db.url)

@@ -45,6 +45,7 @@ jobs = sa.Table(
     sa.Column("heartbeatAt", _time),
     sa.Column("runAfter", _time),
     sa.Column("error", sa.Text),
+    postgresql_with={"fillfactor": 80},  # room on each page for heartbeats
 )
 
 answers = sa.Table(
@@ -68,7 +69,9 @@ workers = sa.Table(
 )
 
 # What a claim looks for: rows of a phase, the oldest first; and, few at a time, the rows that are in progress.
-sa.Index("AnalysisJob_ready", jobs.c.status, jobs.c.createdAt, jobs.c.id)
+_idle = sa.not_(jobs.c.inProgress)
+_phase = (jobs.c.status, jobs.c.currentStep)
+sa.Index("AnalysisJob_idle", *_phase, jobs.c.createdAt, jobs.c.id, postgresql_where=_idle, sqlite_where=_idle)
 sa.Index("AnalysisJob_running", jobs.c.status, postgresql_where=jobs.c.inProgress, sqlite_where=jobs.c.inProgress)
 
 

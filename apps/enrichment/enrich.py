@@ -32,8 +32,9 @@ where id = $1 and status = 'running' and locked_by = $5 and attempts = $6
     # Jobs without an address were made by others, who work on them.
     where="url is not null and domain is not null"
     f" and (locked_at is null or locked_at < :now - interval '{settings.lease_seconds} seconds')",
-    # `attempts` decides, against the row's own max_attempts, also where a table has counters of these names.
-    roles={"failures": None, "reclaims": None},
+    # `attempts` decides, against the row's own max_attempts, also where a table has counters of these names. The lease
+    # counts from locked_at, and the timeout ends before it.
+    roles={"failures": None, "reclaims": None, "heartbeat_at": None},
     max_attempts=2,
     backoff=fixed(td(seconds=settings.retry_seconds)),
     lease=_LEASE,

@@ -39,7 +39,7 @@ create table if not exists import_jobs (
     locked_by text,
     locked_at timestamptz,
     heartbeat_at timestamptz
-);
+) with (fillfactor = 80);  -- room on each page for heartbeats
 alter table import_jobs
     add column if not exists phase text not null default 'waiting',
     add column if not exists attempts integer not null default 0,

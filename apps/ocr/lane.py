@@ -75,6 +75,7 @@ def declare(mill: Mill, settings: Settings, status: type[enum.IntEnum] = Status)
         done={"status_id": status["EXTRACTION_COMPLETE"].value},
         retry={"status_id": status["COMPLETE"].value},
         dead={"status_id": status["ERREUR"].value, "ocr_error": NOT_NULL},  # registre's own have none
+        ignore_states=[each.value for each in status],  # the others are registre's
         roles=ROLES,
         order_by="created_at",
         max_attempts=3,

@@ -60,7 +60,7 @@ create table if not exists scrape_jobs (
     created_at timestamptz not null default now(),
     completed_at timestamptz,
     error_message text
-);
+) with (fillfactor = 80);  -- room on each page for heartbeats
 alter table scrape_jobs
     add column if not exists query_params jsonb not null default '{}',
     add column if not exists attempts integer not null default 0,

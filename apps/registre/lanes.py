@@ -28,7 +28,7 @@ def _is_trouble(error: BaseException) -> bool:
 
 #: A failure is final, a row whose worker died is not: it is worked on again, however often.
 _POLICY: dict[str, Any] = {
-    "roles": {"claimed_at": "processing_started_at"},
+    "roles": {"claimed_at": "processing_started_at", "run_after": None},  # nothing is tried later
     "max_attempts": 1,
     "lease": settings.seconds("STUCK_AFTER_SECONDS"),
     "startup_lease": settings.seconds("STUCK_AT_START_SECONDS"),
@@ -86,6 +86,7 @@ async def storage() -> Storage:
     running={"status_id": Status.EN_TRAITEMENT},
     done={"status_id": Status.COMPLETE},
     dead={"status_id": Status.ERREUR, "ocr_error": IS_NULL},  # ocr ends its rows in the same status
+    ignore_states=[Status.OCR_PROCESSING, Status.EXTRACTION_COMPLETE],  # ocr's
     **_POLICY,
 )
 async def extraction(job: Job, registry: Session, storage: Storage) -> dict[str, Any]:

@@ -66,6 +66,8 @@ _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers o
 _UUID = sa.Uuid(as_uuid=False)
 _TIME = sa.DateTime(timezone=True)
 _JSON = sa.JSON().with_variant(JSONB(), "postgresql")
+#: Room on each page, so that heartbeats stay on it.
+_ROOM: dict[str, Any] = {"postgresql_with": {"fillfactor": 80}}
 
 
 def _born(name: str = "created_at") -> sa.Column[Any]:
@@ -110,6 +112,9 @@ extraction_queue = sa.Table(
     sa.Column("ocr_progress", sa.Text),
     sa.Column("ocr_text", sa.Text),
     sa.Column("ocr_fields", _JSON),
+    # What the claims of registre and of ocr walk.
+    sa.Index("extraction_queue_by_status", "status_id", "created_at", "id"),
+    **_ROOM,
 )
 
 search_sessions = sa.Table(
@@ -122,6 +127,8 @@ search_sessions = sa.Table(
     *_holder(),
     _born(),
     _born("updated_at"),
+    sa.Index("search_sessions_by_status", "status", "req_completed", "created_at", "id"),
+    **_ROOM,
 )
 
 rdprm_searches = sa.Table(
@@ -134,6 +141,8 @@ rdprm_searches = sa.Table(
     *_holder(),
     _born(),
     sa.Column("completed_at", _TIME),
+    sa.Index("rdprm_searches_by_status", "status", "created_at", "id"),
+    **_ROOM,
 )
 
 companies = sa.Table(

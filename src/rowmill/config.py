@@ -57,6 +57,11 @@ def _import(name: str, reference: str) -> object:
             f"there is no module {name!r} (from {reference!r})",
             hint="rowmill run module:mill, from the folder that has module.py",
         ) from error
+    except SyntaxError as error:
+        raise AppError(
+            f"importing {name!r} failed: {error.filename}, line {error.lineno}: {error.msg}",
+            hint=f"correct line {error.lineno} of {error.filename}",
+        ) from error
     except RowmillError:
         raise
     except (Exception, SystemExit) as error:

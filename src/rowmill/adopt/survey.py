@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from ..errors import DeclarationError, did_you_mean
 from ..store.database import Database, Run, runner
 from ..store.driver_errors import translated
-from ..store.lane.reflect import table_name
+from ..store.lane.reflect import table_name, view_kind
 from ..store.lane.sql_literals import allowed_by_check, comment_meanings, literals_of, plain_default
 from . import vocabulary
 from .column_kinds import kind_of, shares_of, sql_type_of, typed, understood
@@ -97,23 +97,15 @@ class _Survey:
             hint=did_you_mean(table, known) if known else "create the table first: there is none in this database",
         )
 
-    def _is_view(self) -> str | None:
-        """What it is, where it is no table: nothing can be claimed in it."""
-        if self.postgres:
-            text = "select relkind::text from pg_class where oid = to_regclass($1::text)"
-            return {"v": "a view", "m": "a materialized view"}.get(self.run(text, (self.relation,))[0][0])
-        text = "select 1 from sqlite_master where type = 'view' and name = :n"
-        return "a view" if self.run(text, {"n": self.name}) else None
-
     def facts(self) -> TableFacts:
-        if view := self._is_view():
+        if view := view_kind(self.connection, self.schema, self.name):
             raise DeclarationError(
                 f"{self.name!r} is {view}: rows are claimed in a table",
                 hint="adopt the table behind it; what the view leaves out can stand in the lane's where=",
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sa.exc.SAWarning)  # types that SQLAlchemy does not know are no states
-            described = self.inspector.get_columns(self.name, self.schema)
+            described = self._readable(self.inspector.get_columns(self.name, self.schema))
             key = tuple(self.inspector.get_pk_constraint(self.name, self.schema)["constrained_columns"])
         if not key:
             key = self._unique_key(described)
@@ -145,6 +137,15 @@ class _Survey:
         )
 
     # -- the definition
+
+    def _readable(self, described: Sequence[Any]) -> Sequence[Any]:
+        """The columns that this role may read: a worker's role may have been granted some only."""
+        if not self.postgres:
+            return described
+        text = "select attname from pg_attribute where attrelid = to_regclass($1::text) and attnum > 0"
+        text += " and not attisdropped and has_column_privilege(attrelid, attnum, 'select')"
+        names = {row[0] for row in self.run(text, (self.relation,))}
+        return [c for c in described if c["name"] in names] or described
 
     def _unique_key(self, described: Sequence[Any]) -> tuple[str, ...]:
         nullable = {c["name"] for c in described if c["nullable"]}
@@ -215,6 +216,8 @@ class _Survey:
         key = fk["referred_columns"][0]
         label = next((c for n in _LABELS for c in columns if c.lower() == n), (columns or [key])[0])
         relation = ".".join(self._quote(part) for part in ([schema, table] if schema else [table]))
+        if self.postgres and not self.run("select has_table_privilege($1::text, 'select')", (relation,))[0][0]:
+            return {}
         text = f"select {self._quote(key)}, {self._quote(label)} from {relation} order by 1 limit {MOST_VALUES + 1}"
         rows = self.run(text, ())
         return {row[0]: str(row[1]) for row in rows} if len(rows) <= MOST_VALUES else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -11,22 +12,21 @@ from rich.text import Text
 
 from ..adopt.lane_file import quoted_table
 from ..adopt.survey import read_only
-from ..clock import Clock
 from ..declare.lane import Lane
 from ..engine.environment import _refuse_overlaps
+from ..engine.resources import Resources
+from ..engine.worker import check_handler
 from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
 from ..migrate import ddl
 from ..mill import Mill
 from ..ops.findings import ERROR, SMALL, WARNING, CheckFinding, ExaminedLane, across, connections, examine
 from ..ops.row_actions import ended_by_others
-from ..store import Database, LaneStore, bind, check_conditions, store_for
+from ..store import Database, LaneStore, examine_lane, store_for
 from ..store.database import runner
-from ..store.gates.gate_binding import bind_gates
-from ..store.gates.gate_rows import GateRows
 from ..store.inspect.lane_view import check_file
 from ..store.lane.binding import Binding
 from ..store.lane.refused_rows import refused_claims
-from ..store.lane.refused_states import check_states, doubtful_states
+from ..store.lane.refused_states import doubtful_states
 from ..store.lane.row_keys import written
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
@@ -65,29 +65,7 @@ def check(
     mill = load(reference)
     mill.select(None)
 
-    async def main() -> tuple[list[CheckedLane], dict[str, dict[str, Any]]]:
-        found: list[CheckedLane] = []
-        needs: dict[str, dict[str, Any]] = {}
-        for name, database in mill.databases(env):
-            try:
-                part = await _environment(mill, name, database)
-                found += part
-                if any(checked.examined for checked in part):
-                    needs[name] = await _connections(mill, database, processes)
-            except RowmillError as error:
-                found.append(
-                    CheckedLane(name, None, findings=[CheckFinding(ERROR, "unreachable", error.message, error.hint)])
-                )
-            finally:
-                await database.close()
-        return found, needs
-
-    found, needs = run_async(main())
-    for name, need in needs.items():
-        if need.get("free") is not None and need["at_most"] > need["free"]:
-            text = f"{processes} processes need up to {need['at_most']} connections, and {need['free']} are free"
-            hint = "fewer processes, Mill(connections=...), or a pooler"
-            found.append(CheckedLane(name, None, findings=[CheckFinding(WARNING, "connections", text, hint)]))
+    found, needs = run_async(check_mill(mill, env, processes))
     levels = [finding.level for checked in found for finding in checked.findings]
     bad, poor = levels.count(ERROR), levels.count(WARNING)
     failed = bool(bad or (strict and poor))
@@ -100,10 +78,36 @@ def check(
         raise typer.Exit(1)
 
 
+async def check_mill(
+    mill: Mill, env: Sequence[str] | None = None, processes: int = 1
+) -> tuple[list[CheckedLane], dict[str, dict[str, Any]]]:
+    """Every lane in every environment, or in the named ones; and the connections that each environment needs."""
+    found: list[CheckedLane] = []
+    needs: dict[str, dict[str, Any]] = {}
+    for name, database in mill.databases(env):
+        try:
+            part = await _environment(mill, name, database)
+            found += part
+            if any(checked.examined for checked in part):
+                needs[name] = await _connections(mill, database, processes)
+        except RowmillError as error:
+            found.append(
+                CheckedLane(name, None, findings=[CheckFinding(ERROR, "unreachable", error.message, error.hint)])
+            )
+        finally:
+            await database.close()
+    for name, need in needs.items():
+        if need.get("free") is not None and need["at_most"] > need["free"]:
+            text = f"{processes} processes need up to {need['at_most']} connections, and {need['free']} are free"
+            hint = "fewer processes, Mill(connections=...), or a pooler"
+            found.append(CheckedLane(name, None, findings=[CheckFinding(WARNING, "connections", text, hint)]))
+    return found, needs
+
+
 async def _environment(mill: Mill, name: str, database: Database) -> list[CheckedLane]:
     check_file(database)
     lanes = sorted((lane for lane in mill.lanes.values() if lane.serves(name)), key=lambda lane: lane.priority)
-    found = [await _lane(lane, name, database) for lane in lanes]
+    found = [await _lane(lane, name, database, Resources(mill.resources)) for lane in lanes]
     bound = [(c.examined.binding, c.examined.facts) for c in found if c.examined]
     for binding, finding in across(bound):
         next(c for c in found if c.lane is binding.lane).findings.append(finding)
@@ -114,23 +118,24 @@ async def _environment(mill: Mill, name: str, database: Database) -> list[Checke
     return found
 
 
-async def _lane(lane: Lane, name: str, database: Database) -> CheckedLane:
+async def _lane(lane: Lane, name: str, database: Database, resources: Resources) -> CheckedLane:
     checked = CheckedLane(name, lane)
     try:
-        binding = await bind(lane, name, database)
-        store = store_for(binding, database, Clock(), "", "")
-        await check_conditions(store)
-        await check_states(store)
-        await bind_gates(binding, database, store.statements, GateRows(database, Clock(), lane.name))
+        check_handler(lane, resources)
+    except DeclarationError as error:
+        checked.findings.append(CheckFinding(ERROR, "handler", error.message, error.hint))
+    try:
+        store = await examine_lane(lane, name, database)
     except DeclarationError as error:
         hint = error.hint
         if await _helped(lane, name, database):
             hint = f"rowmill migrate APP --apply adds what is missing; or {error.hint}"
         checked.findings.append(CheckFinding(ERROR, "declaration", error.message, hint))
         return checked
+    binding = store.binding
     table = quoted_table(binding.table.schema, binding.table.name)
     checked.examined = await read_only(database, lambda c: examine(c, binding, table))
-    checked.findings = list(checked.examined.findings)
+    checked.findings += checked.examined.findings
     unindexed = any(finding.code in ("no_ready_index", "no_turns_index") for finding in checked.findings)
     if checked.examined.rows < SMALL or not unindexed:  # else the trial would read the whole table
         checked.findings += await _refused_claims(store)

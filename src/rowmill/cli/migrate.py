@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -11,11 +11,12 @@ from rich.text import Text
 
 from ..errors import RowmillError
 from ..migrate import ddl
-from ..migrate.apply_ddl import Builder, own_drops, unfinished_jobs
+from ..migrate.apply_ddl import Builder, own_drops, readers, unfinished_jobs
 from ..migrate.fill_column import fill
 from ..mill import Mill
 from ..store import Database
 from ..store.inspect.lane_view import check_file
+from ..store.own import schema
 from ..store.own.ddl_ledger import Ledger, Record
 from ..store.own.workers import WorkersTable
 from . import show
@@ -31,10 +32,12 @@ def migrate(
     detach: Annotated[bool, typer.Option("--detach", help="remove exactly what was added, and nothing else")] = False,
     lock_timeout: Annotated[float, typer.Option(min=0.01, help="seconds to wait for a table before giving way")] = 1.0,
     patience: Annotated[float, typer.Option(min=0, help="seconds to go on trying while a table is in use")] = 300.0,
+    everything: Annotated[bool, typer.Option("--all", help="print the SQL of rowmill's own tables, too")] = False,
     as_json: AsJson = False,
 ) -> None:
     """The DDL that serves the lanes of APP: missing columns, partial indexes, statistics, rowmill's own tables.
 
+    Without --apply it is printed: first what touches your tables, then a line for rowmill's own.
     Additive only. Indexes are built concurrently; what needs a table for a moment gives way after the lock timeout
     and tries again. Interrupted, it goes on where it stopped when run again.
     """
@@ -47,7 +50,6 @@ def migrate(
         failures: list[PrintedFailure] = []
         for name, database in mill.databases(env):
             try:
-                check_file(database)
                 found = await (_detach if detach else _migrate)(mill, name, database, apply, times, quiet=as_json)
                 done.append({"environment": name, **found})
             except RowmillError as error:
@@ -61,7 +63,9 @@ def migrate(
         print_json({**way, "environments": done, "errors": [failure.value() for failure in failures]})
     else:
         for found in done:
-            _print(found, reference or "", apply=apply, detach=detach, several=len(mill.environments) > 1)
+            if len(mill.environments) > 1:
+                typer.echo(f"-- environment {found['environment']}")
+            _print(found["statements"], reference or "", apply=apply, detach=detach, everything=everything)
         for failure in failures:
             errors.print(failure.line(), soft_wrap=True)
     if failures:
@@ -72,36 +76,44 @@ async def _migrate(
     mill: Mill, name: str, database: Database, apply: bool, times: tuple[timedelta, timedelta], *, quiet: bool
 ) -> dict[str, Any]:
     lanes = [lane for lane in mill.select(None) if lane.serves(name)]
-    outlines = [await ddl.outline(lane, name, database) for lane in lanes]
+    only_tasks = all(lane.own for lane in lanes)
+    if apply and only_tasks:
+        await database.create()
+    check_file(database, hint="rowmill migrate APP --apply makes it" if only_tasks else None)
+    outlines = await ddl.outlines(lanes, name, database)
     changes = await ddl.changes(database, outlines)
     if apply and changes:
         await Builder(database, _teller(quiet), *times).apply(changes)
         # Plans are asked with what is there now; what one change made possible is done at once.
-        further = await ddl.changes(database, [await ddl.outline(lane, name, database) for lane in lanes])
+        further = await ddl.changes(database, await ddl.outlines(lanes, name, database))
         if further:
             await Builder(database, _teller(quiet), *times).apply(further)
             changes += further
     if apply:
         for each in outlines:
             await fill(database, each.binding, _teller(quiet))
-    return {"statements": [_change(change) for change in changes]}
+    own = {database.own(table) for table in schema.own_tables()}
+    return {"statements": [_change(change, own) for change in changes]}
 
 
-def _change(change: ddl.SchemaChange) -> dict[str, Any]:
+def _change(change: ddl.SchemaChange, own: Collection[str]) -> dict[str, Any]:
     return {"kind": change.kind, "on": change.relation, "statement": change.statement, "why": change.why,
-            "replaces_leftover": change.leftover, "undo": [record.undo for record in change.records]}  # fmt: skip
+            "own": change.kind == "own" or change.relation in own, "replaces_leftover": change.leftover,
+            "undo": [record.undo for record in change.records]}  # fmt: skip
 
 
 async def _detach(
     mill: Mill, name: str, database: Database, apply: bool, times: tuple[timedelta, timedelta], *, quiet: bool
 ) -> dict[str, Any]:
+    check_file(database)
     records = await Ledger(database).records()
     own = await database.read(lambda run: own_drops(database, run))
     if apply and (records or own):
         await _nobody_works(database)
         await _nothing_is_lost(database)
+        await _nobody_reads(database, records)
         await Builder(database, _teller(quiet), *times).detach(records)
-    return {"statements": [*_undone(records), *({"kind": "own", "statement": text} for text in own)]}
+    return {"statements": [*_undone(records), *({"kind": "own", "own": True, "statement": text} for text in own)]}
 
 
 def _undone(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -131,6 +143,15 @@ async def _nothing_is_lost(database: Database) -> None:
         )
 
 
+async def _nobody_reads(database: Database, records: Sequence[Record]) -> None:
+    found = await database.read(lambda run: readers(database, run, records))
+    for reader, columns in found.items():
+        raise RowmillError(
+            f"{reader} reads {', '.join(sorted(columns))}, which migrate added and --detach removes",
+            hint=f"drop {reader}, run this again, and create it again without these columns",
+        )
+
+
 def _teller(quiet: bool) -> Any:
     """One line for each step; what only stands until the next one is dim, and goes to standard error in a pipe."""
 
@@ -143,18 +164,23 @@ def _teller(quiet: bool) -> Any:
     return tell
 
 
-def _print(found: dict[str, Any], reference: str, *, apply: bool, detach: bool, several: bool) -> None:
-    statements = found["statements"]
-    if several:
-        typer.echo(f"-- environment {found['environment']}")
+def _print(
+    statements: Sequence[dict[str, Any]], reference: str, *, apply: bool, detach: bool, everything: bool
+) -> None:
     if not statements:
         typer.echo("-- nothing to remove" if detach else "-- nothing to do: the tables have what the lanes need")
-    elif apply:
+        return
+    if apply:
         typer.echo(f"-- {len(statements)} steps, all done")
-    else:
-        for each in statements:
-            if each.get("why"):
-                typer.echo("-- " + each["why"].replace("; ", "\n-- "))
-            typer.echo(f"{each['statement']};")
-        words = ["rowmill migrate", reference, "--detach" if detach else "", "--apply"]
-        typer.echo(f"-- run it with: {' '.join(word for word in words if word)}")
+        return
+    folded = [] if everything else [each for each in statements if each.get("own")]
+    for each in (each for each in statements if each not in folded):
+        if each.get("why"):
+            typer.echo("-- " + each["why"].replace("; ", "\n-- "))
+        typer.echo(f"{each['statement']};")
+    if folded:
+        typer.echo(
+            f"-- and {'the removal of ' if detach else ''}rowmill's own tables, rowmill_*: --all prints their SQL"
+        )
+    words = ["rowmill migrate", reference, "--detach" if detach else "", "--apply"]
+    typer.echo(f"-- run it with: {' '.join(word for word in words if word)}")

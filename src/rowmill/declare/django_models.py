@@ -22,9 +22,15 @@ def by_columns(model: Any, options: Mapping[str, Any]) -> tuple[str, dict[str, A
     columns = {"pk": model._meta.pk.column}
     columns |= {name: field.column for field in fields for name in (field.name, field.attname)}
     found = dict(options)
+
+    def named(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {columns.get(name, name): _plain(value) for name, value in values.items()}
+
     for state in _STATES:
         if isinstance(values := found.get(state), Mapping):
-            found[state] = {columns.get(name, name): _plain(value) for name, value in values.items()}
+            found[state] = named(values)
+    if isinstance(ignored := found.get("ignore_states"), (list, tuple)):
+        found["ignore_states"] = [named(each) if isinstance(each, Mapping) else _plain(each) for each in ignored]
     if isinstance(roles := found.get("roles"), Mapping):
         found["roles"] = {role: columns.get(name, name) for role, name in roles.items()}
     if (column := found.get("version_column")) is not None:

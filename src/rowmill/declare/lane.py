@@ -38,6 +38,8 @@ class Lane:
     canceled: Values | None = None
     #: Columns that ``done``, ``dead`` or ``canceled`` write, and by which rows in that state are not recognised.
     only_written: Sequence[str] = ()
+    #: States of rows that no lane works on, on purpose: values of the state column, or column values. For ``check``.
+    ignore_states: Sequence[Any] = ()
     #: The zone of the times in columns without one, on PostgreSQL; None means UTC.
     timezone: str | None = None
     where: str | Callable[[Any], Any] | None = None
@@ -78,6 +80,9 @@ class Lane:
     #: The lane whose done rows this one works on again.
     backfills: Lane | None = None
 
+    #: A mistake in the states that a misspelled column may explain: told once the table has been asked for its columns.
+    doubt: DeclarationError | None = field(init=False, default=None)
+
     #: A lane over rowmill's own table: see ``task.Queue``.
     own = False
 
@@ -104,14 +109,15 @@ class Lane:
                 states.validate(state, values, where)
         if not isinstance(self.ready, str) and states.overlaps(self.ready, self.running_condition):
             apart = not self.ready.keys() & self.running.keys()
-            meant = [did_you_mean(column, self.running) for column in self.ready] if apart else []
-            raise DeclarationError(
+            self._refuse(
                 f"{where}: a running row would still be ready, so two workers could hold it"
                 + (f": running sets {_names(self.running)}, ready looks at {_names(self.ready)}" if apart else ""),
-                hint="; ".join(["give running a value that ready does not have", *meant]),
+                "give running a value that ready does not have",
+                apart=apart,
             )
         self._validate_ends(where)
         self._validate_only_written(where)
+        self._validate_ignored(where)
         if self.timezone is not None:
             try:
                 ZoneInfo(self.timezone)
@@ -128,9 +134,10 @@ class Lane:
                     hint=f"leave {column!r} out of running",
                 )
         if isinstance(self.ready, Mapping) and self.backfills is None and not self.leads_to_ready(self.retry_values):
-            raise DeclarationError(
+            self._refuse(
                 f"{where}: a row that waits for its retry would not be ready, so it would never be claimed again",
-                hint='name the retry values in ready too: ready={"status": ["queued", "failed"]}',
+                'name the retry values in ready too: ready={"status": ["queued", "failed"]}',
+                apart=not self.retry_values.keys() & self.ready.keys(),
             )
         roles.validate(self.roles, where)
         self._validate_numbers(where)
@@ -162,16 +169,44 @@ class Lane:
             values = getattr(self, state)
             after = {**self.running_condition, **states.written(values or {})}
             if values and states.overlaps(self.running_condition, after):
-                meant = [did_you_mean(c, self.running) for c in values if c not in self.running]
-                raise DeclarationError(
+                self._refuse(
                     f"{where}: a row that is {state} ({dict(values)!r}) would still look as if it were running",
-                    hint="; ".join([f"give {state} another value for {', '.join(self.running)}", *meant]),
+                    f"give {state} another value for {', '.join(self.running)}",
+                    apart=not values.keys() & self.running.keys(),
                 )
             if state in ("dead", "canceled") and values and self.leads_to_ready(values):
-                raise DeclarationError(
+                self._refuse(
                     f"{where}: a row that is {state} would be ready again, and worked on for ever",
-                    hint=f"give {state} a value that ready does not have",
+                    f"give {state} a value that ready does not have",
+                    apart=not values.keys() & set(self.ready),
                 )
+
+    def _refuse(self, message: str, hint: str, *, apart: bool) -> None:
+        """Refuse the states; where they name different columns, once the table has shown that those exist."""
+        error = DeclarationError(message, hint=hint)
+        if not apart:
+            raise error
+        self.doubt = self.doubt or error
+
+    def _validate_ignored(self, where: str) -> None:
+        """Every ignored state as column values."""
+        given = (
+            states.options(self.ignore_states) if not isinstance(self.ignore_states, Mapping) else [self.ignore_states]
+        )
+        columns = [column for column in self.running if column in self.done]
+        ignored = []
+        for state in given:
+            if isinstance(state, Mapping):
+                states.validate("ignore_states", state, where, lists=True)
+                ignored.append(state)
+            elif len(columns) == 1:
+                ignored.append({columns[0]: state})
+            else:
+                raise DeclarationError(
+                    f"{where}: ignore_states has {state!r}, and more than one column may be meant",
+                    hint=f'ignore_states=[{{"{next(iter(self.running))}": {state!r}}}]',
+                )
+        self.ignore_states = ignored
 
     def _validate_only_written(self, where: str) -> None:
         if isinstance(self.only_written, str):

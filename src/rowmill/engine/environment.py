@@ -22,13 +22,13 @@ from ..declare.lane import Lane
 from ..declare.task import Queue
 from ..errors import DatabaseError, DeclarationError, Refused, WorkerIdTaken
 from ..events import Events
-from ..store import Database, LaneStore, open_lane
+from ..store import Database, LaneStore, examine_lane, open_lane
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.statements import INCARNATION
 from ..store.lane.sweep import take_over
 from ..store.own.failures import Failure
 from ..store.own.minutes import Minutes
-from ..store.own.schema import FAILURES, MINUTES, OwnTables
+from ..store.own.schema import FAILURES, MINUTES, OwnTables, taken
 from ..store.own.schema import ensure as ensure_own
 from ..store.own.workers import WorkersTable, WorkerState
 from .counters import Counters
@@ -180,6 +180,15 @@ class Environment:
         return max(min(times), self.retry_at)
 
     # -- open and close
+
+    async def examine(self, crew: WorkerCallbacks) -> None:
+        """Where rowmill's own tables are still to be made: raise what is wrong with the declarations before that."""
+        lanes = [lane for lane in self.lanes if not lane.own]
+        if not lanes or not crew.registers:
+            return
+        self.database.must_exist()
+        if not (await taken(self.database)).complete:
+            _refuse_overlaps([await examine_lane(lane, self.name, self.database, ("done",)) for lane in lanes])
 
     async def open(self, crew: WorkerCallbacks) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""

@@ -92,10 +92,13 @@ class Settler:
         held.settle_pause = min(max(2 * held.settle_pause, _AGAIN[0]), _AGAIN[1])
         held.settle_again = held.rests_until = time.monotonic() + held.settle_pause
         held.altered = held.altered or error.altered
+        lane, hint = held.store.lane.name, "outcomes wait until the table or the right is as it was; no row ends by it"
+        if "permission denied" in error.message and held.store.returned:
+            written = " ".join(f"--writes {lane}.{column}" for column in sorted(held.store.returned))
+            hint += f". To grant what the handler returns: rowmill sql APP --role NAME {written}"
         self._events.emit(
-            "statement_refused", logging.ERROR, environment=held.store.binding.environment, lane=held.store.lane.name,
-            error=error.message, retry_in=held.settle_pause, waiting=len(held.outcomes),
-            hint="outcomes wait until the table or the right is as it was; no row ends by it",
+            "statement_refused", logging.ERROR, environment=held.store.binding.environment, lane=lane,
+            error=error.message, retry_in=held.settle_pause, waiting=len(held.outcomes), hint=hint,
         )  # fmt: skip
 
     async def _write(self, place: Environment, held: LaneState, batch: list[Settlement]) -> None:

@@ -59,6 +59,13 @@ _OPENING = 5.0  # seconds that lanes below wait for the resources of one above, 
 _OPEN_AGAIN = (1.0, 60.0)  # seconds before a resource that failed to open is tried again: first, and at most
 
 
+def check_handler(lane: Lane, resources: Resources) -> None:
+    """Refuse a handler that asks for what no resource answers to, or that its process could not import."""
+    resources.check(lane.resources(), f"lane {lane.name!r}")
+    if lane.isolation == "process":
+        importable(lane)
+
+
 class Worker:
     """One worker process's engine. ``run`` works until stopped, or, draining, until nothing is ready or running."""
 
@@ -127,9 +134,7 @@ class Worker:
         #: It has looked everywhere once: what is wrong with a declaration was told by then.
         self.started = asyncio.Event()
         for lane in ordered:
-            self.resources.check(lane.resources(), f"lane {lane.name!r}")
-            if lane.isolation == "process":
-                importable(lane)
+            check_handler(lane, self.resources)
 
     def tell_flight(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
@@ -208,7 +213,9 @@ class Worker:
         self._above = []
         # All are opened before the first row is claimed anywhere: what is wrong is told before anything is done.
         new = [place for place in self.places if not place.opened and time.monotonic() >= place.retry_at]
-        await asyncio.gather(*(self._guarded(place, self._open(place)) for place in new))
+        await asyncio.gather(*(self._guarded(place, place.examine(self._crew)) for place in new))
+        reached = [place for place in new if time.monotonic() >= place.retry_at]
+        await asyncio.gather(*(self._guarded(place, self._open(place)) for place in reached))
         for place in self.places:
             # All above it are looked at too: nothing below may start while something above is ready.
             if time.monotonic() >= place.retry_at:

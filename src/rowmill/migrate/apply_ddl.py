@@ -22,6 +22,7 @@ from ..errors import Busy, DatabaseError, Refused
 from ..store.database import Database, Postgres, Run, runner
 from ..store.driver_errors import translated
 from ..store.jobs.job_rows import listed
+from ..store.lane.sql_literals import mentions
 from ..store.own import schema
 from ..store.own.ddl_ledger import BEGUN, MADE, Ledger, Record
 from .ddl import SchemaChange, index_state, settings, targets, with_state
@@ -305,6 +306,35 @@ def own_drops(database: Database, run: Run) -> list[str]:
     if made and not others:
         texts.append(f"drop schema {database.dialect.identifier_preparer.quote(place)}")
     return texts
+
+
+_READERS = """select distinct case v.relkind when 'v' then 'view ' when 'm' then 'materialized view ' end
+  || v.oid::regclass::text, pg_describe_object(d.classid, d.objid, d.objsubid), a.attname
+from pg_depend d join pg_attribute a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid
+  left join pg_rewrite r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
+  left join pg_class v on v.oid = r.ev_class
+where d.refclassid = 'pg_class'::regclass and d.refobjid = to_regclass($1::text) and a.attname = any($2::text[])
+  and d.deptype = 'n' order by 1, 2, 3"""
+
+
+def readers(database: Database, run: Run, records: Sequence[Record]) -> dict[str, set[str]]:
+    """Views, and whatever else reads columns that are to be dropped, each with those columns: the drop would fail."""
+    found: dict[str, set[str]] = {}
+    columns: dict[str, list[str]] = {}
+    for record in records:
+        if record.kind == "column":
+            columns.setdefault(record.relation, []).append(record.name)
+    for relation, names in columns.items():
+        if isinstance(database, Postgres):
+            for view, other, column in run(_READERS, (relation, names)):
+                found.setdefault(view or other, set()).add(column)
+            continue
+        table = relation.strip('"').replace('""', '"')
+        for name, text in run("select name, sql from sqlite_master where type = 'view'", ()):
+            used = {column for column in names if mentions(text, column)} if mentions(text, table) else set()
+            if used:
+                found[f"view {database.dialect.identifier_preparer.quote(name)}"] = used
+    return found
 
 
 def unfinished_jobs(database: Database, run: Run) -> int:

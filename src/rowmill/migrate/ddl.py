@@ -78,23 +78,28 @@ async def outline(lane: Lane, environment: str, database: Database) -> LaneOutli
     return LaneOutline(lane, await bind(lane, environment, database, planned=True), tuple(lacks), table)
 
 
+async def outlines(lanes: Iterable[Lane], environment: str, database: Database) -> list[LaneOutline]:
+    """Every lane as it will be. Queues of tasks only once rowmill's own tables are there: they are made as needed."""
+    own = (await schema.taken(database)).has(schema.JOBS)
+    return [await outline(lane, environment, database) for lane in lanes if own or not lane.own]
+
+
 async def changes(database: Database, outlines: Sequence[LaneOutline]) -> list[SchemaChange]:
-    """What is still to be done in one environment, in the order in which it is done."""
+    """What is still to be done in one environment: to the user's tables, in order, then to rowmill's own."""
     own = await schema.taken(database)
     missing = [step for step in schema.STEPS if not own.has(step)]
     made: list[SchemaChange] = []
-    if missing:
-        texts = [*schema.opening(database), *(t for step in missing for t in schema.ddl(database, step))]
-        why = "; ".join(step.what for step in missing)
-        made.append(SchemaChange("own", "", ";\n".join(texts), why))
     known = {record.id for record in await Ledger(database).records()}
     by_table: dict[str, list[LaneOutline]] = {}
-    for each in outlines:
+    for each in sorted(outlines, key=lambda each: each.lane.own):
         by_table.setdefault(plans.statements(each.binding).table, []).append(each)
     for relation, several in by_table.items():
         made += _columns(relation, several)
     for several in by_table.values():
         made += await read_only(database, functools.partial(_for_rows, several=several, known=known))
+    if missing:
+        texts = await database.read(lambda run: schema.script(database, run, missing))
+        made.append(SchemaChange("own", "", ";\n".join(texts), "; ".join(step.what for step in missing)))
     return made
 
 

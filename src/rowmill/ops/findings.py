@@ -80,8 +80,8 @@ def examine(connection: sa.Connection, binding: Binding, table: str) -> Examined
 
 def _rights(run: Run, relation: str, add: Any) -> None:
     may_read, may_write, hidden, replica = run(
-        "select has_table_privilege(c.oid, 'select'), has_table_privilege(c.oid, 'update')"
-        " or has_any_column_privilege(c.oid, 'update'), row_security_active(c.oid), pg_is_in_recovery()"
+        "select has_any_column_privilege(c.oid, 'select'), has_any_column_privilege(c.oid, 'update'),"
+        " row_security_active(c.oid), pg_is_in_recovery()"
         " from pg_class c where c.oid = to_regclass($1::text)",
         (relation,),
     )[0]
@@ -179,7 +179,9 @@ def _off(role: str) -> str:
 def _indexes(run: Run, binding: Binding, facts: TableFacts, found: ExaminedLane, add: Any) -> None:
     say = plans.statements(binding)
     for need in needed(binding, say):
-        if plans.serves(run, say, need) is not None:
+        name = need.name(binding.lane.name, say.table)
+        made = ddl.index_state(run, say.table, name, isinstance(say, PostgresStatements)) == "valid"
+        if made or plans.serves(run, say, need) is not None:
             continue
         if need.purpose in ("ready", "turns"):
             at = "reads the whole table" if facts.rows >= SMALL else "will read the whole table once it is large"
@@ -269,16 +271,16 @@ def _left_alone(bindings: Sequence[Binding], facts: TableFacts | None) -> list[t
             lane = binding.lane
             if isinstance(lane.ready, str):
                 return []  # a condition of the user's own may mean any of them
-            for values in (lane.ready, lane.running, lane.done, lane.retry, lane.dead, lane.canceled):
+            named = (lane.ready, lane.running, lane.done, lane.retry, lane.dead, lane.canceled, *lane.ignore_states)
+            for values in named:
                 known |= {str(option) for option in states.options((values or {}).get(name, []))}
         strange = [value for value in column.seen if value is not None and str(value) not in known]
         if strange:
-            named = ", ".join(f"{v!r} ({column.seen[v]:,})" for v in strange[:_NAMED])
+            shown = ", ".join(f"{v!r} ({column.seen[v]:,})" for v in strange[:_NAMED])
             more = f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else ""
-            text = f"rows are in states that no lane leads out of: {name} = {named}{more}"
-            found.append(
-                (bindings[0], CheckFinding(WARNING, "left_alone", text, "a lane for them, if they are not final"))
-            )
+            text = f"rows are in states that no lane leads out of: {name} = {shown}{more}"
+            hint = f"a lane for them; or, if they are meant to stay, ignore_states={strange[:_NAMED]!r} on the lane"
+            found.append((bindings[0], CheckFinding(WARNING, "left_alone", text, hint)))
     return found
 
 

@@ -22,7 +22,7 @@ from .jobs.queue_lane import lane_kind
 from .lane.binding import Binding, bind, fence_time
 from .lane.lane_store import LaneStore
 from .lane.postgres import PostgresLane
-from .lane.refused_states import check_states
+from .lane.refused_states import WRITTEN, check_states
 from .lane.row_watch import RowWatch
 from .lane.settlements import Settled
 from .lane.sqlite import SqliteLane
@@ -39,6 +39,7 @@ __all__ = [
     "bind",
     "bounded",
     "check_conditions",
+    "examine_lane",
     "open_lane",
     "probe",
     "redact",
@@ -55,6 +56,16 @@ def store_for(
     if database.dialect.name == "postgresql":
         return lane_kind(binding.lane)(binding, database, clock, worker, incarnation, gates)
     return SqliteLane(binding, database, clock, worker, incarnation, gates)
+
+
+async def examine_lane(lane: Lane, environment: str, database: Database, written: Sequence[str] = WRITTEN) -> LaneStore:
+    """Bind a lane and let the database check its declaration; raises DeclarationError. Writes nothing."""
+    binding = await bind(lane, environment, database)
+    store = store_for(binding, database, Clock(), "", "")
+    await check_conditions(store)
+    await check_states(store, written)
+    await bind_gates(binding, database, store.statements, GateRows(database, store.clock, lane.name))
+    return store
 
 
 async def open_lane(

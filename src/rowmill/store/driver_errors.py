@@ -58,7 +58,11 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
                 hint=f"if a transaction pooler (PgBouncer, Supavisor) is in between, add {mark}pgbouncer=true to the"
                 " database URL",
             )
-        # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login, 3D000 no such database
+        if state == "3D000" and (named := re.search('"(.*)"', text)):
+            quoted = database.dialect.identifier_preparer.quote_identifier(named[1])
+            hint = f"create database {quoted}, or correct the name in the URL"
+            return Unreachable(f"there is no database {named[1]!r} on {where}", hint=hint)
+        # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login
         if state.startswith(("08", "57P0", "533", "28", "3D")):
             return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
         if state.startswith(("40", "55P03", "57014", "53", "25006")):

@@ -388,10 +388,10 @@ async def view_lane(lane: Lane, environment: str, database: Database, clock: Clo
     return LaneView(store, fleet=not store.needs_fleet or await WorkersTable(database).exists())
 
 
-def check_file(database: Database) -> None:
+def check_file(database: Database, hint: str | None = None) -> None:
     """Refuse a SQLite file that is not there: a look would make an empty one of a mistyped name."""
     if isinstance(database, Sqlite) and not Path(database.path).exists():
-        raise Unreachable(f"there is no file {database.path!r}", hint="check the database URL")
+        raise Unreachable(f"there is no file {database.path!r}", hint=hint or "check the database URL")
 
 
 def _seconds(age: Any) -> float | None:

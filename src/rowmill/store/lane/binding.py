@@ -118,10 +118,11 @@ class Binding:
         }
         if self.renew != "none":
             del cost["heartbeat_at"]
+        found |= {role for role, column in self.lane.roles.items() if column is None}  # done without, on purpose
         lacking = {role: words for role, words in cost.items() if role not in found}
-        if self.counter is None:
+        if self.counter is None and self.lane.max_attempts != 1 and "attempts" not in found:
             lacking["attempts"] = "a failure is final"
-        if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & found:
+        if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & self.roles.keys():
             lacking["claimed_at"] = "a row whose worker dies stays running until it is released by hand"
         return lacking
 
@@ -266,8 +267,8 @@ def _check_time(kind: Any, what: str, dialect: str) -> None:
 
 
 def _check_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], where: str, dialect: str) -> None:
-    for state in ("ready", "running", "done", "retry", "dead", "canceled"):
-        values = getattr(lane, state)
+    named = [(state, getattr(lane, state)) for state in ("ready", "running", "done", "retry", "dead", "canceled")]
+    for state, values in (*named, *(("ignore_states", values) for values in lane.ignore_states)):
         if not isinstance(values, Mapping):
             continue
         for name, value in values.items():
@@ -278,7 +279,10 @@ def _check_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], where:
                 _check_time(kinds[name], f"{where}: {state}[{name!r}]", dialect)
                 continue
             for option in states.options(value):
-                _check_value(column, option, f"{where}: {state}[{name!r}]", written=state != "ready")
+                asked = state in ("ready", "ignore_states")
+                _check_value(column, option, f"{where}: {state}[{name!r}]", written=not asked)
+    if lane.doubt is not None:
+        raise lane.doubt
 
 
 def _check_value(column: sa.Column[Any], value: Any, what: str, *, written: bool) -> None:

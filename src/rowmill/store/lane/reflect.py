@@ -35,6 +35,18 @@ def table_name(table: Any, dialect: str) -> tuple[str | None, str]:
     return schema, name
 
 
+def view_kind(connection: sa.Connection, schema: str | None, name: str) -> str | None:
+    """What it is, where it is no table: rows can be claimed in a table only."""
+    if connection.dialect.name == "postgresql":
+        quote = connection.dialect.identifier_preparer.quote
+        relation = ".".join(quote(part) for part in (schema, name) if part)
+        text = "select relkind::text from pg_class where oid = to_regclass($1::text)"
+        kind = connection.exec_driver_sql(text, (relation,)).scalar()
+        return {"v": "a view", "m": "a materialized view"}.get(kind or "")
+    text = "select 1 from sqlite_master where type = 'view' and name = ?"
+    return "a view" if connection.exec_driver_sql(text, (name,)).scalar() else None
+
+
 def reflect_table(
     connection: sa.Connection, given: Any, schema: str | None, name: str, where: str, place: str = ""
 ) -> tuple[sa.Table, dict[str, str], bool, dict[str, Any]]:
@@ -47,6 +59,11 @@ def reflect_table(
         warnings.simplefilter("ignore", sa.exc.SAWarning)
         try:
             described = _described(connection, schema, name)
+            if view := view_kind(connection, schema, name):
+                raise DeclarationError(
+                    f"{where}: {name!r} is {view}, and rows are claimed in a table",
+                    hint="name the table behind it; what the view leaves out can stand in the lane's where=",
+                )
             table = _read(connection, schema, name, described, where)
         except (sa.exc.NoSuchTableError, sa.exc.OperationalError) as error:
             if isinstance(error, sa.exc.OperationalError) and "unknown database" not in str(error):

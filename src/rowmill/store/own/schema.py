@@ -10,6 +10,7 @@ documents are text.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import DeclarationError, Refused
@@ -301,6 +302,11 @@ class OwnTables:
         """Whether a step was taken."""
         return step.number in self.steps
 
+    @property
+    def complete(self) -> bool:
+        """Whether all steps were taken."""
+        return all(self.has(step) for step in STEPS)
+
 
 async def need(database: Database, *steps: Step) -> None:
     """Make sure of the tables that some steps make; raises DeclarationError where the role may not."""
@@ -310,7 +316,7 @@ async def need(database: Database, *steps: Step) -> None:
             raise DeclarationError(
                 f"there is no {step.what.partition(':')[0]} in {redact(database.url)}, and it could not be made:"
                 f" {own.refused}",
-                hint="run this once with a role that may create tables: await mill.prepare()",
+                hint="rowmill migrate APP --apply, or await mill.prepare(), once with a role that may create tables",
             )
 
 
@@ -364,12 +370,17 @@ def _every_statement() -> str:
     return "\n".join(text for step in STEPS for text in (*step.statements, *step.on_postgres, *step.on_sqlite))
 
 
-def opening(database: Database) -> list[str]:
-    """What goes before the first step: the schema, where one is set, and the list of steps taken."""
-    made = []
-    if database.dialect.name == "postgresql" and database.schema is not None:
-        made.append(f"create schema if not exists {database.dialect.identifier_preparer.quote(database.schema)}")
-    return [*made, _placed(database, _LEDGER)]
+def script(database: Database, run: Run, missing: Sequence[Step]) -> list[str]:
+    """The statements that take the missing steps and note them: those that rowmill runs, or somebody else by hand."""
+    notes = [(step.number, step.what.replace("'", "''"), ddl(database, step)) for step in missing]
+    made = [_placed(database, _LEDGER)]
+    if database.dialect.name == "postgresql" and database.schema is not None and not _schema_exists(database, run):
+        made.insert(0, f"create schema {database.dialect.identifier_preparer.quote(database.schema)}")
+        notes.insert(0, (SCHEMA_MADE, "the schema", []))
+    for number, what, statements in notes:
+        noted = f"insert into {database.own('rowmill_schema')} (step, what) values ({number}, '{what}')"
+        made += [*statements, noted]
+    return made
 
 
 def _placed(database: Database, text: str) -> str:
@@ -386,27 +397,12 @@ def _take(database: Database, run: Run, steps: tuple[Step, ...]) -> None:
     if database.dialect.name == "postgresql":
         run(f"select pg_advisory_xact_lock({_LOCK})", ())
     missing = [step for step in steps if step.number not in _taken(database, run)]
-    if not missing:
-        return
-    made_schema = False
-    for text in opening(database):
-        if text.startswith("create schema"):
-            if _schema_exists(database, run):
-                continue
-            made_schema = True
+    for text in script(database, run, missing) if missing else ():
         run(text, ())
-    if made_schema:
-        text = f"insert into {database.own('rowmill_schema')} (step, what) values ({SCHEMA_MADE}, 'the schema')"
-        run(text, ())
-    for step in missing:
-        for text in ddl(database, step):
-            run(text, ())
-        what = step.what.replace("'", "''")
-        run(f"insert into {database.own('rowmill_schema')} (step, what) values ({step.number}, '{what}')", ())
 
 
 def _schema_exists(database: Database, run: Run) -> bool:
-    """Asked first: who may not create schemas may still use one that is there."""
+    """Asked first: a role that may not create schemas may still use one that is there."""
     return bool(run("select 1 from pg_namespace where nspname = $1::text", (database.schema,)))
 
 

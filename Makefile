@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test prove-model mutations pooler interleave chaos chaos-quick fleet check bench bench-quick bench-enrichment \
+.PHONY: demo test test-fast prove-model mutations pooler interleave chaos chaos-quick fleet check bench bench-quick bench-enrichment \
 	format browser node pgbouncer ocr $(APPS)
 # Tests and applications start hundreds of processes: without its bytecode each would compile all of rowmill anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -38,6 +38,10 @@ ocr: $(STAMP)
 
 test: check browser node pgbouncer
 	$(PY) -m pytest -n 3 --dist worksteal
+
+# The edit loop: no browser, no npm, no pooler, no processes; SQLite, and a core on PostgreSQL.
+test-fast: $(STAMP)
+	$(PY) -m pytest tests --fast -n 3 --dist worksteal
 
 # The long form of the model test (docs/guarantees.md): as many sequences of events for each lane and database.
 prove-model: $(STAMP)

@@ -16,17 +16,25 @@ from rowmill import Mill
 
 os.environ["ENV_FILE"] = ""  # the applications' settings in tests are those of the tests
 _numbers = itertools.count(1)
+#: ``--fast`` leaves out files that use one of these, and on PostgreSQL all but the core.
+_PROCESSES = {"subprocess", "multiprocessing", "playwright", "farm", "gate_farm", "pooler", "chaos", "interleaving"}
+_CORE = {"test_fence", "test_settle", "test_recover", "test_golden", "test_act", "test_gates", "test_worker"}
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("rowmill", deadline=None)
 settings.load_profile("rowmill")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="the edit loop: SQLite, a core on PostgreSQL, no processes")
     parser.addoption("--pooler", action="store_true", help="only tests on PostgreSQL, through PgBouncer")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Behind a pooler: what uses the session's PostgreSQL, less what is marked, which is skipped with its reason."""
+    if config.getoption("--fast"):
+        left_out = {item for item in items if _starts_processes(item) or (_on_postgres(item) and not _is_core(item))}
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     if not config.getoption("--pooler"):
         return
     chosen = [item for item in items if _on_postgres(item)]
@@ -35,6 +43,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in chosen:
         if (mark := item.get_closest_marker("no_pooler")) is not None:
             item.add_marker(pytest.mark.skip(reason=f"not through a pooler: {mark.args[0]}"))
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    """A test whose file works with other processes: workers, browsers, servers of its own."""
+    module = getattr(item, "module", None)
+    homes = {getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values()}
+    return bool(_PROCESSES & {str(home).split(".")[0] for home in homes})
+
+
+def _is_core(item: pytest.Item) -> bool:
+    return item.path.stem in _CORE
 
 
 def _on_postgres(item: pytest.Item) -> bool:

@@ -23,7 +23,7 @@ from rowmill.cli.check import check_mill
 
 
 async def prices(url: str, patch: pytest.MonkeyPatch) -> Mill:
-    async def no_functions() -> None: ...
+    async def no_functions(*given: object) -> None: ...
 
     mill = apps.prices.schema.mill
     patch.setattr(mill, "_given", url)
@@ -43,6 +43,8 @@ async def analysis(url: str, patch: pytest.MonkeyPatch) -> Mill:
 async def enrichment(url: str, patch: pytest.MonkeyPatch) -> Mill:
     patch.setattr(apps.enrichment.mill, "_given", url)
     await create_tables(url)
+    await apps.enrichment.mill.prepare()  # rowmill's own tables, which a worker makes at its start
+    await apps.enrichment.mill.close()
     return apps.enrichment.mill
 
 

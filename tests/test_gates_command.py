@@ -93,6 +93,13 @@ def test_gates_lists_keys_with_a_state_those_held_back_first(db: Db, command: Co
     assert list(keys(command.json("gates", "--key", "d"))) == ["d"], "one that is asked for is shown however it is"
 
 
+def test_a_gate_that_refusals_close_is_told_as_such(lite: Db, command: Command) -> None:
+    gated.make(lite)
+    app(command, lite, "gates=[Concurrency(2, by='domain'), Rate(6, closes=True)]")
+    declared = {gate["label"]: gate["declared"] for gate in command.json("gates")["gates"]}
+    assert declared == {"": ["6 starts per min, 6 at once", "closed by refusals"], "domain": ["at most 2 running"]}
+
+
 def test_what_is_set_is_what_the_claim_minds(db: Db, command: Command) -> None:
     gated.make(db)
     gated.fill(db, ["a"] * 9)

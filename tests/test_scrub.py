@@ -120,8 +120,9 @@ def test_different_failures_are_different_families() -> None:
 
 
 @pytest.mark.parametrize("said", [
-    "HTTP {}", "HTTP {} for https://x.example/404", "HTTP/1.1 {} from the proxy", "HTTP error {}", "http status code: {}",
-    "HTTPStatusError: Client error '{} {phrase}' for url 'https://x.example/1'\nFor more information check: https://m.example/{}",
+    "HTTP {}", "HTTP {} for https://x.example/404", "HTTP/1.1 {} from the proxy", "HTTP error {}",
+    "HTTPStatusError: Client error '{} {phrase}' for url 'https://x.example/1'\nFor more: https://m.example/{}",
+    "http status code: {}",
     "HTTPError: {} Client Error: {phrase} for url: https://x.example/1",
     "ClientResponseError: {}, message='{phrase}', url='https://x.example/1'",
     "HTTPError: HTTP Error {}: {phrase}", "the site answered {} {phrase}", "status={}", "status_code: {}",

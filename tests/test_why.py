@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import pytest
 import gated
 from command import COMPOSITE, Command, ago, create_parts, register
 from databases import Db
-from rowmill import Breaker, Concurrency, Mill, Rate
+from rowmill import Breaker, Concurrency, Mill, Rate, Snooze
 from rowmill.reasons import Answer, why
 from rowmill.store.inspect import view_lane
 from rowmill.store.why import inquire
@@ -318,6 +319,43 @@ def test_the_other_side_asked_to_wait(row: Row) -> None:
     answer, reason = row.first(row.add())
     assert reason["code"] == "closed"
     assert 80 < answer["runs_in_seconds"] <= 90
+
+
+def test_one_vendors_refusal_is_told_of_that_vendor_alone(row: Row, command: Command) -> None:
+    """D7; issue: beside a rate of the whole lane; gates and why tell the same."""
+    row.app("gates=[Concurrency(5, by='domain'), Rate(100)]")
+    row.add("a")
+    gates = [Concurrency(5, by="domain"), Rate(100)]
+
+    async def refuse(kit: Kit) -> None:
+        (one,) = await kit.claim()
+        await kit.settle(one, TooMany())
+
+    row.kit(refuse, gates=gates)
+    held, free = row.add("a"), row.add("b")
+    assert row.first(held)[1]["text"] == "domain a is closed: the other side asked to wait"
+    assert row.first(free)[0]["state"] == "ready"
+    closed = {gate["label"]: [key["key"] for key in gate["keys"] if key["closed_seconds"]]
+              for gate in command.json("gates")["gates"]}  # fmt: skip
+    assert closed == {"": [], "domain": ["a"]}
+
+
+def test_the_whole_lane_is_closed_on_request(row: Row, command: Command) -> None:
+    """D7"""
+    row.app("gates=[Concurrency(5, by='domain')]")
+    row.add("a")
+
+    async def refuse(kit: Kit) -> None:
+        (one,) = await kit.claim()
+        await kit.settle(one, Snooze(td(seconds=90), closes="lane"))
+
+    row.kit(refuse, gates=[Concurrency(5, by="domain")])
+    answer, reason = row.first(row.add("b"))
+    assert (reason["code"], reason["text"]) == ("lane_paused", "lane 'crawl' is paused: the other side asked to wait")
+    assert 80 < answer["runs_in_seconds"] <= 90
+    assert re.search(r"lane 'crawl' .*paused.*for another \d+ s: the other side asked to wait", command("gates").out)
+    (pause,) = command.json("gates")["paused"]
+    assert (pause["lane"], pause["reason"]) == ("crawl", "the other side asked to wait")
 
 
 def test_its_rate_is_used_up(row: Row) -> None:

@@ -18,7 +18,7 @@ from ..store import values
 from ..store.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
 from ..store.gating import Dimension
 from ..store.inspect import LaneView
-from ..store.pauses import ensure_gates
+from ..store.pauses import Pause, ensure_gates
 from . import show, show_gates
 from .app import AsJson, UsageError, app, load, print_json, print_out, run_async, said
 from .lookout import Answers, Lookout, one_environment, one_lane, worded
@@ -94,24 +94,30 @@ def _list(
         asked = key if key is None else (await found.known(dims[0], key))[0]
         return [(dim, await found.keys(dim, limit + 1, asked if dim.phrase else None)) for dim in dims]
 
-    async def main() -> tuple[Answers[list[tuple[Dimension, list[KeyView]]]], list[tuple[str, str, str | None]], int]:
+    async def main() -> tuple[
+        Answers[list[tuple[Dimension, list[KeyView]]]], list[tuple[str, Pause]], list[tuple[str, str, str | None]], int
+    ]:
         async with Lookout(mill, env, [lane] if lane else None) as lookout:
             answers, budgets = await lookout.ask(question), []
+            # Those of keys are told with the keys.
+            pauses = [(name, pause) for name, pause in await lookout.pauses() if not pause.target.dim]
             for name in dict.fromkeys(view.environment for view, _ in answers.found):
                 view = next(view for view, _ in answers.found if view.environment == name)
                 if lane is None and await has_table(view):
                     budgets += [(name, *budget) for budget in await (await lane_gates(view)).budgets()]
-            return answers, budgets, len(lookout.databases)
+            return answers, pauses, budgets, len(lookout.databases)
 
-    answers, budgets, several = run_async(main())
+    answers, pauses, budgets, several = run_async(main())
     found = [(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     if as_json:
         listed = [values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
         shown = [{"environment": e, "budget": dim.removeprefix("budget:"), "cells": cells} for e, dim, cells in budgets]
-        print_json({"gates": listed, "budgets": shown, "errors": [failure.value() for failure in answers.failures]})
+        paused = [values.pause_value(pause, name) for name, pause in pauses]
+        failed = [failure.value() for failure in answers.failures]
+        print_json({"gates": listed, "paused": paused, "budgets": shown, "errors": failed})
         answers.exit()
         return
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [show.pause_line(pause, name, several) for name, pause in pauses]
     for view, dim, keys in found:
         parts += [show_gates.heading(view, dim, several), *([show_gates.keys_table(keys[:limit])] if keys else [])]
         if len(keys) > limit:

@@ -15,10 +15,11 @@ from ..gates import Group
 from .binding import Binding
 from .database import Database, Run, runner
 from .gating import Dimension, Foreign
+from .notes import ASKED_TO_WAIT
 from .resolve import Resolved
 from .stretch_statements import StretchStatements
 from .translate import translated
-from .turn_statements import TurnStatements
+from .turn_statements import TurnStatements, as_text
 
 #: A success that changes nothing else is not written more often than this, in seconds.
 _SUCCESS_EVERY = 1.0
@@ -190,9 +191,23 @@ class FunctionTurns(TurnStatements):
   end if;
 """
 
-    def failed(self, permanent: str, retry_after: str) -> str:
-        """A run of ``_rm_key`` failed; ``retry_after`` (SQL): the other side asked to be left alone for so long."""
-        parts = [f"  if _rm_key is not null then\n    {self._held()}"]
+    def failed(self, permanent: str, retry_after: str, closes: str) -> str:
+        """A run of ``_rm_key`` failed; ``retry_after`` (SQL): the other side asked to be left alone for so long, by all
+        rows of the lane where ``closes`` (SQL) is 'lane'.
+        """
+        lane = as_text(self.say.lane.name)
+        spot, until = f"lane = {lane} and dim = '' and key = ''", f"clock_timestamp() + {retry_after}"
+        # Before the key's row: all who lock gate rows do so in the order of their keys.
+        parts = [
+            f"""  if {closes} = 'lane' and {retry_after} > interval '0' then
+    insert into {self.table} (lane, dim, key, touched_at) values ({lane}, '', '', now()) on conflict do nothing;
+    update {self.table} _g set version = _g.version + 1, paused_until = {until}, paused_at = clock_timestamp(),
+      reason = {as_text(ASKED_TO_WAIT)}
+    where {spot} and coalesce(_g.paused_until < {until}, true);
+  end if;
+  if _rm_key is not null then
+    {self._held()}"""
+        ]
         if (breaker := self.group.breaker) is not None:
             # In brackets: outside of them a condition ends for PL/pgSQL at the first "then".
             refused = f"when {retry_after} is not null then 'rate' else 'transient'"

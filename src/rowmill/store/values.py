@@ -165,6 +165,8 @@ def declared(group: Gates) -> list[str]:
         told.append(f"breaker after {group.breaker.failures} failures, for {cooldown}")
     if group.pace is not None:
         told.append(f"pace of {group.pace.n} starts per {_per(group.pace.seconds)}")
+    if group.closes:
+        told.append("closed by refusals")
     return told
 
 

@@ -48,7 +48,9 @@ def test_one_look_shows_lanes_workers_and_errors(db: Db, command: Command) -> No
     command.app(db.url, "enrichment")
     document = command.json("top")
     (lane,) = document["lanes"]
-    assert lane["counts"] == {"ready": 3, "waiting": 2, "running": 2, "stuck": 1, "done": 1, "dead": 1}
+    assert lane["counts"] == {
+        "ready": 3, "waiting": 2, "excluded": None, "running": 2, "stuck": 1, "done": 1, "dead": 1,
+    }  # fmt: skip
     assert lane["at_least"] == []
     assert {w["id"]: w["alive"] for w in document["workers"]} == {"w-1": True, "w-2": False}
     assert [family["shape"] for family in document["errors"]] == ["forbidden for customer <n>"]

@@ -22,7 +22,7 @@ _TIME = re.compile(
     rf"|\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,? \d{{1,2}} {_MONTH} \d{{4}}(?: \d\d:\d\d:\d\d)?(?: GMT| UTC)?",
     re.IGNORECASE,
 )
-#: An HTTP status, by the word before it ("HTTP/1.1 404", "status_code=404", '"code": 404') or after it ("404 Not Found").
+#: An HTTP status, by what stands before it ("HTTP/1.1 404", "status_code=404") or after it ("404 Not Found").
 _PHRASES = "|".join(re.escape(status.phrase).replace(r"\ ", "[ _]") for status in HTTPStatus)
 _STATUS = re.compile(
     r"(?:\bHTTP[\w/.]{0,40}\W{0,3}(?:(?:response|status|error|code)\W{0,3}){0,2}"

@@ -16,7 +16,7 @@ from ..store.inspect import LaneView
 from ..store.pauses import Pause
 from .lookout import Failure, Lookout
 
-STATES = ("ready", "waiting", "running", "stuck", "done", "dead")
+STATES = ("ready", "waiting", "excluded", "running", "stuck", "done", "dead")
 
 
 @dataclass

@@ -59,7 +59,11 @@ def counts_table(
     found: Sequence[tuple[LaneView, Counts]], environments: int, paused: Collection[tuple[str, str]] = ()
 ) -> Table:
     """Lanes by state; those that are paused have a mark."""
-    shown = [s for s in STATES if s != "canceled" or any(view.lane.canceled for view, _ in found)]
+    some = {
+        "canceled": any(view.lane.canceled for view, _ in found),
+        "excluded": any(counts.states["excluded"] or "excluded" in counts.unknown for _, counts in found),
+    }
+    shown = [state for state in STATES if some.get(state, True)]
     shown.insert(shown.index("running") + 1, "stuck")
     headings = [state.capitalize() for state in shown] + ["Oldest"]
     made = table(*(["Env"] if environments > 1 else []), "Lane", *headings, right=headings)
@@ -166,8 +170,10 @@ def when(row: Row) -> str:
     """The time that matters for the state a row is in."""
     age = row.ages.get
     if row.state == "ready":
-        since = age("run_after") if age("run_after") is not None else age("created_at")
+        since = reasons.ready_for(row.ages)
         return f"for {span(since)}" if since is not None else ""
+    if row.state == "excluded":
+        return "where does not hold"
     if row.state == "waiting":
         due = age("run_after")
         return f"in {span(-due)}" if due is not None and due < 0 else "held back"

@@ -179,14 +179,15 @@ def picture(found: Overview, environments: int, chosen: int | None = None) -> Re
 
 
 def _lanes(found: Overview, environments: int, chosen: int | None) -> RenderableType:
-    headings = [state.capitalize() for state in STATES] + ["Oldest"]
+    states = [s for s in STATES if s != "excluded" or any(gauge.rows.get("excluded") for _, gauge in found.lanes)]
+    headings = [state.capitalize() for state in states] + ["Oldest"]
     made = show.table(*(["Env"] if environments > 1 else []), "Lane", *headings, "Held", right=headings)
     for number, (view, gauge) in enumerate(found.lanes):
         name = show.plain(view.lane.name)
         if found.paused(view.environment, view.lane.name):
             name.append(" (paused)", "yellow")
         held = ", ".join(f"{keys} by {by}" for by, keys in gauge.held_keys.items() if keys)
-        cells = [_count(view, gauge, state) for state in STATES]
+        cells = [_count(view, gauge, state) for state in states]
         made.add_row(
             *([show.plain(view.environment)] if environments > 1 else []), name, *cells,
             Text(show.span(gauge.oldest_ready) if gauge.rows.get("ready") else ""), show.plain(held),

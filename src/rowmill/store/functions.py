@@ -165,8 +165,10 @@ def notes(binding: Binding, resolved: Resolved, options: Options, gates: Functio
     if binding.renew == "claimed_at":
         found.append("A heartbeat moves the claim's time and returns it: it is the claimed_at of the next call.")
     if gates is not None:
-        found.append("They keep to the lane's gates, and to pauses: no row may mean that none may start yet. fail tells"
-                     " the breaker; its retry_after closes the key for all workers, with closes => 'lane' the lane.")  # fmt: skip
+        found.append(
+            "They keep to the lane's gates, and to pauses: no row may mean that none may start yet. fail tells"
+            " the breaker; its retry_after closes the key for all workers, closes => 'lane' the lane."
+        )
     if lane.settled_hooks:
         found.append("The lane's on_settled is Python: it does not run for rows that these functions settle.")
     if resolved.path:

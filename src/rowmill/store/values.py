@@ -125,12 +125,13 @@ def worker_value(worker: dict[str, Any]) -> dict[str, Any]:
 def why_value(answer: Answer, environment: str, lane: str, key: str) -> dict[str, Any]:
     where = {"environment": environment, "lane": lane, "id": key, "state": answer.state}
     times = _times(answer.wait)
+    goes_on = answer.state == "done" or (answer.state == "running" and answer.wait is None)
     return {
         **where,
         "reasons": [_reason_value(reason) for reason in answer.reasons],
         "runs_at": times["until"],
         "runs_in_seconds": times["seconds"],
-        "by_itself": answer.wait != math.inf if answer.state not in ("done", "running") else None,
+        "by_itself": None if goes_on else answer.wait != math.inf,
     }
 
 

@@ -23,7 +23,7 @@ from ..options import Options
 from ..store import Database, values
 from ..store.enqueue import CHANNEL
 from ..store.gate_view import SETTABLE, LaneGates, lane_gates
-from ..store.inspect import LaneView
+from ..store.inspect import OPEN, LaneView
 from ..store.keys import Key, parse, written
 from ..store.operate import Operator, Selection, passed_over
 from ..store.pauses import Pause, Target, ensure_gates, pause, resume, standing
@@ -177,7 +177,7 @@ def _one_of(given: Given, *names: str) -> None:
 
 async def _retry(here: Place, given: Given) -> dict[str, Any]:
     _one_of(given, "ids", "state")
-    states = (given["state"],) if given.get("state") else ("ready", "waiting", "dead", "canceled")
+    states = (given["state"],) if given.get("state") else (*OPEN, "dead", "canceled")
     return await _write(here, given, "retry", Selection(states), Operator.retry)
 
 
@@ -186,7 +186,7 @@ async def _cancel(here: Place, given: Given) -> dict[str, Any]:
     running = bool(given.get("running"))
     if given.get("state") == "running" and not running:
         raise Problem(422, "running rows are taken from their holders only with running: true")
-    states = (given["state"],) if given.get("state") else ("ready", "waiting", *(["running"] if running else []))
+    states = (given["state"],) if given.get("state") else (*OPEN, *(["running"] if running else []))
     reason = given.get("reason") or "canceled by an operator"
     return await _write(here, given, "cancel", Selection(states), lambda o, chosen: o.cancel(chosen, reason))
 
@@ -200,7 +200,7 @@ async def _release(here: Place, given: Given) -> dict[str, Any]:
 async def _schedule(here: Place, given: Given) -> dict[str, Any]:
     when = moment(given["run_after"], "run_after")
     seconds = (when - datetime.now(UTC)).total_seconds()
-    chosen = Selection(("ready", "waiting"))
+    chosen = Selection(OPEN)
     return await _write(here, given, "schedule", chosen, lambda o, rows: o.schedule(rows, seconds))
 
 

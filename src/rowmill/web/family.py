@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import RowmillError
 from ..lookout import Failure
 from ..store.families import errors, members
-from ..store.inspect import LaneView
+from ..store.inspect import OPEN, LaneView
 from ..store.keys import Key
 from ..store.operate import Operator, Selection
 from .actions import ACTIONS, Given, Place
@@ -23,7 +23,7 @@ BUCKETS = 48
 HOURS = (1, 24, 168, 720)
 _PATIENCE = 20.0
 #: In which states the rows of a family may be for each action.
-FROM = {"retry": ("waiting", "dead"), "bury": ("ready", "waiting")}
+FROM = {"retry": ("waiting", "excluded", "dead"), "bury": OPEN}
 
 
 async def families(sight: Sight, sees: Sees, hours: float = 24.0) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
+from ..store.inspect import OPEN
 from .access import require, who
 from .actions import perform
 from .notices import notices_of
@@ -21,7 +22,7 @@ from .views import sight_of
 _ACTIONS = {"retry": "retry", "cancel": "cancel", "release": "release", "schedule": "schedule", "pause": "pause",
             "resume": "resume", "gate": "set_gate", "reset": "reset_gates", "retry_family": "retry_family",
             "bury_family": "bury_family"}  # fmt: skip
-_BULK = {"retry": ("dead", "canceled", "waiting"), "cancel": ("ready", "waiting"), "release": ("stuck",)}
+_BULK = {"retry": ("dead", "canceled", "waiting", "excluded"), "cancel": OPEN, "release": ("stuck",)}
 #: Letters of a field, as the API has it, and of what a page has put into a form: a key, an address, a message.
 _LONGEST, _LONGEST_MADE = 1000, 8000
 _PAST = {"retry": "made ready", "cancel": "canceled", "release": "released", "schedule": "rescheduled"}

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
+from ..reasons import ready_for
 from ..reasons import span as plain_span
 
 
@@ -137,4 +138,7 @@ def with_query(request: Request, **changed: Any) -> str:
     return f"{request.url.path}?{urlencode(left)}" if left else request.url.path
 
 
-FILTERS = {f.__name__: f for f in (number, count, short, how, rate, span, took, ago, clock, day, moment, since, size)}
+FILTERS = {
+    f.__name__: f
+    for f in (number, count, short, how, rate, span, took, ago, clock, day, moment, since, size, ready_for)
+}

@@ -196,6 +196,22 @@ def test_what_cannot_be_set_is_refused_with_the_way_out(lite: Db, command: Comma
     assert "has no gates" in command("gates", "set", "crawl", "a", "most=1").err
 
 
+def test_a_reset_of_a_key_without_a_state_says_that_there_is_nothing(db: Db, command: Command) -> None:
+    """Issue: it said "1 gate reset"; and it made a row for a key that nobody has."""
+    gated.make(db)
+    gated.fill(db, ["a"])
+    app(command, db, ALL_TEXT)
+    for key, said in (("a", "domain a has no state"), ("nobody", "no row has domain nobody")):
+        ended = command("gates", "reset", "crawl", key)
+        assert ended.code == 4
+        assert f"nothing to reset: {said}" in ended.err
+        assert "Try: rowmill gates" in ended.err
+        assert command.json("gates", "reset", "crawl", key, code=4)["count"] == 0
+    assert db.query("select key from rowmill_gates") == []
+    command.json("gates", "set", "crawl", "a", "most=1")
+    assert "1 gate reset" in command("gates", "reset", "crawl", "a").out
+
+
 def test_gates_before_the_first_worker_shows_what_is_declared(db: Db, command: Command) -> None:
     gated.make(db)
     app(command, db, ALL_TEXT)

@@ -14,13 +14,14 @@ from rich.text import Text
 
 from ..errors import DatabaseError, DeclarationError, RowmillError, did_you_mean
 from ..mill import Mill
+from ..plural import counted
 from ..store import values
 from ..store.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
 from ..store.gating import Dimension
 from ..store.inspect import LaneView
 from ..store.pauses import Pause, ensure_gates
 from . import show, show_gates
-from .app import AsJson, UsageError, app, load, print_json, print_out, run_async, said
+from .app import NOTHING_MATCHED, AsJson, NothingMatched, UsageError, app, load, print_json, print_out, run_async, said
 from .lookout import Answers, Lookout, one_environment, one_lane, worded
 from .times import duration
 
@@ -213,11 +214,11 @@ async def _reset(
 ) -> None:
     async with Lookout(mill, [environment], [lane]) as lookout:
         found = await _gates(lookout, environment)
-        known = None
+        known, exists = None, True
         dims: Sequence[Dimension] = found.dims
         if key is not None:
             chosen = found.choose(by, keyed=True)
-            known = (await found.known(chosen, key))[0]
+            known, exists = await found.known(chosen, key)
             dims = [dim for dim in dims if dim.phrase is not None and dim.group.by == chosen.group.by]
         elif by is not None:
             chosen = found.choose(by, keyed=True)
@@ -230,15 +231,21 @@ async def _reset(
     if as_json:
         where = {"action": "reset", "environment": environment, "lane": lane, "key": known}
         print_json({**where, "count": number})
+        if known is not None and not number:
+            raise typer.Exit(NOTHING_MATCHED)
+    elif known is not None and not number:
+        by = chosen.group.by
+        why = f"{by} {known} has no state" if exists else f"no row has {by} {known}"
+        raise NothingMatched(f"nothing to reset: {why}", hint=f"rowmill gates {lane} lists the keys that have one")
     else:
-        print_out(f"{number:,} gate{'' if number == 1 else 's'} reset" if number else "No gate had a state.")
+        print_out(f"{counted(number, 'gate')} reset" if number else "No gate had a state.")
 
 
 def _consent(number: int, lane: str, environment: str) -> None:
     """All keys at once are not reset by a slip of the hand."""
     if not number:
         return
-    what = f"reset {number:,} gate{'' if number == 1 else 's'} of lane {lane!r} in {environment!r}"
+    what = f"reset {counted(number, 'gate')} of lane {lane!r} in {environment!r}"
     if not sys.stdin.isatty():
         raise RowmillError(f"this would {what}", hint="--yes, or one key: gates reset APP LANE KEY")
     if not typer.confirm(f"This will {what}. Go on?", err=True):

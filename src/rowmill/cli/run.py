@@ -30,7 +30,10 @@ from .app import App, AsJson, Env, app, errors, exit_code, load, print_json, sai
 from .lookout import Lookout
 from .metrics import Metrics, count_for_supervisor
 
-DIED = 3  # exit code of a drain after which rows are dead
+DIED, HELD_BACK = 3, 6  # exit codes of a drain after which rows are dead, or are left because they are paused
+
+
+_RESUME = "Try: rowmill resume, and drain again"
 
 
 class LogForm(enum.StrEnum):
@@ -80,7 +83,8 @@ def run(
     """Work on the lanes of APP until stopped.
 
     Ctrl-C or SIGTERM: claim nothing more, let runs finish within the grace, give the rest back. Again: at once.
-    Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 130 or 143 stopped before it was drained.
+    Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 6 drained, but ready rows are paused; 130 or
+    143 stopped before it was drained.
     """
     configure_logs(log, getattr(logging, log_level.upper()))
     chosen: dict[str, Any] = {
@@ -187,7 +191,7 @@ def _exit_code(supervisor: Supervisor, drain: bool, caught: signal.Signals | Non
         return 0
     if caught is not None:
         return 128 + caught
-    return DIED if supervisor.counts["dead"] else 0
+    return DIED if supervisor.counts["dead"] else HELD_BACK if supervisor.held_back else 0
 
 
 def _numbers(supervisor: Supervisor) -> dict[str, int]:
@@ -244,9 +248,8 @@ def _close(
         return
     held_back = _left(supervisor) if drained else ""
     if idle:
-        for line in (
-            (Text("Nothing was ready."), *hints) if not held_back else [show.plain(f"Nothing was run: {held_back}.")]
-        ):
+        said = [show.plain(f"Nothing was run: {held_back}."), Text(_RESUME)] if held_back else ["Nothing was ready.", *hints]
+        for line in said:
             errors.print(line, soft_wrap=True)
         return
     if drained:
@@ -258,5 +261,5 @@ def _close(
     failed = f"{numbers['failed']} failed {'attempt' if numbers['failed'] == 1 else 'attempts'}"
     words = f"{numbers['done']} done, {failed}, {numbers['dead']} dead"
     errors.print(f"{'Drained' if drained else 'Stopped'}: {words}; {rest}.", highlight=False, soft_wrap=True)
-    for line in hints:
+    for line in [*([Text(_RESUME)] if held_back else []), *hints]:
         errors.print(line, soft_wrap=True)

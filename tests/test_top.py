@@ -137,7 +137,7 @@ def test_keys_pause_and_retry_the_chosen_lane(lite: Db, command: Command, tmp_pa
         assert lite.value(dead) == 1, "a no is a no, and an unanswered question too"
         terminal.press("y")
         terminal.until(lambda: lite.value(dead) == 0)
-        terminal.until(lambda: "1 rows made ready" in terminal.seen)
+        terminal.until(lambda: "1 row made ready" in terminal.seen)
         terminal.press("q")
         terminal.until(lambda: terminal.process.poll() is not None)
         assert terminal.process.returncode == 0, terminal.seen[-2000:]

@@ -298,7 +298,7 @@ def test_its_breaker_is_open_and_then_half_open(row: Row, command: Command) -> N
     key = row.add()
     answer, reason = row.first(key)
     assert (answer["state"], reason["code"]) == ("held", "breaker")
-    assert "after 1 failures in a row" in reason["text"]
+    assert "after 1 failure in a row" in reason["text"]
     assert 290 < answer["runs_in_seconds"] <= 300
     assert reason["since"] is not None
     row.db.execute("update rowmill_gates set open_until = ?", ago(seconds=1))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 from datetime import UTC, datetime
 from datetime import timedelta as td
 from email.message import Message
 from email.utils import format_datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 import rowmill
 from rowmill import exponential, fixed, roles, states
 from rowmill.errors import RowmillError, did_you_mean
+from rowmill.plural import counted
 from rowmill.retry import classify, retry_after
 from rowmill.store import bounded, redact
 
@@ -149,6 +152,32 @@ def test_prices_wait_a_minute_then_two_then_four_and_never_more_than_a_day() -> 
     backoff = exponential(td(minutes=1), cap=td(hours=24), jitter=False)
     assert [backoff(n) for n in (1, 2, 3, 4)] == [td(minutes=m) for m in (1, 2, 4, 8)]
     assert backoff(50) == td(hours=24)
+
+
+# -- numbers with their noun
+
+
+def test_one_is_not_many() -> None:
+    """Issue: "1 steps", "1 errors"."""
+    assert [counted(n, "row") for n in (0, 1, 2, 1000)] == ["0 rows", "1 row", "2 rows", "1,000 rows"]
+    assert [counted(n, "row is", "rows are") for n in (1, 2)] == ["1 row is", "2 rows are"]
+
+
+def test_every_plural_is_made_in_one_place() -> None:
+    """Issue: one helper for all of them; no number is followed by a bare plural where people read it."""
+    source = Path(rowmill.__file__).parent
+    by_hand = re.compile(r"""['"]{2} if [^\n]{1,40}== 1 else ['"]s|['"]s['"] if |== 1 else ['"]\w+s['"]""")
+    nouns = "rows|gates|steps|errors|warnings|lanes|jobs|workers|failures|attempts|keys|schedules"
+    bare = re.compile(rf"\{{(?!ASK_ABOVE|there)[^{{}}]*\}} (?:{nouns})\b|(?<!state )\}}\}} (?:{nouns})\b")
+    files = [*(source / "cli").glob("*.py"), *(source / "web").rglob("*.py"), *(source / "web").rglob("*.html")]
+    files += [source / "reasons.py", source / "store" / "values.py", source / "store" / "health.py"]
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if by_hand.search(line) or bare.search(line)
+    ]
+    assert found == []
 
 
 # -- what an exception means

@@ -8,6 +8,6 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {plural(number, one, many)}"
 
 
-def plural(number: int, one: str, many: str | None = None) -> str:
+def plural(number: float | None, one: str, many: str | None = None) -> str:
     """The noun alone: ``plural(2, "row is", "rows are")``."""
     return one if number == 1 else many or f"{one}s"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from .allowance import Allowed, GateState, allowances, rate_in_force
 from .gates import Group
+from .plural import counted, plural
 
 INF = math.inf
 
@@ -317,7 +318,7 @@ def _gate(facts: Facts, gate: GateFacts, allowed: Allowed) -> Reason | None:
         case "breaker":
             assert group.breaker is not None
             since = group.breaker.cooldown.total_seconds() - (allowed.wait or 0.0)
-            text = f"{gate.name}: its breaker is open, after {state.streak} failures in a row"
+            text = f"{gate.name}: its breaker is open, after {counted(state.streak, 'failure')} in a row"
             return Reason("breaker", text, since if since >= 0 else None, allowed.wait)
         case "breaker's probe":
             text = f"{gate.name}: its breaker is half open, and the one probe is running: {listed}"
@@ -332,7 +333,7 @@ def _gate(facts: Facts, gate: GateFacts, allowed: Allowed) -> Reason | None:
             return Reason("rate", text, max(state.elapsed, 0.0) or None, allowed.wait + ahead / force[0])
         case _:
             assert group.pace is not None
-            text = f"the lane's pace is used up: {group.pace.n} starts per {span(group.pace.seconds)}"
+            text = f"the lane's pace is used up: {counted(group.pace.n, 'start')} per {span(group.pace.seconds)}"
             turns = ahead // group.pace.n * group.pace.seconds
             return Reason("pace", text, None, (allowed.wait or 0.0) + turns)
 
@@ -376,8 +377,8 @@ def _place(facts: Facts) -> Reason:
     elif facts.ahead == 0:
         text = f"it is ready, and the first {where} in line"
     else:
-        rows, go = ("row", "goes") if facts.ahead == 1 else ("rows", "go")
-        text = f"it is ready; {facts.ahead:,} {rows} {where} {go} before it"
+        go = plural(facts.ahead, "goes", "go")
+        text = f"it is ready; {counted(facts.ahead, 'row')} {where} {go} before it"
     return Reason("line", text, since, 0.0 if facts.ahead == 0 else None)
 
 

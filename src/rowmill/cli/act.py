@@ -13,6 +13,7 @@ import typer
 from .. import states as states_words
 from ..errors import Busy, DatabaseError, DeclarationError, RowmillError
 from ..mill import Mill
+from ..plural import counted, plural
 from ..store.families import members
 from ..store.inspect import OPEN, LaneView
 from ..store.keys import Key, parse
@@ -144,11 +145,11 @@ _RUNNING = ("cancel", "running")
 
 
 def _rows(number: int) -> str:
-    return f"{number:,} row{'' if number == 1 else 's'}"
+    return counted(number, "row")
 
 
 def _has(others: list[str]) -> str:
-    return "has" if len(others) == 1 else "have"
+    return plural(len(others), "has", "have")
 
 
 def _sharing(mill: Mill, view: LaneView, states: tuple[str, ...]) -> list[str]:

@@ -19,6 +19,7 @@ from .. import lane as lanes_words
 from ..clock import Clock
 from ..errors import DeclarationError, RowmillError
 from ..facts import Facts
+from ..plural import counted
 from ..proposal import Proposal
 from ..propose import propose
 from ..store import Database, bind, ddl, plans, redact, store_for
@@ -236,9 +237,9 @@ def _shell(value: Any) -> str:
 def _page(found: Adoption, url: str, table: str, write: Path | None) -> Group:
     made, facts = found.proposal, found.proposal.facts
     rows = (
-        f"{facts.rows:,} rows"
+        counted(facts.rows, "row")
         if facts.exact
-        else f"about {facts.rows:,} rows; looked at {facts.looked_at:,}: {facts.how}"
+        else f"about {counted(facts.rows, 'row')}; looked at {facts.looked_at:,}: {facts.how}"
     )
     parts: list[Any] = [Text().append_text(show.plain(facts.fullname)).append(f"  {rows}", "dim"), Text()]
     table_ = show.table("What", "Is", "How sure", "Why")

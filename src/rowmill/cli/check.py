@@ -14,6 +14,7 @@ from ..engine.place import _refuse_overlaps
 from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
 from ..lane import Lane
 from ..mill import Mill
+from ..plural import counted
 from ..store import Database, LaneStore, bind, check_conditions, ddl, store_for
 from ..store.binding import Binding
 from ..store.database import runner
@@ -82,7 +83,7 @@ def check(
     found, needs = run_async(main())
     for name, need in needs.items():
         if need.get("free") is not None and need["at_most"] > need["free"]:
-            text = f"{processes} processes need up to {need['at_most']} connections, and {need['free']} are free"
+            text = f"{_need(processes, need)}, and {need['free']} are free"
             hint = "fewer processes, Mill(connections=...), or a pooler"
             found.append(Checked(name, None, findings=[Finding(WARNING, "connections", text, hint)]))
     levels = [finding.level for checked in found for finding in checked.findings]
@@ -212,18 +213,24 @@ def _page(found: list[Checked], needs: dict[str, Any], processes: int, bad: int,
         if need["at_most"] is not None:
             where = f"{name}: " if several else ""
             free = "behind a pooler" if need["pooler"] else f"{need['free']} of {need['allowed']} are free"
-            plural = "process needs" if processes == 1 else "processes need"
-            text = f"{where}{processes} {plural} up to {need['at_most']} connections; {free}"
-            parts.append(show.plain(text))
-    verdict = f"{bad} errors, {poor} warnings" if bad or poor else "All is well."
+            parts.append(show.plain(f"{where}{_need(processes, need)}; {free}"))
+    verdict = f"{counted(bad, 'error')}, {counted(poor, 'warning')}" if bad or poor else "All is well."
     parts.append(Text(verdict, "red" if bad else "yellow" if poor else "green"))
     return Group(*parts)
+
+
+def _need(processes: int, need: dict[str, Any]) -> str:
+    return f"{counted(processes, 'process needs', 'processes need')} up to {counted(need['at_most'], 'connection')}"
 
 
 def _about(examined: Examined) -> Text:
     binding = examined.binding
     about = "" if examined.exact else "about "
-    text = Text().append_text(show.plain(f"  {binding.table.fullname}, {about}{examined.rows:,} rows")).append("\n")
+    text = (
+        Text()
+        .append_text(show.plain(f"  {binding.table.fullname}, {about}{counted(examined.rows, 'row')}"))
+        .append("\n")
+    )
     roles = ", ".join(role if role == column else f"{role}: {column}" for role, column in binding.roles.items())
     text.append_text(show.plain(f"  roles   {roles or 'none'}")).append("\n")
     order = ", ".join(f"{column}{' desc' if down else ''}" for column, down in binding.order)

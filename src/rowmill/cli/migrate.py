@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ..errors import RowmillError
 from ..mill import Mill
+from ..plural import counted
 from ..store import Database, ddl
 from ..store.build import Builder, own_drops, unfinished_jobs
 from ..store.fill import fill
@@ -116,7 +117,7 @@ async def _nobody_works(database: Database) -> None:
     alive = [w["id"] for w in await fleet.all() if w["state"] not in ("stopped", "dead")]
     if alive:
         raise RowmillError(
-            f"{len(alive)} workers are at work: {', '.join(alive[:3])}",
+            f"{counted(len(alive), 'worker is', 'workers are')} at work: {', '.join(alive[:3])}",
             hint="stop them first; rowmill workers shows them",
         )
 
@@ -125,7 +126,7 @@ async def _nothing_is_lost(database: Database) -> None:
     left = await database.read(lambda run: unfinished_jobs(database, run))
     if left:
         raise RowmillError(
-            f"{left} {'job is' if left == 1 else 'jobs are'} still to be done in {database.own('rowmill_jobs')}",
+            f"{counted(left, 'job is', 'jobs are')} still to be done in {database.own('rowmill_jobs')}",
             hint="let workers finish them first, or delete them: they would be lost",
         )
 
@@ -149,7 +150,7 @@ def _print(found: dict[str, Any], reference: str, *, apply: bool, detach: bool, 
     if not statements:
         typer.echo("-- nothing to remove" if detach else "-- nothing to do: the tables have what the lanes need")
     elif apply:
-        typer.echo(f"-- {len(statements)} steps, all done")
+        typer.echo(f"-- {counted(len(statements), 'step')}, all done")
     else:
         for each in statements:
             if each.get("why"):

@@ -22,6 +22,7 @@ from ..engine.worker import Worker
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..mill import Mill
+from ..plural import counted
 from ..store import values
 from ..store.inspect import Elsewhere, LaneView
 from ..store.pauses import COUNTED
@@ -227,7 +228,7 @@ async def _left_running(mill: Mill, env: list[str] | None, lanes: list[str] | No
         async with Lookout(mill, env, lanes) as lookout:
             for view, counts in (await lookout.ask(LaneView.count)).found:
                 if running := counts.states["running"]:
-                    what = f"{running} {'row' if running == 1 else 'rows'} of lane {view.lane.name!r} still running"
+                    what = f"{counted(running, 'row')} of lane {view.lane.name!r} still running"
                     if len(mill.environments) > 1:
                         what += f" in {view.environment}"
                     lines.append(
@@ -248,8 +249,8 @@ def _close(
         return
     held_back = _left(supervisor) if drained else ""
     if idle:
-        said = [show.plain(f"Nothing was run: {held_back}."), Text(_RESUME)] if held_back else ["Nothing was ready.", *hints]
-        for line in said:
+        nothing = [show.plain(f"Nothing was run: {held_back}."), Text(_RESUME)]
+        for line in nothing if held_back else [Text("Nothing was ready."), *hints]:
             errors.print(line, soft_wrap=True)
         return
     if drained:
@@ -258,7 +259,7 @@ def _close(
         rest = "what the killed had in hand is taken back when its lease runs out"
     else:
         rest = "what was not finished was given back"
-    failed = f"{numbers['failed']} failed {'attempt' if numbers['failed'] == 1 else 'attempts'}"
+    failed = counted(numbers["failed"], "failed attempt")
     words = f"{numbers['done']} done, {failed}, {numbers['dead']} dead"
     errors.print(f"{'Drained' if drained else 'Stopped'}: {words}; {rest}.", highlight=False, soft_wrap=True)
     for line in [*([Text(_RESUME)] if held_back else []), *hints]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import reasons
+from ..plural import plural
 from ..store import values
 from ..store.inspect import MOST, SAMPLE, STATES, Counts, Elsewhere, LaneView, Row
 from ..store.keys import written
@@ -102,7 +103,7 @@ def elsewhere_line(found: Elsewhere, environments: int) -> Text:
     """Rows that no lane counts, and what they are: for people."""
     where = f"{found.environment}: " if environments > 1 else ""
     many = f"{found.rows:,}{' or more' if found.rows >= SAMPLE else ''}"
-    what = f"row{'' if found.rows == 1 else 's'} of table {found.table!r} {'is' if found.rows == 1 else 'are'}"
+    what = f"{plural(found.rows, 'row')} of table {found.table!r} {plural(found.rows, 'is', 'are')}"
     kinds = "; ".join(f"{_kind(values)}: {number:,}" for values, number in found.kinds)
     rest = found.rows - sum(number for _, number in found.kinds)
     kinds += f"; others: {rest:,}" if rest else ""

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import DatabaseError, RowmillError
+from ..plural import counted
 from ..store.gauges import MOST, Gauges
 from ..store.inspect import LaneView
 from ..store.operate import Operator, Selection
@@ -150,7 +151,7 @@ class Screen:
         number = 0
         async for step in Operator(view).retry(Selection(("dead",))):
             number += len(step)
-        self._said = Text(f"{number:,} rows made ready")
+        self._said = Text(f"{counted(number, 'row')} made ready")
         with contextlib.suppress(DatabaseError):
             await self._mill.wake(view.environment)
         await self._look()
@@ -217,7 +218,7 @@ def _workers(found: Overview, environments: int) -> RenderableType:
             f"{worker['failed']:,} failed", show.plain(jobs),
         )  # fmt: skip
     number, more = len(found.workers), len(found.workers) - _WORKERS
-    title = f"{number} worker{'s' if number > 1 else ''}" + (f", {more} of them not shown" if more > 0 else "")
+    title = counted(number, "worker") + (f", {more} of them not shown" if more > 0 else "")
     return Group(Text(f"\n{title}", "bold"), made)
 
 

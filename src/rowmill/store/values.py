@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import reasons
 from ..gates import Group as Gates
+from ..plural import counted, plural
 from ..reasons import Answer, Reason
 from .gate_view import KeyView
 from .gating import Dimension
@@ -160,12 +161,13 @@ def declared(group: Gates) -> list[str]:
         elif rate.source is not None:
             told.append(f"rate from {rate.source.table}.{rate.source.column} per {_per(rate.per.total_seconds())}")
         else:
-            told.append(f"{rate.n:g} starts per {_per(rate.per.total_seconds())}, {rate.capacity(rate.n):g} at once")
+            starts = f"{rate.n:g} {plural(rate.n, 'start')} per {_per(rate.per.total_seconds())}"
+            told.append(f"{starts}, {rate.capacity(rate.n):g} at once")
     if group.breaker is not None:
         cooldown = reasons.span(group.breaker.cooldown.total_seconds())
-        told.append(f"breaker after {group.breaker.failures} failures, for {cooldown}")
+        told.append(f"breaker after {counted(group.breaker.failures, 'failure')}, for {cooldown}")
     if group.pace is not None:
-        told.append(f"pace of {group.pace.n} starts per {_per(group.pace.seconds)}")
+        told.append(f"pace of {counted(group.pace.n, 'start')} per {_per(group.pace.seconds)}")
     if group.closes:
         told.append("closed by refusals")
     return told

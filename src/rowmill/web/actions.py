@@ -20,6 +20,7 @@ from ..errors import DatabaseError, DeclarationError, did_you_mean
 from ..lookout import Lookout
 from ..mill import Mill
 from ..options import Options
+from ..plural import counted
 from ..store import Database, values
 from ..store.enqueue import CHANNEL
 from ..store.gate_view import SETTABLE, LaneGates, lane_gates
@@ -45,7 +46,7 @@ class Progress:
 
     def __str__(self) -> str:
         """For the audit log, behind what ended the action."""
-        return f"; at least {self.rows:,} rows were written before" if self.rows else ""
+        return f"; at least {counted(self.rows, 'row was', 'rows were')} written before" if self.rows else ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ async def perform(request: Request, action: str, environment: str, lane: str | N
         await asyncio.shield(entry.write("failed", f"cut off{here.progress}"))
         raise
     nothing = found.get("count") == 0 or ("resumed" in found and found["resumed"] is None)
-    detail = f"{found['count']} rows" if "count" in found else None
+    detail = counted(found["count"], "row") if "count" in found else None
     await entry.write("nothing" if nothing else "done", detail)
     return found
 

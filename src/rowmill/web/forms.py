@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
+from ..plural import counted
 from ..store.inspect import OPEN
 from .access import require, who
 from .actions import perform
@@ -122,12 +123,12 @@ def _told(verb: str, environment: str, lane: str | None, found: dict[str, Any], 
         if passed := found["passed_over"]:
             return "bad", f"{passed[0]['id']} was not {_PAST[verb]}: {passed[0]['reason']}."
         count, more = found["count"], " so far; there are more" if found["more"] else ""
-        what = found["ids"][0] if found["ids"] else f"{count:,} row{'' if count == 1 else 's'}"
+        what = found["ids"][0] if found["ids"] else counted(count, "row")
         return "good", f"{what} {_PAST[verb]}{more}."
     if verb.endswith("_family"):
         count, more = found["count"], " so far; there are more" if found["more"] else ""
         done = "made ready" if verb == "retry_family" else "buried"
-        return "good", f"{count:,} row{'' if count == 1 else 's'} of the family {done}{more}."
+        return "good", f"{counted(count, 'row')} of the family {done}{more}."
     name = str(form["key"]) if "key" in form else f"Lane {lane}" if lane else f"Environment {environment}"
     match verb:
         case "pause":

@@ -36,11 +36,6 @@ def salt(*place: str) -> int:
     return zlib.crc32("\0".join(place).encode()) << 30
 
 
-def unshared(count: int) -> Cells:
-    """Cells for a process that nobody watches."""
-    return array("q", bytes(_CELL * count))
-
-
 class Flight:
     """A cell for every slot of a process: the mark of the row that runs there, or 0."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..claim import Claim, Settlement
 from ..lane import Lane
 from .execute import Execution, Plan
-from .flight import mark, unshared
+from .flight import mark
 from .held import Held
 from .isolate import Child
 from .job import Job
@@ -91,8 +91,8 @@ class Slots:
         self._buffer: deque[tuple[Execution, Claim]] = deque()
         self._idle: list[Slot] = []
         self.all: list[Slot] = []
-        #: The marks of the rows that run now, by slot: what is told to others is in memory that outlives the process.
-        self.in_flight: Cells = unshared(lane.concurrency)
+        #: The marks of the rows that run now, by slot, in memory that outlives the process; None: nobody reads them.
+        self.in_flight: Cells | None = None
         self.busy = 0
         self._took = 0.0  # smoothed duration of a run
         self._began = 0.0  # when the last run began
@@ -172,7 +172,7 @@ class Slots:
 
     async def _work(self, slot: Slot) -> None:
         """Run what waits in the buffer, one after the other; but first wake others, where there is enough for them."""
-        buffer = self._buffer
+        buffer, in_flight = self._buffer, self.in_flight
         self.busy += 1
         self.capacity.busy += 1
         try:
@@ -182,7 +182,8 @@ class Slots:
                 plan = slot.plan = execution.plan(claim)
                 slot.began = self._began = began = time.monotonic()
                 job = slot.job = execution.job(plan, claim, self.worker, slot.name)
-                self.in_flight[slot.number] = mark(claim.key, execution.held.salt)
+                if in_flight is not None:
+                    in_flight[slot.number] = mark(claim.key, execution.held.salt)
                 settlement: Settlement | None = None
                 try:
                     if not claim.lost:
@@ -204,7 +205,8 @@ class Slots:
                     job.finished.duration = took
                 self._ended(execution.held, claim, job, settlement)
                 if not buffer or self._closing:
-                    self.in_flight[slot.number] = 0  # not where it was cut off: a thread may still be at it
+                    if in_flight is not None:
+                        in_flight[slot.number] = 0  # not where it was cut off: a thread may still be at it
                     return
                 execution, claim = buffer.popleft()
         finally:

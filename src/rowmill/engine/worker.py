@@ -118,7 +118,7 @@ class Worker:
 
     def tell_flight(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
-        flight = Flight(file, [len(slots.in_flight) for slots in self.slots.values()])
+        flight = Flight(file, [slots.lane.concurrency for slots in self.slots.values()])
         self._fallen = flight.before
         for slots, cells in zip(self.slots.values(), flight.cells, strict=True):
             slots.in_flight = cells

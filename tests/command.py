@@ -19,7 +19,7 @@ from databases import Db
 from rowmill.cli import main
 from rowmill.cli.app import console
 from rowmill.store import Database
-from rowmill.store.fleet import Fleet, WorkerState
+from rowmill.store.own.workers import WorkersTable, WorkerState
 
 _numbers = itertools.count(1)
 
@@ -122,7 +122,7 @@ def register(db: Db, name: str, *, silent: float = 0, state: str = "idle", **sai
 
     async def work() -> None:
         database = Database.open(db.url)
-        fleet = Fleet(database)
+        fleet = WorkersTable(database)
         await fleet.ensure()
         me = WorkerState(name, f"inc-{name}", "host", 42, ["enrichment"], "0.1.0")
         assert await fleet.register(me) is None

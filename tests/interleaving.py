@@ -12,7 +12,7 @@ from pathlib import Path
 
 from databases import Db, Server
 from rowmill.prove import shapes
-from rowmill.prove.interleave import Interleaver, Tried
+from rowmill.prove.interleave import Interleaver, InterleaveResult
 
 DIALECTS = ("sqlite", "postgresql")
 
@@ -24,7 +24,7 @@ def prepared(db: Db) -> str:
     return db.url
 
 
-async def interleave(url: str, shape: str, seeds: Sequence[int], seconds: float | None = None) -> Tried:
+async def interleave(url: str, shape: str, seeds: Sequence[int], seconds: float | None = None) -> InterleaveResult:
     """Schedules of one shape."""
     async with Interleaver(shapes.SHAPES[shape](), url) as interleaver:
         return await interleaver.try_seeds(seeds, seconds=seconds)
@@ -68,7 +68,7 @@ def _dialect(given: argparse.Namespace, dialect: str, chosen: Sequence[str], fol
             server.close()
 
 
-def _tell(dialect: str, shape: str, tried: Tried, *, whole: bool) -> None:
+def _tell(dialect: str, shape: str, tried: InterleaveResult, *, whole: bool) -> None:
     print(
         f"{dialect:<10} {shape:<7} {tried.schedules:>6,} schedules {tried.steps:>9,} steps {tried.commits:>8,} commits"
         f" {tried.claims:>7,} claims {tried.swept:>6,} swept {tried.lost:>6,} lost {tried.waits:>6,} waits"

@@ -19,7 +19,7 @@ import model
 from databases import Db
 from model import End, Gates
 from rowmill import Breaker, Cancel, Claim, Concurrency, Dead, Mill, Rate, Retry, Snooze, fixed
-from rowmill.outcome import Release
+from rowmill.declare.outcome import Release
 from rowmill.testing import Kit
 
 SITES = ["a", "a", "b", "c", None]

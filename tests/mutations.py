@@ -55,42 +55,42 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
 
 MUTATIONS = (
     one(
-        "the fence", "store/statements.py",
+        "the fence", "store/lane/statements.py",
         'parts = [self.running(f"{row}.")]', 'return self.running(f"{row}.")',
         "tests/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
     ),
     one(
-        "the claim's time in the fence", "store/statements.py",
+        "the claim's time in the fence", "store/lane/statements.py",
         'if at := fence_time(self.binding):\n            parts.append(f"{row}.',
         'if False:\n            parts.append(f"{row}.',
         "tests/test_fence.py::test_a_row_swept_from_a_worker_and_taken_again_by_it_has_one_live_claim",
     ),
     one(
-        "the look at what settling wrote", "store/base.py",
+        "the look at what settling wrote", "store/lane/lane_store.py",
         "        report.written += [s for i, s in enumerate(group) if i in written]\n"
         "        await self._explain([s for i, s in enumerate(group) if i not in written], report)",
         "        report.written += group",
         "tests/test_fence.py::test_a_lost_outcome_does_not_cost_its_batch_anything",
     ),
     one(
-        "the row read again after a lost reply", "store/base.py",
+        "the row read again after a lost reply", "store/lane/lane_store.py",
         "elif settlement.unsure and row and self._shows(row, settlement):", "elif False:",
         "tests/test_settle.py::test_an_outcome_that_stood_already_when_it_was_sent_again_is_not_called_lost",
     ),
     one(
-        "the state in the sweep (PostgreSQL)", "store/postgres_statements.py",
+        "the state in the sweep (PostgreSQL)", "store/lane/postgres_statements.py",
         "{self.running('t.')} and {self.stale(lease, 't.')}{self.not", "{self.stale(lease, 't.')}{self.not",
         f"{MODEL}[postgresql-plain]",
     ),
     one(
-        "the re-check in the sweep (PostgreSQL)", "store/postgres_statements.py",
+        "the re-check in the sweep (PostgreSQL)", "store/lane/postgres_statements.py",
         "  where {stale}\n  limit $1::bigint\n  for no key update skip locked\n)",
         "  where {stale}\n  limit $1::bigint\n)",
         "tests/test_sweep_recheck.py",
         "tests/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
     ),
     Mutation(
-        "the re-check in the sweep (SQLite)", "store/sqlite.py",
+        "the re-check in the sweep (SQLite)", "store/lane/sqlite.py",
         (
             ('where {self.same_key()} and {self.running()}"""', 'where {self.same_key()}"""'),
             ('for worker, poison, *key in run(find, {"most": most}):', "for worker, poison, *key in found:"),
@@ -103,43 +103,43 @@ MUTATIONS = (
         ("tests/test_sweep_recheck.py",),
     ),
     one(
-        "the lock on a gate (one key)", "store/turn_statements.py",
+        "the lock on a gate (one key)", "store/gates/claim_by_key_sql.py",
         " and _g.version = _t.version", "",
         "tests/test_gates_hammer.py::test_the_limit_holds_under_a_hammer[turns]",
     ),
     one(
-        "the lock on a gate (a stretch of keys)", "store/stretch_statements.py",
+        "the lock on a gate (a stretch of keys)", "store/gates/claim_by_range_sql.py",
         " and _g.version = _i.version[_s._rm_stretch]", "",
         "tests/test_gates_stretches.py::test_who_was_held_up_takes_nothing_beyond_the_limit",
     ),
     one(
-        "the lock on a gate (rows found ahead)", "store/stretch_statements.py",
+        "the lock on a gate (rows found ahead)", "store/gates/claim_by_range_sql.py",
         " and _g.version = {seen}", " and 0 <> {seen}",
         "tests/test_gates_ahead.py::test_what_was_found_ahead_is_left_where_others_have_claimed_since",
     ),
     one(
-        "the lock on a gate (several keys)", "store/walk.py",
+        "the lock on a gate (several keys)", "store/gates/locking_claim.py",
         "states = self.gate_rows.lock(self.run, spots, wait=wait)",
         "self.gate_rows.make(self.run, spots)\n        states = self.gate_rows.read(self.run, spots)",
         "tests/test_gates_hammer.py::test_the_limit_holds_under_a_hammer[walk]",
     ),
     one(
-        "the one probe of a breaker (PostgreSQL)", "store/turn_statements.py",
+        "the one probe of a breaker (PostgreSQL)", "store/gates/claim_by_key_sql.py",
         "else 1 - {self._running()} end", "else 9 end",
         "tests/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
     ),
     one(
-        "the one probe of a breaker (SQLite)", "allowance.py",
+        "the one probe of a breaker (SQLite)", "store/gates/rules.py",
         'Allowed(max(1 - running, 0), "breaker\'s probe")', 'Allowed(9, "breaker\'s probe")',
         "tests/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
     ),
     one(
-        "the streak of a breaker", "allowance.py",
+        "the streak of a breaker", "store/gates/rules.py",
         "if streak >= breaker.failures and not", "if streak >= breaker.failures - 1 and not",
         "tests/test_gates_properties.py", f"{MODEL}[sqlite-breaker]",
     ),
     one(
-        "the heartbeat's own thread", "engine/renew.py",
+        "the heartbeat's own thread", "engine/heartbeat.py",
         "    def run(self) -> None:\n        asyncio.run(self._main())",
         "    def start(self):\n        self._task = asyncio.get_running_loop().create_task(self._main())\n\n"
         "    def is_alive(self):\n        return not self._task.done()\n\n"
@@ -152,41 +152,41 @@ MUTATIONS = (
         "tests/test_systems_facts.py::test_the_limit_of_ocr_attempts_is_each_rows_own", f"{MODEL}[sqlite-plain]",
     ),
     one(
-        "the limit of reclaims", "store/statements.py",
+        "the limit of reclaims", "store/lane/statements.py",
         'allowed = f"{self.limit()} + {self.lane.max_reclaims}"', 'allowed = "99"',
         "tests/test_shapes_columns.py::test_an_error_is_cut_to_what_its_column_holds", f"{MODEL}[sqlite-plain]",
     ),
     one(
-        "the attempt that a snooze gives back", "store/statements.py",
+        "the attempt that a snooze gives back", "store/lane/statements.py",
         'if kind in ("snooze", "release") and (column := r.get("attempts")):', "if False:",
         "tests/test_shapes_runs.py::test_a_snoozed_row_may_be_snoozed_for_ever",
     ),
     one(
-        "the lock on a claimed row", "store/postgres_statements.py",
+        "the lock on a claimed row", "store/lane/postgres_statements.py",
         "    limit {most}\n    for no key update skip locked\n",
         "    limit {most}\n",
         "tests/test_fence.py::test_eight_claimers_at_once_take_every_row_once",
         "tests/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
     ),
     one(
-        "the database's time (PostgreSQL)", "store/postgres_statements.py",
+        "the database's time (PostgreSQL)", "store/lane/postgres_statements.py",
         "        return f\"(now() + interval '{shift} seconds')\" if shift else \"now()\"",
         "        return f\"timestamptz '{(datetime.now(UTC) + self.clock.shift).isoformat()}'\"",
         f"{MODEL}[postgresql-plain]",
     ),
     one(
-        "the database's time (SQLite)", "store/sqlite.py",
+        "the database's time (SQLite)", "store/lane/sqlite.py",
         "return \", \".join([\"'now'\", *moved, *modifiers])",
         "return \", \".join([f\"'{datetime.now(UTC):%Y-%m-%d %H:%M:%S}'\", *moved, *modifiers])",
         f"{MODEL}[sqlite-plain]",
     ),
     one(
-        "the lane's pause", "store/statements.py",
+        "the lane's pause", "store/lane/statements.py",
         'if self.gates is None:\n            return "1 = 1"', 'if True:\n            return "1 = 1"',
         f"{MODEL}[sqlite-limit by key]",
     ),
     one(
-        "the key of an enqueued job", "store/enqueue.py",
+        "the key of an enqueued job", "store/jobs/enqueue.py",
         '"only_one": unique is None or unique.strict,', '"only_one": False,',
         f"{MODEL}[sqlite-rowmill's own table]",
     ),
@@ -207,29 +207,29 @@ MUTATIONS = (
         "tests/test_pooler.py::test_no_statement_outlives_its_round_trip_behind_a_pooler",
     ),
     one(
-        "replies read again with values that Python cannot hold", "store/base.py",
+        "replies read again with values that Python cannot hold", "store/lane/lane_store.py",
         "            self.tolerate()\n            if self.claims", "            if self.claims",
         "tests/test_safety_unreadable.py::test_whatever_the_claim",
     ),
     one(
-        "the rows of a refused claim tried one by one", "store/base.py",
+        "the rows of a refused claim tried one by one", "store/lane/lane_store.py",
         "        except Refused:\n            return await self._claim_carefully(claim, count)",
         "        except Busy:\n            raise",
         "tests/test_safety_refused.py::test_a_row_that_may_not_run_is_set_aside",
     ),
     one(
-        "no row set aside while every claim is refused", "store/passed_over.py",
+        "no row set aside while every claim is refused", "store/lane/refused_rows.py",
         "if refused and not store.claims_work:", "if False:",
         "tests/test_safety_refused.py::test_a_state_that_no_row_may_have_ends_no_row",
     ),
     one(
-        "bounded tries of a refused outcome", "engine/settler.py",
+        "bounded tries of a refused outcome", "engine/settle.py",
         "given_up = self.stopping or settlement.refusals >= len(self.stuck_pauses)",
         "given_up = False\n        settlement.refusals = 0",
         "tests/test_safety_refused.py::test_an_outcome_that_is_refused_for_good_is_given_up_and_told",
     ),
     one(
-        "outcomes that wait for a missing right", "store/translate.py",
+        "outcomes that wait for a missing right", "store/driver_errors.py",
         "        if _of_no_row(state, text):", "        if False:",
         "tests/test_safety_altered.py::test_a_missing_right_ends_no_row",
     ),
@@ -239,12 +239,12 @@ MUTATIONS = (
         "tests/test_safety_altered.py::test_a_dropped_column_that_nobody_uses_stops_nothing",
     ),
     one(
-        "connections to a standby thrown away", "store/handlers.py",
+        "connections to a standby thrown away", "store/handler_connections.py",
         "if from_standby(error):", "if False:",
         "tests/test_safety_altered.py::test_a_connection_to_a_server_that_became_a_standby_is_not_used_again",
     ),
     one(
-        "the table of a row in the claim", "store/postgres_statements.py",
+        "the table of a row in the claim", "store/lane/postgres_statements.py",
         'and ({one} or {pairs})"', '"',
         "tests/test_safety_children.py::test_finished_rows_of_a_child_are_not_run_again",
     ),

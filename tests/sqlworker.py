@@ -8,11 +8,11 @@ from typing import Any
 
 from databases import Db, Row
 from rowmill import Mill
-from rowmill.store.binding import fence_time
-from rowmill.store.functions import Function, Options, check, render
-from rowmill.store.gated_functions import resolve_gates
-from rowmill.store.install import install
-from rowmill.store.resolve import resolve
+from rowmill.functions.definitions import Function, FunctionOptions, check, render
+from rowmill.functions.gate_bodies import resolve_gates
+from rowmill.functions.install import install
+from rowmill.functions.resolve_names import resolve
+from rowmill.store.lane.binding import fence_time
 from rowmill.testing import Kit
 
 
@@ -53,7 +53,7 @@ async def installed(db: Db, mill: Mill, lane: str | None = None, **options: Any)
     """Install a lane's functions."""
     async with Kit(mill) as kit:
         store = await kit.store(lane)
-        binding, chosen = store.binding, Options(**options)
+        binding, chosen = store.binding, FunctionOptions(**options)
         resolved = await resolve(binding, store.database, store.statements)  # type: ignore[arg-type]
         gates = None
         if binding.lane.groups:

@@ -14,7 +14,7 @@ import systems
 from command import COMPOSITE, Command, ago, create_parts
 from databases import Db, as_time
 from rowmill import Mill
-from rowmill.store import operate
+from rowmill.ops import row_actions
 from rowmill.testing import Kit
 
 REASON = "canceled by an operator"
@@ -115,7 +115,7 @@ def test_retry_clears_what_a_finished_row_keeps(db: Db, command: Command) -> Non
 def test_a_retried_row_that_something_else_holds_back_is_written_once(
     db: Db, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operate, "STEP", 2)
+    monkeypatch.setattr(row_actions, "STEP", 2)
     systems.create(db, "prices")
     systems.insert_scrape(db, 5, source_id=systems.insert_source(db, enabled=False)[0])
     command.app(db.url, "scrape")

@@ -15,7 +15,7 @@ import pytest
 import systems
 from command import COMPOSITE, Command, create_parts
 from databases import Db
-from rowmill.store import operate
+from rowmill.ops import row_actions
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def columns(db: Db, table: str, key: Any, *names: str) -> list[Any]:
 def test_more_than_a_hundred_rows_are_not_changed_without_consent(
     db: Db, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operate, "STEP", 50)
+    monkeypatch.setattr(row_actions, "STEP", 50)
     systems.create(db, "registre")
     systems.insert_extraction(db, 120, status_id=4)
     command.app(db.url, "extraction")
@@ -153,7 +153,7 @@ def test_a_row_that_is_locked_is_tried_again_and_then_told(
     free, busy = systems.insert_extraction(pg, 2, status_id=4)
     command.app(pg.url, "extraction")
     with locked(pg, "extraction_queue", busy), monkeypatch.context() as patched:
-        patched.setattr(operate, "_TRIES", 2)
+        patched.setattr(row_actions, "_TRIES", 2)
         document = command.json("retry", "--id", str(busy), "--id", str(free))
         assert document["ids"] == [free]
         assert document["passed_over"] == [{"id": str(busy), "reason": "locked by somebody else's transaction"}]
@@ -178,7 +178,7 @@ async def test_workers_are_told_that_rows_are_ready(pg: Db, command: Command) ->
 def test_an_error_in_mid_way_says_how_many_rows_were_written(
     db: Db, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operate, "STEP", 2)
+    monkeypatch.setattr(row_actions, "STEP", 2)
     create_parts(db)
     db.execute("create unique index one_new on parts (book) where state = 'new'")
     db.insert("parts", [{"book": b, "page": 1, "state": "bad"} for b in "abc"], key="page")

@@ -20,9 +20,9 @@ import systems
 from command import Command
 from databases import Db, _wait
 from farm import eventually
+from rowmill.adopt import survey as survey_module
+from rowmill.adopt.survey import survey
 from rowmill.store import Database
-from rowmill.store import survey as survey_module
-from rowmill.store.survey import survey
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from databases import Db
 from rowmill import Mill, WrongArguments
-from rowmill.arguments import Signature, Unfit, decode, encode
+from rowmill.declare.arguments import Signature, Unfit, decode, encode
 
 
 class Colour(enum.Enum):

@@ -78,7 +78,7 @@ async def test_a_backfilled_row_goes_back_to_done_when_released_and_to_live_when
     @mill.lane("links", version=2, version_column="enriched_version", **STATES)
     async def enrich(job: Job) -> None: ...
 
-    from rowmill.outcome import Release
+    from rowmill.declare.outcome import Release
 
     async with Kit(mill) as kit:
         (claim,) = await kit.claim("enrich-backfill")

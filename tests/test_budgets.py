@@ -16,11 +16,12 @@ import gated
 from databases import Db
 from farm import eventually
 from rowmill import DeclarationError, Event, Mill, domain
-from rowmill.allowance import Window
-from rowmill.budget import Limit
 from rowmill.clock import Clock
-from rowmill.store import Database, schema
-from rowmill.store.budgets import take
+from rowmill.declare.budget import Limit
+from rowmill.store import Database
+from rowmill.store.gates.budgets import take
+from rowmill.store.gates.rules import Window
+from rowmill.store.own import schema
 from rowmill.testing import Kit
 
 

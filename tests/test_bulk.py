@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from databases import Db, as_time
 from rowmill import Mill, Refused
-from rowmill.call import Alike
-from rowmill.store import copied
-from rowmill.store.documents import as_json
+from rowmill.declare.call import CallBatch
+from rowmill.store.jobs import bulk_copy
+from rowmill.store.json_documents import as_json
 
 td = timedelta
 
@@ -91,7 +91,7 @@ async def test_many_calls_alike_are_the_calls_they_stand_for(mill: Mill) -> None
     async def note(n: int) -> None: ...
 
     calls = note._calls([(n,) for n in range(5)], {"priority": 3})
-    assert isinstance(calls, Alike)
+    assert isinstance(calls, CallBatch)
     assert list(calls) == [note.options(priority=3).call(n) for n in range(5)]
     assert list(calls[1:3]) == list(calls)[1:3]
     assert calls[-1].args == {"n": 4}
@@ -134,7 +134,7 @@ async def test_one_that_no_json_can_say_leaves_none_of_them(pg: Db, monkeypatch:
             raise ValueError("no")
         return as_json(value)
 
-    monkeypatch.setattr(copied, "as_json", picky)
+    monkeypatch.setattr(bulk_copy, "as_json", picky)
     with pytest.raises(Refused, match="cannot read or send: no"):
         await note.enqueue_many([(n,) for n in range(3_000)])
     assert pg.value("select count(*) from rowmill_jobs") == 0
@@ -146,7 +146,7 @@ async def test_one_that_no_json_can_say_leaves_none_of_them(pg: Db, monkeypatch:
 async def test_a_call_that_is_given_up_adds_nothing(pg: Db, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one part on its way, or several."""
     mill = Mill(pg.url)
-    sent, send = 0, copied._Sender.send
+    sent, send = 0, bulk_copy._Sender.send
 
     async def given_up(self: Any, *given: Any) -> None:
         nonlocal sent
@@ -155,7 +155,7 @@ async def test_a_call_that_is_given_up_adds_nothing(pg: Db, part: int, monkeypat
             calls.cancel()
         sent += 1
 
-    monkeypatch.setattr(copied._Sender, "send", given_up)
+    monkeypatch.setattr(bulk_copy._Sender, "send", given_up)
 
     @mill.task
     async def note(n: int) -> None: ...

@@ -13,8 +13,8 @@ import pytest
 
 from databases import Db, as_time
 from rowmill import DeclarationError, Mill
-from rowmill.schedule import Cron
-from rowmill.store.ticks import Ticks
+from rowmill.declare.cron import Cron
+from rowmill.store.jobs.cron_ticks import Ticks
 from rowmill.testing import Kit
 
 td = timedelta

@@ -14,8 +14,8 @@ from dashboard import Site
 from databases import Db
 from rowmill import Mill
 from rowmill.store import Database
-from rowmill.store.access import Tokens
-from rowmill.store.glance import Glancer
+from rowmill.store.inspect.quick_counts import QuickCounter
+from rowmill.store.own.access import Tokens
 
 HTML = {"accept": "text/html"}
 
@@ -141,13 +141,13 @@ def test_a_stream_sends_what_changed_and_nothing_else(site: Site) -> None:
 
 
 def test_many_who_look_on_ask_the_database_as_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked, look = [0], Glancer.look
+    looked, look = [0], QuickCounter.look
 
-    async def counted(self: Glancer) -> object:
+    async def counted(self: QuickCounter) -> object:
         looked[0] += 1
         return await look(self)
 
-    monkeypatch.setattr(Glancer, "look", counted)
+    monkeypatch.setattr(QuickCounter, "look", counted)
     monkeypatch.setattr("rowmill.web.views.Sight.once.__defaults__", (60.0,))
     with httpx.Client(base_url=site.url, headers=HTML) as client:
         for _ in range(5):

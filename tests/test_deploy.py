@@ -21,7 +21,7 @@ from yamllint import linter
 from yamllint.config import YamlLintConfig
 
 from rowmill.cli import app
-from rowmill.engine.child import MARGIN
+from rowmill.engine.processes.child import MARGIN
 from rowmill.prometheus import _Families
 
 DEPLOY = Path(__file__).parent.parent / "deploy"

@@ -17,16 +17,17 @@ from command import Command
 from databases import Db
 from farm import JOBS
 from rowmill import Cancel, Dead, Mill, Retry, Snooze, fixed
-from rowmill.engine import failures as engine_failures
-from rowmill.engine.failures import FailureLog
+from rowmill.engine import failure_log as engine_failures
+from rowmill.engine.failure_log import FailureLog
 from rowmill.errors import Busy
 from rowmill.events import Events
-from rowmill.fingerprint import fingerprint, shape
-from rowmill.store import Database, schema
-from rowmill.store import failures as store_failures
-from rowmill.store.failures import Failure, Failures
-from rowmill.store.families import errors
-from rowmill.store.inspect import view_lane
+from rowmill.store import Database
+from rowmill.store.inspect.failure_families import errors
+from rowmill.store.inspect.lane_view import view_lane
+from rowmill.store.own import failures as store_failures
+from rowmill.store.own import schema
+from rowmill.store.own.failures import Failure, Failures
+from rowmill.store.own.fingerprint import fingerprint, shape
 
 STATES: dict[str, Any] = {
     "ready": {"status": "queued"}, "running": {"status": "running"}, "done": {"status": "done"},

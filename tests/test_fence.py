@@ -13,11 +13,11 @@ import pytest
 
 from databases import Db
 from rowmill import Cancel, Claim, Dead, Mill, Retry, Snooze
+from rowmill.declare.outcome import Release
 from rowmill.engine.execute import decide
-from rowmill.outcome import Release
 from rowmill.store import LaneStore
-from rowmill.store.fleet import Fleet
-from rowmill.store.statements import Statements
+from rowmill.store.lane.statements import Statements
+from rowmill.store.own.workers import WorkersTable
 from rowmill.testing import Kit
 from rows import empty, whole
 
@@ -71,7 +71,7 @@ async def taken_over(mill: Mill, successor: str) -> AsyncIterator[tuple[Kit, Cla
     async with Kit(mill, worker_id="zombie") as a, Kit(mill, worker_id=successor) as b:
         store = await b.store()
         if store.needs_fleet:
-            await Fleet(store.database).ensure()  # and nobody registers: no sign of life at all
+            await WorkersTable(store.database).ensure()  # and nobody registers: no sign of life at all
         (late,) = await a.claim()
         a.advance(td(minutes=2))
         assert [s.id for s in await b.sweep()] == [1]

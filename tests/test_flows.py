@@ -229,7 +229,7 @@ async def test_a_job_made_ready_before_its_time_waits_on_for_the_children_it_has
 
 
 async def test_children_are_kept_until_their_parent_has_looked_at_them(mill: Mill, db: Db) -> None:
-    from rowmill.store.jobs import Jobs
+    from rowmill.store.jobs.job_rows import Jobs
 
     @mill.task(keep=td(0))
     async def part(n: int) -> int:

@@ -14,8 +14,8 @@ import pytest
 import systems
 from databases import Db, Row
 from rowmill import Dead, Mill, Retry, exponential, fixed
+from rowmill.declare.outcome import Release
 from rowmill.errors import DeclarationError
-from rowmill.outcome import Release
 from rowmill.testing import Kit
 from rows import LEEWAY, changed, empty
 from sqlworker import install_now, installed

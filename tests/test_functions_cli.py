@@ -11,9 +11,9 @@ import systems
 from command import Command
 from databases import Db
 from rowmill import Mill
-from rowmill.claim import Settlement
-from rowmill.store.inspect import view_lane
-from rowmill.store.texts import commented, texts
+from rowmill.store.inspect.lane_view import view_lane
+from rowmill.store.inspect.sql_listing import commented, texts
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 
 

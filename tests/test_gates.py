@@ -12,7 +12,7 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Breaker, Concurrency, Dead, Mill, Rate, Retry, Snooze
-from rowmill.outcome import Release
+from rowmill.declare.outcome import Release
 from rowmill.testing import Kit
 
 SHAPES: dict[str, Any] = {

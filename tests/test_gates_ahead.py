@@ -14,11 +14,11 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Concurrency, Mill
-from rowmill.claim import Settlement
-from rowmill.store import stretches
-from rowmill.store.ahead import Ahead, as_array
-from rowmill.store.stretch_statements import StretchStatements
-from rowmill.store.stretches import Stretches
+from rowmill.store.gates import claim_by_range
+from rowmill.store.gates.claim_by_range import ClaimByRange
+from rowmill.store.gates.claim_by_range_sql import ClaimByRangeStatements
+from rowmill.store.gates.lookahead import Lookahead, as_array
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 from test_gates_plans import buffers
 
@@ -28,7 +28,7 @@ VERSION = " and _g.version = ((select $4::bigint[]))"
 @pytest.fixture(autouse=True)
 def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look is gone by for 250 ms, which a busy machine can take for the two claims of a test."""
-    monkeypatch.setattr(stretches, "_AHEAD_FOR", 60.0)
+    monkeypatch.setattr(claim_by_range, "_AHEAD_FOR", 60.0)
 
 
 def many_keys(db: Db, rows: int = 1) -> Mill:
@@ -41,12 +41,12 @@ def many_keys(db: Db, rows: int = 1) -> Mill:
     return mill
 
 
-async def looked_ahead(kit: Kit) -> Stretches:
+async def looked_ahead(kit: Kit) -> ClaimByRange:
     """The claim of a store that goes by a look ahead from now on, and has claimed once by it."""
     store = await kit.store()
     for _ in range(3):
         assert len(await store.claim(2)) == 2
-    assert isinstance(store.gated, Stretches)
+    assert isinstance(store.gated, ClaimByRange)
     assert store.gated._ahead is not None
     assert store.gated._ahead.used
     return store.gated
@@ -72,13 +72,13 @@ async def test_what_was_found_ahead_is_left_where_others_have_claimed_since(pg: 
 
 async def test_without_its_version_a_look_ahead_breaks_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """Issue: a test removes the version re-check and must see the limit broken."""
-    whole = StretchStatements.claim_those
+    whole = ClaimByRangeStatements.claim_those
 
-    def unsafe(self: StretchStatements) -> str:
+    def unsafe(self: ClaimByRangeStatements) -> str:
         assert VERSION in whole(self)
         return whole(self).replace(VERSION, VERSION.replace("_g.version =", "0 <>"))
 
-    monkeypatch.setattr(StretchStatements, "claim_those", unsafe)
+    monkeypatch.setattr(ClaimByRangeStatements, "claim_those", unsafe)
     assert await taken_twice(pg) > 1
 
 
@@ -144,7 +144,7 @@ async def test_small_claims_go_by_one_look(pg: Db) -> None:
 def test_a_claim_by_a_look_ahead_asks_for_every_stretch_that_its_rows_are_in() -> None:
     """C8: keys are in the order of numbers, stretches in that of their digits: 8, 9, then 10, and 5 begins one."""
     keys = ["8", "9", "10", "50", "7"]
-    ahead = Ahead([f"(0,{n})" for n in range(5)], keys, [2, 2, 1, 2, 3], ["", "5", "7"], [7, 9, 5], 0.0)
+    ahead = Lookahead([f"(0,{n})" for n in range(5)], keys, [2, 2, 1, 2, 3], ["", "5", "7"], [7, 9, 5], 0.0)
     part = ahead.next(1)
     assert (part.keys, ahead.versions_of(part)) == (["8"], (["5"], [9]))
     ahead.took(part)

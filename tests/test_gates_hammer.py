@@ -18,9 +18,9 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill
-from rowmill.claim import Settlement
-from rowmill.store.turn_statements import TurnStatements
-from rowmill.store.walk import _Claim
+from rowmill.store.gates.claim_by_key_sql import ClaimByKeyStatements
+from rowmill.store.gates.locking_claim import _Claim
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 
 KEYS, LIMIT, CLAIMERS, ENOUGH = 4, 2, 5, 500
@@ -92,15 +92,15 @@ async def test_the_hammer_sees_the_limit_broken_without_what_makes_it_exact(
     stretches goes for the very rows that he has counted: test_gates_stretches makes two meet on purpose.)
     """
     if way == "turns":
-        whole = TurnStatements.claim
+        whole = ClaimByKeyStatements.claim
 
-        def unchecked(self: TurnStatements, **options: Any) -> str:
+        def unchecked(self: ClaimByKeyStatements, **options: Any) -> str:
             text = whole(self, **options)
             assert " and _g.version = _t.version" in text
             # Between its snapshot and its lock a statement may be held up for any time: here it always is, a little.
             return text.replace(" and _g.version = _t.version", " and (select true from pg_sleep(0.005))")
 
-        monkeypatch.setattr(TurnStatements, "claim", unchecked)
+        monkeypatch.setattr(ClaimByKeyStatements, "claim", unchecked)
     else:
         hold, count = _Claim._hold, _Claim._running
 
@@ -154,5 +154,5 @@ async def test_of_two_that_make_a_keys_gate_row_one_takes(pg: Db) -> None:
 async def test_who_takes_without_having_made_the_gate_row_breaks_the_limit(
     pg: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TurnStatements, "_or_made", lambda self: " or _spot is null")
+    monkeypatch.setattr(ClaimByKeyStatements, "_or_made", lambda self: " or _spot is null")
     assert await _meets_a_key_that_another_just_made(pg) > LIMIT

@@ -12,8 +12,8 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Concurrency, Mill, Rate
-from rowmill.claim import Settlement
 from rowmill.store import LaneStore
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 
 OTHERS, KEYS = 1000, 100

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import gated
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill, Rate
-from rowmill.allowance import Ended, GateState, Window, allowance, learn, refill_delay, tokens_now
-from rowmill.gates import Adaptive, Group, Pace  # fmt: skip
+from rowmill.declare.gates import Adaptive, Group, Pace  # fmt: skip
+from rowmill.store.gates.rules import Ended, GateState, Window, allowance, learn, refill_delay, tokens_now
 from rowmill.testing import Kit
 
 SHAPES: dict[str, list[Any]] = {"turns": [], "walk": [Concurrency(10_000)]}

@@ -18,9 +18,9 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill
-from rowmill.claim import Settlement
-from rowmill.store.stretch_statements import StretchStatements
-from rowmill.store.stretches import Stretches
+from rowmill.store.gates.claim_by_range import ClaimByRange
+from rowmill.store.gates.claim_by_range_sql import ClaimByRangeStatements
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 from sqlworker import installed
 from test_gates_hammer import hammer
@@ -33,9 +33,9 @@ GATES = [Concurrency(LIMIT, by="domain")]
 
 def hold_up(monkeypatch: pytest.MonkeyPatch, who: str, without: str | None = None) -> None:
     """Let the claims of one worker stand still between their snapshot and their lock; ``without``: unsafely."""
-    whole = StretchStatements.claim
+    whole = ClaimByRangeStatements.claim
 
-    def held_up(self: StretchStatements, **options: Any) -> str:
+    def held_up(self: ClaimByRangeStatements, **options: Any) -> str:
         text, mine = whole(self, **options), "$3" if options.get("begun") else "$2"
         for part in (LOCKED, without or ""):
             assert part in text
@@ -43,7 +43,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, who: str, without: str | None = Non
         text = text.replace(without, "") if without else text
         return text.replace(LOCKED, f"{LOCKED} and {still}")
 
-    monkeypatch.setattr(StretchStatements, "claim", held_up)
+    monkeypatch.setattr(ClaimByRangeStatements, "claim", held_up)
 
 
 @asynccontextmanager
@@ -115,7 +115,7 @@ async def beginnings(kit: Kit) -> list[str]:
 def ever_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches that were made a moment ago may be made anew."""
     for name in ("IDLE", "_FEW"):
-        monkeypatch.setattr(f"rowmill.store.stretch_statements.{name}", 0.0)
+        monkeypatch.setattr(f"rowmill.store.gates.claim_by_range_sql.{name}", 0.0)
 
 
 async def cut(kit: Kit) -> list[str]:
@@ -155,9 +155,9 @@ async def test_stretches_that_are_kept_when_others_are_made_break_the_limit(
 ) -> None:
     """They are all dropped for a reason."""
     hold_up(monkeypatch, "slow")
-    monkeypatch.setattr(StretchStatements, "drop_all", lambda self: "select 1")
-    made, whole = " where exists (select 1 from _rm_made)", StretchStatements.mark_out
-    monkeypatch.setattr(StretchStatements, "mark_out", lambda self, keys: whole(self, keys).replace(made, ""))
+    monkeypatch.setattr(ClaimByRangeStatements, "drop_all", lambda self: "select 1")
+    made, whole = " where exists (select 1 from _rm_made)", ClaimByRangeStatements.mark_out
+    monkeypatch.setattr(ClaimByRangeStatements, "mark_out", lambda self, keys: whole(self, keys).replace(made, ""))
     assert await changed_between(pg, mark_anew) > LIMIT
 
 
@@ -166,17 +166,17 @@ async def test_the_limit_holds_while_stretches_are_made_anew_all_the_time(
     pg: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C8; each claim that meets another makes new ones."""
-    monkeypatch.setattr("rowmill.store.stretches._CROWDED", 0.0)
-    monkeypatch.setattr("rowmill.store.stretches._MARK_AGAIN", 0.0)
+    monkeypatch.setattr("rowmill.store.gates.claim_by_range._CROWDED", 0.0)
+    monkeypatch.setattr("rowmill.store.gates.claim_by_range._MARK_AGAIN", 0.0)
     made = 0
-    whole = Stretches._mark_out
+    whole = ClaimByRange._mark_out
 
-    def counted(self: Stretches, run: Any) -> None:
+    def counted(self: ClaimByRange, run: Any) -> None:
         nonlocal made
         made += 1
         whole(self, run)
 
-    monkeypatch.setattr(Stretches, "_mark_out", counted)
+    monkeypatch.setattr(ClaimByRange, "_mark_out", counted)
     taken, most = await hammer(pg, GATES, rounds=3000, seconds=10)
     assert taken > 500
     assert most == LIMIT
@@ -398,9 +398,11 @@ async def test_a_stretch_that_was_cut_is_not_gone_by(pg: Db, monkeypatch: pytest
 @pytest.mark.usefixtures("ever_old")
 async def test_a_cut_without_a_bump_breaks_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_up(monkeypatch, "slow")
-    whole = StretchStatements.cut
+    whole = ClaimByRangeStatements.cut
     monkeypatch.setattr(
-        StretchStatements, "cut", lambda self: whole(self).replace("version = _g.version + 1,", "version = _g.version,")
+        ClaimByRangeStatements,
+        "cut",
+        lambda self: whole(self).replace("version = _g.version + 1,", "version = _g.version,"),
     )
     assert await changed_between(pg, cut) > LIMIT
 

@@ -12,12 +12,13 @@ import farm
 from databases import Db
 from rowmill import Mill
 from rowmill.errors import Busy, DeclarationError
-from rowmill.store import Database, glance, pages
-from rowmill.store.glance import Count, Glancer
-from rowmill.store.health import examine
-from rowmill.store.inspect import LaneView, view_lane
-from rowmill.store.operate import Operator, Selection
-from rowmill.store.pages import Filter, Wanted, page
+from rowmill.ops.row_actions import Operator, Selection
+from rowmill.store import Database
+from rowmill.store.inspect import pages, quick_counts
+from rowmill.store.inspect.health import examine
+from rowmill.store.inspect.lane_view import LaneView, view_lane
+from rowmill.store.inspect.pages import Filter, Wanted, page
+from rowmill.store.inspect.quick_counts import Count, QuickCounter
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def fill(db: Db, *states: tuple[str, int]) -> None:
 
 async def test_small_counts_are_exact_and_a_state_the_lane_lacks_is_none(db: Db, view: LaneView) -> None:
     fill(db, ("queued", 3), ("done", 5), ("dead", 1))
-    found = await Glancer(view).look()
+    found = await QuickCounter(view).look()
     exact = {state: count.number for state, count in found.counts.items() if count.how == "exact"}
     assert exact == {"ready": 3, "waiting": 0, "running": 0, "done": 5, "dead": 1, "stuck": 0}
     assert found["canceled"] == Count(None, "none")
@@ -61,9 +62,9 @@ async def test_large_counts_are_marked_as_what_they_are(
     db: Db, view: LaneView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Estimates are marked as such; counting stops at a bound; exact on request."""
-    monkeypatch.setattr(glance, "BOUND", 100)
+    monkeypatch.setattr(quick_counts, "BOUND", 100)
     fill(db, ("queued", 5), ("done", 900))
-    glancer = Glancer(view)
+    glancer = QuickCounter(view)
     found = await glancer.look()
     assert found["ready"] == Count(5, "exact")
     expected = Count(900, "estimate") if db.dialect == "postgresql" else Count(100, "at_least")
@@ -78,13 +79,13 @@ async def test_statistics_that_are_older_than_the_rows_are_not_believed(
     pg.execute("alter table jobs set (autovacuum_enabled = off)")
     fill(pg, ("done", 50))
     pg.execute("insert into jobs (status) select 'queued' from generate_series(1, 500)")
-    monkeypatch.setattr(glance, "BOUND", 100)
+    monkeypatch.setattr(quick_counts, "BOUND", 100)
     mill = Mill(pg.url)
     mill.lane("jobs", name="jobs", ready={"status": "queued"}, running={"status": "running"}, done={"status": "done"})(
         lambda job: None
     )
     database = Database.open(pg.url)
-    found = await Glancer(await view_lane(mill.lanes["jobs"], "default", database, mill.clock)).look()
+    found = await QuickCounter(await view_lane(mill.lanes["jobs"], "default", database, mill.clock)).look()
     assert found["ready"] == Count(100, "at_least")
     await database.close()
 
@@ -103,7 +104,7 @@ async def test_a_count_over_its_time_is_given_up_and_not_tried_again_at_once(
         return await ask(self, text, *rest, **more)
 
     monkeypatch.setattr(LaneView, "ask", slow)
-    glancer = Glancer(view)
+    glancer = QuickCounter(view)
     found = await glancer.look()
     assert found["ready"] == Count(2, "exact")
     assert found["done"].how in ("estimate", "unknown")
@@ -210,7 +211,7 @@ async def test_health_finds_the_oldest_transaction_and_says_how_to_end_it(pg: Db
 
 
 async def test_an_old_transaction_is_worse_than_a_young_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rowmill.store import health
+    from rowmill.store.inspect import health
 
     def run(text: str, _: Any) -> list[Any]:
         return [] if "prepared" in text else [(7, "report", "idle in transaction", 3600.0)]

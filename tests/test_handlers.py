@@ -11,7 +11,7 @@ import pytest
 
 from databases import Db
 from rowmill.store import Database
-from rowmill.store.handlers import Lite
+from rowmill.store.handler_connections import SqliteHandlerConnection
 from test_attacks import until
 
 
@@ -61,9 +61,9 @@ def test_a_loop_that_is_closed_under_a_statement_ends_no_thread_with_a_traceback
     monkeypatch.setattr(threading, "excepthook", said.append)
     may_answer = threading.Event()
 
-    async def leave() -> Lite:
+    async def leave() -> SqliteHandlerConnection:
         path = lite.url.removeprefix("sqlite:///")
-        connection = Lite(lambda: sqlite3.connect(path, check_same_thread=False))
+        connection = SqliteHandlerConnection(lambda: sqlite3.connect(path, check_same_thread=False))
         await connection
         await connection.create_function("waits", 0, lambda: int(may_answer.wait(10)))
         asking = asyncio.ensure_future(connection.execute_fetchall("select waits()"))

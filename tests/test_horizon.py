@@ -9,8 +9,9 @@ import pytest
 
 from databases import Db
 from rowmill import Mill
-from rowmill.store import LaneStore, horizon
-from rowmill.store.horizon import Horizon
+from rowmill.store import LaneStore
+from rowmill.store.lane import claim_start
+from rowmill.store.lane.claim_start import ClaimStart
 from rowmill.testing import Kit
 from rows import empty
 
@@ -19,7 +20,7 @@ class Claims:
     """Claims as a horizon hears of them, a tenth of a second apart, each as dear as it says."""
 
     def __init__(self) -> None:
-        self.horizon, self.now, self.place = Horizon(), 100.0, 0
+        self.horizon, self.now, self.place = ClaimStart(), 100.0, 0
 
     def begins(self) -> Any:
         return self.horizon.bound(self.now)
@@ -32,19 +33,19 @@ class Claims:
         self.now += 0.1
 
     def far(self) -> None:
-        for _ in range(horizon._FAR // 500):
+        for _ in range(claim_start._FAR // 500):
             self.claim()
 
 
 def test_claims_begin_at_the_head_until_much_has_been_taken() -> None:
     """DESIGN, speed: a remembered lower bound, where it is worth something."""
     claims = Claims()
-    for _ in range(horizon._FAR // 500 - 1):
+    for _ in range(claim_start._FAR // 500 - 1):
         assert claims.begins() is None
         claims.claim()
     assert claims.begins() is None
     claims.claim()
-    assert claims.begins() == (horizon._FAR,)
+    assert claims.begins() == (claim_start._FAR,)
 
 
 def test_far_on_the_head_is_looked_at_four_times_a_second_and_what_stands_there_goes_first() -> None:
@@ -79,10 +80,10 @@ def test_a_short_claim_far_on_is_made_again_at_once_from_the_head() -> None:
 def test_behind_a_long_transaction_a_short_claim_proves_nothing_for_a_while() -> None:
     """techniques, 4: claims from the head take a tenth of the time at most."""
     claims = Claims()
-    for _ in range(horizon._DEAR_IN_A_ROW):
+    for _ in range(claim_start._DEAR_IN_A_ROW):
         assert claims.begins() is None
         claims.claim(full=False, took=0.5, count=10)
-    assert claims.begins() == (10 * horizon._DEAR_IN_A_ROW,)
+    assert claims.begins() == (10 * claim_start._DEAR_IN_A_ROW,)
     claims.claim(full=False, count=10)
     assert claims.horizon.look_again == pytest.approx(100.2 + 0.5 + 5.0)
     claims.now = claims.horizon.look_again
@@ -97,7 +98,7 @@ def test_a_place_that_cannot_be_compared_is_no_bound() -> None:
     claims = Claims()
     claims.far()
     claims.claim(last=(None,))
-    assert claims.begins() == (horizon._FAR,)
+    assert claims.begins() == (claim_start._FAR,)
 
 
 async def test_urgent_rows_that_come_into_a_long_backlog_go_first(
@@ -106,8 +107,8 @@ async def test_urgent_rows_that_come_into_a_long_backlog_go_first(
     """A3, X1: far on in a backlog, more urgent rows than one claim takes come in below the bound: the next claim from
     the head finds the first of them, and those after it the others, in order.
     """
-    monkeypatch.setattr(horizon, "_FAR", 20)
-    monkeypatch.setattr(horizon, "_AGAIN_FAR", 3600.0)
+    monkeypatch.setattr(claim_start, "_FAR", 20)
+    monkeypatch.setattr(claim_start, "_AGAIN_FAR", 3600.0)
     db = empty(request, tmp_path, "postgresql")
     mill = await _prepared(db)
     for number in range(60):
@@ -119,10 +120,10 @@ async def test_urgent_rows_that_come_into_a_long_backlog_go_first(
         for number in range(100, 125):
             await mill.tasks["late"].enqueue(number, priority=-1)
         assert await _numbers(store, 10) == list(range(20, 30))  # from the bound: the urgent ones are not seen
-        monkeypatch.setattr(horizon, "_AGAIN_FAR", 0.0)
-        monkeypatch.setattr(horizon, "_AGAIN_SHARE", 0.0)
+        monkeypatch.setattr(claim_start, "_AGAIN_FAR", 0.0)
+        monkeypatch.setattr(claim_start, "_AGAIN_SHARE", 0.0)
         assert await _numbers(store, 10) == list(range(100, 110))
-        monkeypatch.setattr(horizon, "_AGAIN_FAR", 3600.0)
+        monkeypatch.setattr(claim_start, "_AGAIN_FAR", 3600.0)
         found = [await _numbers(store, 10) for _ in range(5)]
     await mill.close()
     assert found == [

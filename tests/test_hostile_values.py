@@ -15,10 +15,11 @@ import gated
 from databases import Db
 from rowmill import Dead, Job, Mill, Retry, WrongArguments
 from rowmill.engine.execute import decide
-from rowmill.store import Database, literals
-from rowmill.store.gate_rows import GateRows
-from rowmill.store.jobs import listed
-from rowmill.store.texts import commented, one_line
+from rowmill.store import Database
+from rowmill.store.gates.gate_rows import GateRows
+from rowmill.store.inspect.sql_listing import commented, one_line
+from rowmill.store.jobs.job_rows import listed
+from rowmill.store.lane import sql_literals
 from rowmill.testing import Kit
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -210,20 +211,20 @@ def test_a_text_in_a_comment_cannot_end_its_line(text: str) -> None:
 def test_a_literal_is_read_back_from_sql_text_as_it_was(value: str, other: str) -> None:
     """Issue, SQL rendering: defaults, check constraints and predicates, from whatever a schema has in them."""
     quoted = ["'" + text.replace("'", "''") + "'" for text in (value, other)]
-    assert literals.plain_default(f"{quoted[0]}::character varying", "text") == value
-    assert literals.allowed_by_check(f"status in ({', '.join(quoted)})", "status", ["id"], "text") == tuple(
+    assert sql_literals.plain_default(f"{quoted[0]}::character varying", "text") == value
+    assert sql_literals.allowed_by_check(f"status in ({', '.join(quoted)})", "status", ["id"], "text") == tuple(
         dict.fromkeys([value, other])
     )
-    assert literals.literals_of(f"(status = {quoted[0]})", "status", ["id"], "text") == (value,)
+    assert sql_literals.literals_of(f"(status = {quoted[0]})", "status", ["id"], "text") == (value,)
 
 
 @MANY
 @given(st.text(), st.sampled_from(["text", "int", "bool"]))
 def test_no_schema_text_upsets_its_reader(text: str, kind: str) -> None:
-    literals.plain_default(text, kind)
-    literals.allowed_by_check(text, "status", ["id"], kind)
-    literals.literals_of(text, "status", ["id"], kind)
-    literals.comment_meanings(text, kind)
+    sql_literals.plain_default(text, kind)
+    sql_literals.allowed_by_check(text, "status", ["id"], kind)
+    sql_literals.literals_of(text, "status", ["id"], kind)
+    sql_literals.comment_meanings(text, kind)
 
 
 def test_the_address_of_no_database_is_run(tmp_path: Any) -> None:

@@ -12,17 +12,17 @@ import pytest
 
 from databases import Db
 from interleaving import prepared
-from rowmill.claim import Swept
 from rowmill.prove import shapes
 from rowmill.prove.interleave import Interleaver
-from rowmill.prove.made import Made
-from rowmill.prove.points import Actor
+from rowmill.prove.sample_rows import SampleRows
+from rowmill.prove.schedules import Actor
 from rowmill.prove.stepped_sqlite import SteppedSqlite
-from rowmill.store import walk
-from rowmill.store.postgres_statements import PostgresStatements
-from rowmill.store.sqlite import SqliteLane
-from rowmill.store.statements import Statements
-from rowmill.store.turn_statements import TurnStatements
+from rowmill.store.gates import locking_claim
+from rowmill.store.gates.claim_by_key_sql import ClaimByKeyStatements
+from rowmill.store.lane.claim import Swept
+from rowmill.store.lane.postgres_statements import PostgresStatements
+from rowmill.store.lane.sqlite import SqliteLane
+from rowmill.store.lane.statements import Statements
 
 pytestmark = pytest.mark.no_pooler("schedules stop each statement on a session of their own")
 #: Seconds for one shape on one database; the long form is ``make interleave``.
@@ -136,18 +136,18 @@ async def test_a_gate_without_its_version_or_its_lock_is_caught_on_postgresql(
     pg: Db, monkeypatch: pytest.MonkeyPatch, removed: str
 ) -> None:
     """C8: a claim that counted before another one took, or while it did, would take, too."""
-    whole = TurnStatements.claim
+    whole = ClaimByKeyStatements.claim
 
-    def careless(self: TurnStatements, **options: Any) -> str:
+    def careless(self: ClaimByKeyStatements, **options: Any) -> str:
         text = whole(self, **options)
         assert removed in text
         return text.replace(removed, "")
 
-    monkeypatch.setattr(TurnStatements, "claim", careless)
-    await caught(pg, "turned", "its limit is 1", made=Made(keys=1), faults=False)
+    monkeypatch.setattr(ClaimByKeyStatements, "claim", careless)
+    await caught(pg, "turned", "its limit is 1", made=SampleRows(keys=1), faults=False)
 
 
 async def test_a_gate_that_does_not_count_is_caught_on_sqlite(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """C8: there one writer at a time is the lock; what it counts is the gate."""
-    monkeypatch.setattr(walk._Claim, "_running", lambda *_: {})
+    monkeypatch.setattr(locking_claim._Claim, "_running", lambda *_: {})
     await caught(lite, "gated", "its limit is 1")

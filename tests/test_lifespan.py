@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from databases import Db
 from rowmill import DeclarationError, Job, Mill
-from rowmill.engine.lifespan import Lifespan
+from rowmill.engine.hosting.lifespan import Lifespan
 from rowmill.engine.worker import Worker
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rowmill.errors import DatabaseError
-from rowmill.store import Database, line
+from rowmill.store import Database, sqlite_file
 
 
 async def test_a_write_waits_for_the_lock_and_finds_it_free(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ async def test_a_write_that_waited_for_long_enough_says_so_and_the_next_one_is_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bad luck gets a clear error and loses nothing: not even the patience of the statements behind it."""
-    monkeypatch.setattr(line, "LOCK_WAIT", 0.3)
+    monkeypatch.setattr(sqlite_file, "LOCK_WAIT", 0.3)
     path = tmp_path / "jobs.db"
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("pragma journal_mode = wal")

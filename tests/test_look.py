@@ -14,7 +14,7 @@ import pytest
 import systems
 from command import COMPOSITE, NOWHERE, Command, ago, counts, create_parts, fill_enrichment
 from databases import Db
-from rowmill.store import inspect as inspect_module
+from rowmill.store.inspect import lane_view as inspect_module
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_counts_stop_at_a_bound_and_say_so(db: Db, command: Command, monkeypatch
     systems.insert_ocr(db, 10)
     monkeypatch.setattr(inspect_module, "MOST", 10)
     monkeypatch.setattr("rowmill.cli.show.MOST", 10)
-    monkeypatch.setattr("rowmill.store.values.MOST", 10)
+    monkeypatch.setattr("rowmill.store.inspect.json_values.MOST", 10)
     command.app(db.url, "extraction")
     (lane,) = command.json("status")["lanes"]
     assert (lane["counts"]["ready"], lane["counts"]["done"], lane["at_least"]) == (10, 10, ["ready"])

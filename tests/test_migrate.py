@@ -21,8 +21,9 @@ import systems
 from command import Command
 from databases import Db, _loop, _wait
 from farm import eventually
-from rowmill.store import Database, schema
-from rowmill.store.ledger import Ledger
+from rowmill.store import Database
+from rowmill.store.own import schema
+from rowmill.store.own.ddl_ledger import Ledger
 
 pytestmark = pytest.mark.no_pooler(
     "migrate builds indexes, and asks for the direct address: a pooler cuts what it does in pieces"

@@ -13,8 +13,9 @@ from databases import Db
 from rowmill import Cancel, Dead, Mill, Snooze, fixed
 from rowmill.clock import Clock
 from rowmill.errors import Busy
-from rowmill.store import Database, schema
-from rowmill.store.minutes import Minutes
+from rowmill.store import Database
+from rowmill.store.own import schema
+from rowmill.store.own.minutes import Minutes
 
 
 def mill_over(db: Db, handler: Any, **options: Any) -> Mill:
@@ -76,7 +77,7 @@ async def test_counts_that_could_not_be_written_are_written_later(lite: Db, monk
         await added(self, counts)
 
     monkeypatch.setattr(Minutes, "add", refuse_first)
-    monkeypatch.setattr("rowmill.engine.minutes._EVERY", 0.05)
+    monkeypatch.setattr("rowmill.engine.throughput._EVERY", 0.05)
 
     async def work(job: Any) -> None:
         await asyncio.sleep(0.3 if job["note"] == "slow" else 0)

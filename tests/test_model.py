@@ -25,9 +25,9 @@ from model import FINAL, End, Oracle
 from model_ground import ENDS, SETUPS, SITES, Ground, Hold, WrongClock, all_of, hours, picked
 from rowmill import Claim, Dead
 from rowmill.engine.execute import decide
-from rowmill.store.inspect import view_lane
-from rowmill.store.operate import Operator, Selection
-from rowmill.store.pauses import Target, pause, resume
+from rowmill.ops.row_actions import Operator, Selection
+from rowmill.store.gates.pauses import Target, pause, resume
+from rowmill.store.inspect.lane_view import view_lane
 from rowmill.testing import Kit
 
 #: The long form: ``make prove-model``, or as many examples as ROWMILL_MODEL says.

@@ -28,6 +28,6 @@ def test_every_mutation_fits_its_source_exactly_once(mutation: Mutation, package
 
 def test_a_mutation_that_does_not_fit_is_told_loudly(package: Path) -> None:
     with pytest.raises(SystemExit, match="stands 0 times"):
-        Mutation("gone", "claim.py", (("no such text", ""),), ()).apply(package)
+        Mutation("gone", "store/lane/claim.py", (("no such text", ""),), ()).apply(package)
     with pytest.raises(SystemExit, match="no mutation"):
         chosen(["nothing like it"])

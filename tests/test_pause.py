@@ -20,8 +20,8 @@ import systems
 from command import Command, counts
 from databases import Db
 from rowmill import Concurrency, Event, Mill
-from rowmill.claim import Settlement
-from rowmill.store import pauses
+from rowmill.store.gates import pauses
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 
 GATED = (

@@ -16,8 +16,9 @@ import pooler
 from databases import Db, Server
 from farm import Farm
 from rowmill import Unreachable
-from rowmill.store import Database, schema
+from rowmill.store import Database
 from rowmill.store.database import Postgres, Run, runner
+from rowmill.store.own import schema
 
 NAMED = "select count(*) from pg_prepared_statements"
 

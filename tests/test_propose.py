@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill import NOW, vocabulary
+from rowmill import NOW
+from rowmill.adopt import vocabulary
+from rowmill.adopt.column_kinds import understood
+from rowmill.adopt.proposal import Proposal
+from rowmill.adopt.propose import lane_name, propose
+from rowmill.adopt.table_facts import Column, TableFacts
+from rowmill.declare.lane import declare
 from rowmill.errors import DeclarationError
-from rowmill.facts import Column, Facts
-from rowmill.lane import declare
-from rowmill.proposal import Proposal
-from rowmill.propose import lane_name, propose
-from rowmill.store.kinds import understood
-from rowmill.store.literals import allowed_by_check, comment_meanings, literals_of, plain_default
+from rowmill.store.lane.sql_literals import allowed_by_check, comment_meanings, literals_of, plain_default
 
 
-def table(*columns: Column, **facts: Any) -> Facts:
+def table(*columns: Column, **facts: Any) -> TableFacts:
     key = Column(name="id", kind="int", nullable=False)
-    return Facts(**{"dialect": "postgresql", "schema": None, "name": "t", "key": ("id",), "rows": 10} | facts,
+    return TableFacts(**{"dialect": "postgresql", "schema": None, "name": "t", "key": ("id",), "rows": 10} | facts,
                  columns=(key, *columns))  # fmt: skip
 
 

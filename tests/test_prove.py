@@ -10,9 +10,9 @@ import pytest
 
 from command import Command
 from databases import Db
+from rowmill.migrate.schema_copy import without_foreign_keys
 from rowmill.prove.interleave import Interleaver
-from rowmill.store.schema_copy import without_foreign_keys
-from rowmill.store.statements import Statements
+from rowmill.store.lane.statements import Statements
 
 pytestmark = pytest.mark.no_pooler("a trial needs sessions of its own, and says so")
 

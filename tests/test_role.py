@@ -16,7 +16,7 @@ from command import Command
 from databases import Db
 from farm import JOBS
 from rowmill import Breaker, Cancel, Concurrency, Dead, DeclarationError, Job, Mill, Rate, Retry, Snooze, fixed
-from rowmill.outcome import Release
+from rowmill.declare.outcome import Release
 from rowmill.testing import Kit
 
 ROLE = "lowly worker"

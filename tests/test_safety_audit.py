@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 import web
 from databases import Db
-from rowmill.store import families
-from rowmill.store.operate import STEP, Operator
+from rowmill.ops.row_actions import STEP, Operator
+from rowmill.store.inspect import failure_families
 from rowmill.web import api
 
 API = "/api/v1"
@@ -36,7 +36,7 @@ def client(site: Db) -> Iterator[TestClient]:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("retry", {"state": "dead"}), ("errors/retry", {"error": families.fingerprint("boom")})],
+    [("retry", {"state": "dead"}), ("errors/retry", {"error": failure_families.fingerprint("boom")})],
     ids=["rows", "family"],
 )
 def test_an_action_that_is_cut_off_is_in_the_audit_log(

@@ -137,7 +137,7 @@ def test_under_a_supervisor_rows_that_had_not_started_are_not_counted(
 def test_every_process_gives_a_row_the_same_mark() -> None:
     """What one process wrote down before it died, the next one reads."""
     code = (
-        "import uuid; from rowmill.engine.flight import mark;"
+        "import uuid; from rowmill.engine.running_marks import mark;"
         "print([mark(k, 5) for k in [(7,), (-7,), (uuid.UUID(int=3**70),), ('a',), ('a', 1), (b'x',)]])"
     )
     said = {

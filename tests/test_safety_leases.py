@@ -13,7 +13,7 @@ import pytest
 import systems
 from databases import Db
 from rowmill import Mill
-from rowmill.store.fleet import Fleet, WorkerState
+from rowmill.store.own.workers import WorkersTable, WorkerState
 from rowmill.testing import Kit
 from test_worker import until, working
 
@@ -180,7 +180,7 @@ async def test_rows_of_a_worker_that_died_are_taken_back_by_its_own_lease(db: Db
     table(db, "worker text", "claimed_at $time")
     mill.lane("jobs", name="jobs", lease=td(milliseconds=100), **STATES)(handle)
     await mill.prepare()
-    fleet = Fleet(dict(mill.databases())[next(iter(mill.environments))])
+    fleet = WorkersTable(dict(mill.databases())[next(iter(mill.environments))])
     try:
         old = WorkerState("old", "1", "elsewhere", 1, ["jobs"], "", leases={"jobs": (600.0, 300.0)})
         assert await fleet.register(old) is None

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 import web
 from databases import Db
 from rowmill import Mill
-from rowmill.store.inspect import LaneView
+from rowmill.store.inspect.lane_view import LaneView
 
 API = "/api/v1"
 LANE = f"{API}/environments/default/lanes/fetch"

@@ -12,8 +12,9 @@ from command import Command
 from databases import Db
 from rowmill import IS_NULL, NOT_NULL, NOW, DeclarationError, Mill
 from rowmill.clock import Clock
-from rowmill.store import Database, bind, ddl
-from rowmill.store.inspect import LaneView, view_lane
+from rowmill.migrate import ddl
+from rowmill.store import Database, bind
+from rowmill.store.inspect.lane_view import LaneView, view_lane
 
 STATES: dict[str, Any] = {"ready": {"status": "new"}, "running": {"status": "busy"}, "dead": {"status": "dead"}}
 

@@ -11,7 +11,7 @@ import pytest
 from command import Command
 from databases import Db
 from rowmill import Concurrency, Mill, RowmillError
-from rowmill.inquiry import why
+from rowmill.ops.questions import why
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
 TRIGGER = {

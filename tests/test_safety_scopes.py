@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 import command
 import web
 from databases import Db
-from rowmill.store.access import SCOPES
+from rowmill.store.own.access import SCOPES
 from rowmill.web import access, pages
 from rowmill.web.api import BASE
 from rowmill.web.app import templates

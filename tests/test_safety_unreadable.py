@@ -8,8 +8,8 @@ import pytest
 
 from databases import Db
 from rowmill import Concurrency, Mill, Rate
-from rowmill.inquiry import why
-from rowmill.store.inspect import view_lane
+from rowmill.ops.questions import why
+from rowmill.store.inspect.lane_view import view_lane
 from rowmill.testing import Kit
 
 #: A column's type, and a value of it that no Python type takes.

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from databases import Db
-from rowmill.store import Database, schema
-from rowmill.store.fleet import Fleet
+from rowmill.store import Database
+from rowmill.store.own import schema
+from rowmill.store.own.workers import WorkersTable
 
 
 async def own_tables(database: Database) -> set[str]:
@@ -38,7 +39,7 @@ async def test_a_workers_table_from_before_the_steps_is_kept(db: Db) -> None:
         "insert into rowmill_workers (id, incarnation, host, pid, lanes, started_at, seen_at, state)"
         " values ('old', 'a', 'h', 1, '[]', current_timestamp, current_timestamp, 'stopped')"
     )
-    await Fleet(database).ensure()
+    await WorkersTable(database).ensure()
     assert db.value("select id from rowmill_workers") == "old"
     assert db.value("select count(*) from rowmill_schema") == len(schema.STEPS)
     await database.close()

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.fingerprint import fingerprint, shape
 from rowmill.scrub import scrubbed, scrubbed_value
+from rowmill.store.own.fingerprint import fingerprint, shape
 
 LEAKS = {
     "GET https://shop.example/cart?user=42&sid=abc failed": ["user=42", "sid", "abc"],

@@ -21,7 +21,7 @@ import web
 from command import Command
 from databases import Db
 from rowmill import Mill, RowmillError, configure_logs
-from rowmill.cli.sketch import secret
+from rowmill.adopt.lane_file import secret
 from rowmill.events import logger
 from rowmill.scrub import scrubbed
 from rowmill.store import Database, redact

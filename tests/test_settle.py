@@ -14,10 +14,10 @@ import pytest
 
 from databases import Db
 from rowmill import Busy, Cancel, Claim, Dead, Mill, Retry, Snooze, Unreachable
-from rowmill.claim import Report
+from rowmill.declare.outcome import Release
 from rowmill.engine.execute import decide
-from rowmill.outcome import Release
-from rowmill.store import LaneStore, line
+from rowmill.store import LaneStore, sqlite_file
+from rowmill.store.lane.claim import Report
 from rowmill.testing import Kit
 from rows import changed, empty, having, whole
 
@@ -254,7 +254,7 @@ async def test_a_database_that_is_busy_has_written_nothing_and_takes_the_batch_l
     lite: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X2: Busy says that nothing was written."""
-    monkeypatch.setattr(line, "LOCK_WAIT", 0.05)
+    monkeypatch.setattr(sqlite_file, "LOCK_WAIT", 0.05)
     async with Kit(mill_of(lite, 2)) as kit:
         store = await kit.store()
         claims = await kit.claim(count=2)

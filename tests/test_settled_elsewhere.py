@@ -10,8 +10,8 @@ import pytest
 
 from databases import Db
 from rowmill import Mill, RowmillError
-from rowmill.lookout import Lookout
-from rowmill.store.operate import Operator, Selection
+from rowmill.ops.environments import LaneDirectory
+from rowmill.ops.row_actions import Operator, Selection
 from rowmill.testing import Kit
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
@@ -102,7 +102,7 @@ async def test_a_row_that_may_not_go_back_and_so_ends_is_told_to_the_hook(db: Db
 
 
 async def canceled(mill: Mill, states: tuple[str, ...]) -> list[Any]:
-    async with Lookout(mill) as lookout:
+    async with LaneDirectory(mill) as lookout:
         view = await lookout.view(*lookout.databases[0], lookout.lanes[0])
         return [key async for step in Operator(view).cancel(Selection(states), "by hand") for key in step]
 

@@ -29,7 +29,7 @@ from rowmill import (
     WrongArguments,
     fixed,
 )
-from rowmill.claim import Settlement
+from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 
 td = timedelta
@@ -533,10 +533,10 @@ async def test_ready_and_running_jobs_are_canceled(mill: Mill, db: Db) -> None:
 
 
 async def test_ended_jobs_are_kept_by_age_and_count_and_pruned_in_steps(mill: Mill, db: Db, monkeypatch: Any) -> None:
-    from rowmill.engine.follow import Follow
-    from rowmill.store import jobs
+    from rowmill.engine.joins import Joins
+    from rowmill.store.jobs import job_rows
 
-    monkeypatch.setattr(jobs, "PRUNE", 7)
+    monkeypatch.setattr(job_rows, "PRUNE", 7)
 
     @mill.task(keep=td(hours=1))
     async def aged() -> None: ...
@@ -554,7 +554,7 @@ async def test_ended_jobs_are_kept_by_age_and_count_and_pruned_in_steps(mill: Mi
     await failing.enqueue_many([{"fail": True}, {"fail": False}])
     await mill.worker(drain=True).run()
     database = (await mill._desk.counter()).database
-    follow = Follow(database, mill.clock, mill.events, lambda: None)
+    follow = Joins(database, mill.clock, mill.events, lambda: None)
     tasks = list(mill.tasks.values())
 
     def left() -> dict[str, int]:

@@ -15,9 +15,9 @@ import pytest
 
 from databases import Db, Server
 from rowmill import DeclarationError, Job, Keep, Key, Mill, RowmillError, WrongArguments
-from rowmill.engine.counter import Counter
-from rowmill.engine.scheduler import Scheduler
-from rowmill.schedule import Cron
+from rowmill.client.connection import EnvironmentConnection
+from rowmill.declare.cron import Cron
+from rowmill.engine.cron_scheduler import Scheduler
 from rowmill.testing import Kit
 
 td = timedelta
@@ -217,7 +217,7 @@ async def test_who_asks_while_a_watch_ends_is_watched_for(lite: Db, monkeypatch:
         return 1
 
     first, second = await work.enqueue(), await work.enqueue()
-    counter: Counter = await mill._desk.counter()
+    counter: EnvironmentConnection = await mill._desk.counter()
     ending, going_on = asyncio.Event(), asyncio.Event()
 
     async def slow_to_end(*_: Any, **__: Any) -> None:
@@ -227,7 +227,7 @@ async def test_who_asks_while_a_watch_ends_is_watched_for(lite: Db, monkeypatch:
             ending.set()
             await going_on.wait()
 
-    monkeypatch.setattr("rowmill.engine.counter.listen", slow_to_end)
+    monkeypatch.setattr("rowmill.client.connection.listen", slow_to_end)
     waiting = asyncio.create_task(counter.ended(first.id))
     lite.execute("update rowmill_jobs set state = 'done', finished_at = created_at where id = ?", first.id)
     await asyncio.wait_for(waiting, 10)

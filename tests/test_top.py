@@ -17,8 +17,9 @@ import pytest
 
 from command import NOWHERE, Command, fill_enrichment, register
 from databases import Db
-from rowmill.store import Database, schema
-from rowmill.store.failures import Failure, Failures
+from rowmill.store import Database
+from rowmill.store.own import schema
+from rowmill.store.own.failures import Failure, Failures
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ import gated
 from command import COMPOSITE, Command, ago, create_parts, register
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill, Rate, Snooze
-from rowmill.reasons import Answer, why
-from rowmill.store.inspect import view_lane
-from rowmill.store.why import inquire
+from rowmill.store.inspect.lane_view import view_lane
+from rowmill.store.inspect.why import inquire
+from rowmill.store.inspect.why_rules import WhyAnswer, why
 from rowmill.testing import Kit
 
 HEAD = (
@@ -603,7 +603,7 @@ def test_why_never_disagrees_with_the_claim(row: Row, shape: str) -> None:
     db.insert("rowmill_gates", states, key="key")
     waiting = [found["id"] for found in db.query("select id from pages where status = 'queued' order by id")]
 
-    async def work(kit: Kit) -> tuple[dict[int, Answer], set[int]]:
+    async def work(kit: Kit) -> tuple[dict[int, WhyAnswer], set[int]]:
         ((name, database),) = kit.mill.databases()
         view = await view_lane(kit.mill.lanes["crawl"], name, database, kit.mill.clock)
         answers = {key: why(await (await inquire(view, (key,))).facts([], [])) for key in waiting}

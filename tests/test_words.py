@@ -18,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rowmill
-from rowmill import exponential, fixed, roles, states
+from rowmill import exponential, fixed
+from rowmill.declare import roles, states
+from rowmill.declare.retry import classify, retry_after
 from rowmill.errors import RowmillError, did_you_mean
 from rowmill.plural import counted
-from rowmill.retry import classify, retry_after
 from rowmill.store import bounded, redact
 
 # -- states

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 
-from rowmill.store.statements import Statements
+from rowmill.store.lane.statements import Statements
 
 Statements.fence = lambda self, row, time, attempts, worker: "true"  # type: ignore[method-assign]
 

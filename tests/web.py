@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from databases import Db
 from rowmill import Concurrency, Mill
 from rowmill.store import Database
-from rowmill.store.access import Tokens
+from rowmill.store.own.access import Tokens
 from rowmill.web.app import application
 
 LOCAL = "http://127.0.0.1:8321"

@@ -16,7 +16,7 @@ import httpx
 from apps import guard
 from apps.markup import decode, storable
 from rowmill import Dead, DeclarationError
-from rowmill.retry import retry_after
+from rowmill.declare.retry import retry_after
 
 from .prompts import estimate
 from .settings import Settings

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from rowmill import Mill
 from rowmill.store import Database
-from rowmill.store.fleet import Fleet
-from rowmill.store.inspect import LaneView, view_lane
+from rowmill.store.inspect.lane_view import LaneView, view_lane
+from rowmill.store.own.workers import WorkersTable
 
 from . import tables
 from .phases import PHASES
@@ -79,7 +79,7 @@ class Statistics:
 
     async def _workers(self, reports: dict[str, Any]) -> list[dict[str, Any]]:
         """Those that are alive, each with its processors; one that has not reported yet has idle ones."""
-        fleet = Fleet(self.database)
+        fleet = WorkersTable(self.database)
         known = [worker for worker in await fleet.all() if worker["alive"]] if await fleet.exists() else []
         told = []
         for worker in known:

@@ -18,7 +18,7 @@ from apps.ocr.cleaner import plainly
 from apps.ocr.provider import BUDGET, Boosted
 from apps.ocr.settings import Settings
 from rowmill import Dead, Job, Snooze
-from rowmill.retry import retry_after
+from rowmill.declare.retry import retry_after
 
 _READ = (
     "Transcribe all text of this scanned page of a French land registry document, exactly as printed, with accents. "

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from rowmill import Breaker, Cancel, Job, Mill, Rate, exponential, retry
+from rowmill import Breaker, Cancel, Job, Mill, Rate, exponential
+from rowmill.declare import retry
 from rowmill.store import Database
 
 from .adapters import ADAPTERS, BadAnswer

@@ -14,7 +14,8 @@ import httpx
 import sqlalchemy as sa
 
 from rowmill import Mill
-from rowmill.store import Database, schema
+from rowmill.store import Database
+from rowmill.store.own import schema
 from rowmill.web.app import application
 
 from ..peers import Peer

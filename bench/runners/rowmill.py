@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rowmill import Concurrency, Mill
-from rowmill.engine.child import rest_collector
+from rowmill.engine.processes.child import rest_collector
 
 from ..tables import table
 from .protocol import Recorder, order, serve

@@ -1,11 +1,17 @@
 """Any table you already have is the queue."""
 
-from .budget import Budget
-from .call import Call, Handle, Status
-from .claim import Claim
-from .domain import domain
-from .engine.flow import Joined
+from .declare.budget import Budget
+from .declare.call import Call, Handle, Status
+from .declare.domain import domain
+from .declare.gates import Breaker, BreakerColumns, Concurrency, Rate
+from .declare.lane import Lane
+from .declare.options import Keep, Key
+from .declare.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
+from .declare.retry import exponential, fixed
+from .declare.states import IS_NULL, NOT_NULL, NOW
+from .declare.task import Queue, Task, injected
 from .engine.job import Job, SyncJob
+from .engine.job_steps import Joined
 from .errors import (
     AppError,
     Busy,
@@ -24,15 +30,9 @@ from .errors import (
     WrongResult,
 )
 from .events import Event, configure_logs
-from .gates import Breaker, BreakerColumns, Concurrency, Rate
-from .lane import Lane
 from .mill import Mill
-from .options import Keep, Key
-from .outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
-from .retry import exponential, fixed
-from .states import IS_NULL, NOT_NULL, NOW
 from .store import Settled
-from .task import Queue, Task, injected
+from .store.lane.claim import Claim
 
 __all__ = [
     "IS_NULL",

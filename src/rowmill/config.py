@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from .engine.tally import raised_at
+from .engine.counters import raised_at
 from .errors import AppError, RowmillError, did_you_mean
 from .mill import Mill
 

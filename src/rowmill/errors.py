@@ -108,7 +108,7 @@ class Refused(DatabaseError):
     in_the_way = False
 
 
-class Unreadable(Refused):
+class UnreadableReply(Refused):
     """A reply holds a value that Python cannot hold, so the driver could not decode it."""
 
 

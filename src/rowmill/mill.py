@@ -10,26 +10,26 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from . import lane as lanes_words
-from . import models
-from . import task as task_words
-from .budget import Budget
-from .call import Call, Handle
+from .client.client import Client
 from .clock import Clock
-from .engine.desk import Desk
-from .engine.host import Host
+from .declare import django_models
+from .declare import lane as lanes_words
+from .declare import task as task_words
+from .declare.budget import Budget
+from .declare.call import Call, Handle
+from .declare.cron import Cron
+from .declare.lane import Lane
+from .declare.task import Queue, Task
+from .engine.counters import Counters
+from .engine.hosting.hosted_worker import Host
+from .engine.hosting.lifespan import Lifespan
 from .engine.job import Job, SyncJob
-from .engine.lifespan import Lifespan
 from .engine.resources import Resource
-from .engine.tally import Tally
 from .engine.worker import Worker
 from .errors import Busy, DeclarationError, Unreachable, WrongArguments, did_you_mean
 from .events import Events, Subscriber
-from .lane import Lane
-from .schedule import Cron
 from .store import Database
-from .store.enqueue import CHANNEL
-from .task import Queue, Task
+from .store.jobs.enqueue import CHANNEL
 
 Handler = Callable[..., Any]
 #: What a worker inside a web application may be told.
@@ -39,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Declare(Protocol):
+class TaskDecorator(Protocol):
     """A decorator that makes a task of a handler, with the handler's own parameters but for the job."""
 
     @overload
@@ -76,7 +76,7 @@ class Mill:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.events = Events()
         self.clock = Clock()
-        self._desk = Desk(lambda: self.environments, schema, self.clock, notify, self.events)
+        self._desk = Client(lambda: self.environments, schema, self.clock, notify, self.events)
 
     @property
     def environments(self) -> dict[str, str]:
@@ -101,8 +101,8 @@ class Mill:
     def lane(self, table: Any, **options: Any) -> Callable[[Handler], Lane]:
         """Declare a lane over a table you already have; decorates its handler. See docs/reference for parameters."""
 
-        if models.is_model(table):
-            table, options = models.by_columns(table, options)
+        if django_models.is_model(table):
+            table, options = django_models.by_columns(table, options)
         if callable(table) and not hasattr(table, "__table__"):
             raise DeclarationError("@mill.lane needs the table", hint='@mill.lane("jobs", ready={...}, ...)')
 
@@ -137,7 +137,7 @@ class Mill:
     @overload
     def task(self, handler: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, handler: None = None, /, **options: Any) -> Declare: ...
+    def task(self, handler: None = None, /, **options: Any) -> TaskDecorator: ...
     def task(self, handler: Any = None, /, **options: Any) -> Any:
         """Declare a task: a handler on rowmill's own table. ``@mill.task`` or ``@mill.task(max_attempts=5, ...)``.
 
@@ -146,7 +146,7 @@ class Mill:
         """
         return self._task(handler, options) if handler is not None else lambda function: self._task(function, options)
 
-    def cron(self, expression: str, *, tz: str = "UTC", missed: str = "skip", **options: Any) -> Declare:
+    def cron(self, expression: str, *, tz: str = "UTC", missed: str = "skip", **options: Any) -> TaskDecorator:
         """Declare a task that is enqueued by the clock: ``@mill.cron("0 3 * * *", tz="America/Montreal")``.
 
         ``missed`` ticks, at which no worker was there, are left out (``skip``), made up for ``once``, or ``all``.
@@ -163,7 +163,7 @@ class Mill:
                 )
             return task
 
-        return cast(Declare, declare)
+        return cast(TaskDecorator, declare)
 
     def _task(self, handler: Handler, given: Mapping[str, Any], cron: Cron | None = None) -> Task[..., Any]:
         for word in ("name", "queue"):
@@ -290,10 +290,10 @@ class Mill:
             **options,
         )
 
-    def run(self, **options: Any) -> Tally:
+    def run(self, **options: Any) -> Counters:
         """Work in this process until stopped by SIGTERM or Ctrl-C, or, with ``drain=True``, until nothing is left."""
 
-        async def main() -> Tally:
+        async def main() -> Counters:
             worker = self.worker(**options)
             loop = asyncio.get_running_loop()
             for name in (signal.SIGTERM, signal.SIGINT):

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .claim import Settlement
+from .engine.tracing import Carrier
 from .errors import DeclarationError
 from .events import Event
 from .mill import Mill
 from .scrub import scrubbed
-from .tracing import Carrier
+from .store.lane.claim import Settlement
 
 try:
     from opentelemetry import context

@@ -9,9 +9,9 @@ from typing import Any
 
 from .errors import DeclarationError
 from .events import Event, logger
-from .fingerprint import fingerprint
 from .mill import Mill
 from .scrub import SECRET, scrubbed_value
+from .store.own.fingerprint import fingerprint
 
 try:
     import sentry_sdk

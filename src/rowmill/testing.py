@@ -25,27 +25,28 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import sqlalchemy as sa
 
-from .claim import Claim, Report, Settlement, Swept
+from .declare.task import Task
+from .engine.counters import Counters
+from .engine.cron_scheduler import Scheduler
 from .engine.execute import Execution, decide, unhooked
-from .engine.held import Held
-from .engine.isolate import Child
+from .engine.isolate import HandlerProcess
+from .engine.lane_state import LaneState
 from .engine.resources import Resources
-from .engine.scheduler import Scheduler
-from .engine.tally import Tally
-from .engine.tasks import TaskExecution
-from .errors import RowmillError, Unreadable
+from .engine.task_execution import TaskExecution
+from .errors import RowmillError, UnreadableReply
+from .migrate.schema_copy import copied
 from .mill import Mill
-from .store import Database, LaneStore, bind, flows, open_lane, store_for
-from .store.callers import caller, drive, on
-from .store.enqueue import Say
-from .store.enqueued import Enqueued as Enqueued
-from .store.enqueued import enqueued as select_enqueued
-from .store.fleet import Fleet
-from .store.reflect import table_name
-from .store.schema_copy import copied
-from .store.translate import translated
+from .store import Database, LaneStore, bind, open_lane, store_for
+from .store.caller_transactions import caller, drive, on
+from .store.driver_errors import translated
+from .store.jobs import flows
+from .store.jobs.enqueue import EnqueueStatements
+from .store.jobs.enqueued_jobs import Enqueued as Enqueued
+from .store.jobs.enqueued_jobs import enqueued as select_enqueued
+from .store.lane.claim import Claim, Report, Settlement, Swept
+from .store.lane.reflect import table_name
+from .store.own.workers import WorkersTable
 from .store.urls import redact, sqlite_path
-from .task import Task
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Kit:
             database = self._databases[environment]
             store = await open_lane(chosen, environment, database, self.mill.clock, self.worker_id, self._incarnation)
             if store.needs_fleet:
-                await Fleet(database).ensure()
+                await WorkersTable(database).ensure()
             self._stores[name, environment] = store
         return self._stores[name, environment]
 
@@ -193,7 +194,7 @@ class Kit:
         store.forget_bound()  # what a busy worker may leave for a moment later, a test wants to see at once
         try:
             claims = await store.claim(count)
-        except Unreadable:  # it was committed: the rows are there, and ours
+        except UnreadableReply:  # it was committed: the rows are there, and ours
             claims = [c for c in await store.mine() if (c.key, c.claimed_at) not in self._claimed]
         self._claimed.update((claim.key, claim.claimed_at) for claim in claims)
         return claims
@@ -221,10 +222,10 @@ class Kit:
         """Run the handler for a claim and settle it."""
         store = await self.store(claim.lane, claim.environment)
         kind = TaskExecution if store.lane.own else Execution
-        execution = kind(Held(store), self._resources, lambda: self._threads)
+        execution = kind(LaneState(store), self._resources, lambda: self._threads)
         plan = execution.plan(claim)
         job = execution.job(plan, claim, self.worker_id, store.lane.slot_name.format(lane=claim.lane, n=1))
-        child = Child(store.lane) if store.lane.isolation == "process" else None
+        child = HandlerProcess(store.lane) if store.lane.isolation == "process" else None
         try:
             settlement = await execution.run(plan, job, claim, child)
         except asyncio.CancelledError as cancelled:
@@ -247,7 +248,7 @@ class Kit:
             settlement = (report.written + report.refused + report.lost + [settlement])[0]
             outcome = "lost" if report.lost else "stuck" if report.stuck else settlement.kind
         if store.lane.own:
-            await flows.join(store.database, Say.to(store.database, self.mill.clock))
+            await flows.join(store.database, EnqueueStatements.to(store.database, self.mill.clock))
         error, columns = (settlement.error, dict(settlement.columns)) if settlement is not None else (None, {})
         return Stepped(job.id, outcome, error, columns, claim.attempt)
 
@@ -268,7 +269,7 @@ class Kit:
         """The jobs that are in the table, or those of one task, whatever their state, the oldest first."""
         return await _read(self._databases[environment or next(iter(self._databases))], self.mill, task)
 
-    async def drain(self, *lanes: str) -> Tally:
+    async def drain(self, *lanes: str) -> Counters:
         """Work in this process until nothing is ready or running."""
         await self._allowed()
         worker = self.mill.worker(lanes=lanes or None, worker_id=f"{self.worker_id}-{self._incarnation}", drain=True)

@@ -8,8 +8,8 @@ from datetime import timedelta as td
 from apps.enrichment.tests.conftest import App, netscape
 from apps.standins import sites
 from apps.standins.internet import Internet
-from rowmill.store.inspect import LaneView
-from rowmill.store.operate import Operator, Selection
+from rowmill.ops.row_actions import Operator, Selection
+from rowmill.store.inspect.lane_view import LaneView
 
 FIVE_MINUTES = td(minutes=5)
 

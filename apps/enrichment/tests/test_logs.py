@@ -21,7 +21,7 @@ async def test_batches_durations_counts_and_the_domains_that_fail_most_are_told(
     await app.imported(*urls, "https://fine.example/")
     told: list[Event] = []
     monkeypatch.setattr(mill.events, "_subscribers", [*mill.events._subscribers, told.append])
-    monkeypatch.setattr("rowmill.engine.tally._SUMMARY_EVERY", 1e9)  # one at the end, however long it takes
+    monkeypatch.setattr("rowmill.engine.counters._SUMMARY_EVERY", 1e9)  # one at the end, however long it takes
     await app.kit.drain("enrich")
 
     def fields(name: str, field: str) -> list[object]:

@@ -14,9 +14,9 @@ from apps.registre.lanes import extraction
 from apps.registre.standin.pdfs import document_pdf
 from databases import as_time
 from rowmill.clock import Clock
+from rowmill.ops.row_actions import Operator, Selection
 from rowmill.store import Database
-from rowmill.store.inspect import view_lane
-from rowmill.store.operate import Operator, Selection
+from rowmill.store.inspect.lane_view import view_lane
 from rowmill.testing import Kit
 
 

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .. import states as states_words
+from ..declare import states as states_words
 from ..errors import Busy, DatabaseError, DeclarationError, RowmillError
 from ..mill import Mill
+from ..ops.row_actions import Operator, Selection, ended_by_others, passed_over
 from ..plural import counted, plural
-from ..store.families import members
-from ..store.inspect import OPEN, LaneView
-from ..store.keys import Key, parse
-from ..store.operate import Operator, Selection, ended_by_others, passed_over
+from ..store.inspect.failure_families import members
+from ..store.inspect.lane_view import OPEN, LaneView
+from ..store.lane.row_keys import Key, parse
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, app, console, errors, lane_names, load, print_json, run_async, said
-from .lookout import Lookout, one_environment, one_lane
+from .environments import CommandDirectory, one_environment, one_lane
 
 #: More rows than this are not changed without a word of consent.
 ASK_ABOVE = 100
@@ -55,7 +55,7 @@ class Action:
 
     async def run(self, mill: Mill, environment: str, lane: str) -> None:
         """Check, ask where needed, write step by step, say what became of it."""
-        async with Lookout(mill, [environment], [lane]) as lookout:
+        async with CommandDirectory(mill, [environment], [lane]) as lookout:
             view = await lookout.view(environment, lookout.databases[0][1], lookout.lanes[0])
             chosen = self.chosen
             if chosen.worker is not None and "worker" not in view.binding.roles:

@@ -15,23 +15,25 @@ from rich.console import Group
 from rich.syntax import Syntax
 from rich.text import Text
 
-from .. import lane as lanes_words
+from ..adopt.lane_file import quoted_table, secret, sketch
+from ..adopt.proposal import Proposal
+from ..adopt.propose import propose
+from ..adopt.survey import read_only, survey
+from ..adopt.table_facts import TableFacts
 from ..clock import Clock
+from ..declare import lane as lanes_words
 from ..errors import DeclarationError, RowmillError
-from ..facts import Facts
+from ..migrate import ddl
+from ..ops.findings import zones
 from ..plural import counted
-from ..proposal import Proposal
-from ..propose import propose
-from ..store import Database, bind, ddl, plans, redact, store_for
+from ..store import Database, bind, redact, store_for
 from ..store.database import runner
-from ..store.findings import zones
-from ..store.indexes import needed
-from ..store.inspect import check_file
-from ..store.refusals import check_states
-from ..store.survey import read_only, survey
+from ..store.inspect import plans
+from ..store.inspect.indexes import needed
+from ..store.inspect.lane_view import check_file
+from ..store.lane.refused_states import check_states
 from . import show
 from .app import AsJson, UsageError, app, console, errors, print_json, print_out, run_async
-from .sketch import quoted_table, secret, sketch
 
 UNSURE = 5  # exit code: something has to be said first
 
@@ -42,10 +44,10 @@ class Adoption:
 
     proposal: Proposal
     source: str = ""
-    changes: Sequence[ddl.Change] = ()
+    changes: Sequence[ddl.SchemaChange] = ()
     #: The claim's plan as the table is, and with the proposed index.
-    now: plans.Plan | None = None
-    later: plans.Plan | None = None
+    now: plans.QueryPlan | None = None
+    later: plans.QueryPlan | None = None
     #: Why the lane cannot run before migrate; None: it can.
     first: str | None = None
 
@@ -123,7 +125,7 @@ def _target(words: Sequence[str]) -> tuple[str, str]:
     )
 
 
-def typed(facts: Facts, answers: dict[str, Any]) -> dict[str, Any]:
+def typed(facts: TableFacts, answers: dict[str, Any]) -> dict[str, Any]:
     """Answers as the state column has them: numbers for numbers, NULL for null."""
     column = facts.column(answers["state"]) if answers.get("state") else None
     if column is None and answers:
@@ -153,7 +155,7 @@ def typed(facts: Facts, answers: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _ask(facts: Facts, made: Proposal, answers: dict[str, Any]) -> Proposal:
+def _ask(facts: TableFacts, made: Proposal, answers: dict[str, Any]) -> Proposal:
     """At a terminal: each thing that is not known, and once more what is only a guess."""
     for _ in range(12):
         if made.questions:
@@ -281,7 +283,7 @@ def _code(text: str, language: str) -> Any:
     return Text(text.rstrip("\n"))
 
 
-def _plan(title: str, plan: plans.Plan | None) -> list[Any]:
+def _plan(title: str, plan: plans.QueryPlan | None) -> list[Any]:
     if plan is None:
         return []
     return [_heading(title), *(show.plain(f"  {line}") for line in plan.lines), Text()]
@@ -333,7 +335,7 @@ def _jsonable(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, bool)) else repr(value)
 
 
-def _plan_value(plan: plans.Plan | None) -> dict[str, Any] | None:
+def _plan_value(plan: plans.QueryPlan | None) -> dict[str, Any] | None:
     if plan is None:
         return None
     return {"lines": list(plan.lines), "index": plan.index, "uses_index": plan.direct, "cost": plan.cost}

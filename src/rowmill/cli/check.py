@@ -9,27 +9,28 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from ..adopt.lane_file import quoted_table
+from ..adopt.survey import read_only
 from ..clock import Clock
-from ..engine.place import _refuse_overlaps
+from ..declare.lane import Lane
+from ..engine.environment import _refuse_overlaps
 from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
-from ..lane import Lane
+from ..migrate import ddl
 from ..mill import Mill
+from ..ops.findings import ERROR, SMALL, WARNING, CheckFinding, ExaminedLane, across, connections, examine
+from ..ops.row_actions import ended_by_others
 from ..plural import counted
-from ..store import Database, LaneStore, bind, check_conditions, ddl, store_for
-from ..store.binding import Binding
+from ..store import Database, LaneStore, bind, check_conditions, store_for
 from ..store.database import runner
-from ..store.findings import ERROR, SMALL, WARNING, Examined, Finding, across, connections, examine
-from ..store.gate_rows import GateRows
-from ..store.gating import bind_gates
-from ..store.inspect import check_file
-from ..store.keys import written
-from ..store.operate import ended_by_others
-from ..store.passed_over import refused_claims
-from ..store.refusals import check_states, doubtful_states
-from ..store.survey import read_only
+from ..store.gates.gate_binding import bind_gates
+from ..store.gates.gate_rows import GateRows
+from ..store.inspect.lane_view import check_file
+from ..store.lane.binding import Binding
+from ..store.lane.refused_rows import refused_claims
+from ..store.lane.refused_states import check_states, doubtful_states
+from ..store.lane.row_keys import written
 from . import show
 from .app import App, AsJson, Env, app, load, print_json, print_out, run_async
-from .sketch import quoted_table
 
 #: Ready rows whose claim is tried.
 _TRIED = 100
@@ -40,13 +41,13 @@ _HEARTBEAT, _LISTEN, _FINISH, _LOCKED = 1, 1, 4, 4
 
 
 @dataclass
-class Checked:
+class CheckedLane:
     """One lane in one environment, or (lane None) the environment itself."""
 
     environment: str
     lane: Lane | None
-    examined: Examined | None = None
-    findings: list[Finding] = field(default_factory=list)
+    examined: ExaminedLane | None = None
+    findings: list[CheckFinding] = field(default_factory=list)
 
 
 @app.command()
@@ -65,8 +66,8 @@ def check(
     mill = load(reference)
     mill.select(None)
 
-    async def main() -> tuple[list[Checked], dict[str, dict[str, Any]]]:
-        found: list[Checked] = []
+    async def main() -> tuple[list[CheckedLane], dict[str, dict[str, Any]]]:
+        found: list[CheckedLane] = []
         needs: dict[str, dict[str, Any]] = {}
         for name, database in mill.databases(env):
             try:
@@ -75,7 +76,9 @@ def check(
                 if any(checked.examined for checked in part):
                     needs[name] = await _connections(mill, database, processes)
             except RowmillError as error:
-                found.append(Checked(name, None, findings=[Finding(ERROR, "unreachable", error.message, error.hint)]))
+                found.append(
+                    CheckedLane(name, None, findings=[CheckFinding(ERROR, "unreachable", error.message, error.hint)])
+                )
             finally:
                 await database.close()
         return found, needs
@@ -85,7 +88,7 @@ def check(
         if need.get("free") is not None and need["at_most"] > need["free"]:
             text = f"{_need(processes, need)}, and {need['free']} are free"
             hint = "fewer processes, Mill(connections=...), or a pooler"
-            found.append(Checked(name, None, findings=[Finding(WARNING, "connections", text, hint)]))
+            found.append(CheckedLane(name, None, findings=[CheckFinding(WARNING, "connections", text, hint)]))
     levels = [finding.level for checked in found for finding in checked.findings]
     bad, poor = levels.count(ERROR), levels.count(WARNING)
     failed = bool(bad or (strict and poor))
@@ -98,7 +101,7 @@ def check(
         raise typer.Exit(1)
 
 
-async def _environment(mill: Mill, name: str, database: Database) -> list[Checked]:
+async def _environment(mill: Mill, name: str, database: Database) -> list[CheckedLane]:
     check_file(database)
     lanes = sorted((lane for lane in mill.lanes.values() if lane.serves(name)), key=lambda lane: lane.priority)
     found = [await _lane(lane, name, database) for lane in lanes]
@@ -108,12 +111,12 @@ async def _environment(mill: Mill, name: str, database: Database) -> list[Checke
     try:
         _refuse_overlaps([store_for(binding, database, mill.clock, "", "") for binding, _ in bound])
     except DeclarationError as error:
-        found.append(Checked(name, None, findings=[Finding(ERROR, "sweeps", error.message, error.hint)]))
+        found.append(CheckedLane(name, None, findings=[CheckFinding(ERROR, "sweeps", error.message, error.hint)]))
     return found
 
 
-async def _lane(lane: Lane, name: str, database: Database) -> Checked:
-    checked = Checked(name, lane)
+async def _lane(lane: Lane, name: str, database: Database) -> CheckedLane:
+    checked = CheckedLane(name, lane)
     try:
         binding = await bind(lane, name, database)
         store = store_for(binding, database, Clock(), "", "")
@@ -124,7 +127,7 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
         hint = error.hint
         if await _helped(lane, name, database):
             hint = f"rowmill migrate APP --apply adds what is missing; or {error.hint}"
-        checked.findings.append(Finding(ERROR, "declaration", error.message, hint))
+        checked.findings.append(CheckFinding(ERROR, "declaration", error.message, hint))
         return checked
     table = quoted_table(binding.table.schema, binding.table.name)
     checked.examined = await read_only(database, lambda c: examine(c, binding, table))
@@ -135,7 +138,7 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
     for state, reason in (await doubtful_states(store)).items():
         text = f"on a trial, a trigger of the table refused {state}: {reason}"
         hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"
-        checked.findings.append(Finding(WARNING, "trigger", text, hint))
+        checked.findings.append(CheckFinding(WARNING, "trigger", text, hint))
     if foreign := await ended_by_others(store):
         own = binding.roles["error"]
         text = (
@@ -143,11 +146,11 @@ async def _lane(lane: Lane, name: str, database: Database) -> Checked:
             " them, and retry would send them into this lane"
         )
         hint = f"say in dead what tells this lane's rows apart: {own!r}: NOT_NULL, or IS_NULL for the other's column"
-        checked.findings.append(Finding(WARNING, "shared_dead", text, hint))
+        checked.findings.append(CheckFinding(WARNING, "shared_dead", text, hint))
     return checked
 
 
-async def _refused_claims(store: LaneStore) -> list[Finding]:
+async def _refused_claims(store: LaneStore) -> list[CheckFinding]:
     """Ready rows whose claim the database would refuse: tried and rolled back, where this role may."""
     try:
         refused = await refused_claims(store, _TRIED)
@@ -155,7 +158,7 @@ async def _refused_claims(store: LaneStore) -> list[Finding]:
         return []
     hint = "mend the row, or the trigger or constraint that refuses it; workers set it aside or pass it over"
     return [
-        Finding(
+        CheckFinding(
             WARNING, "claim_refused", f"the database refuses the claim of row {written(key)}: {error.message}", hint
         )
         for key, error in refused
@@ -192,7 +195,7 @@ async def _connections(mill: Mill, database: Database, processes: int) -> dict[s
 # -- what is shown
 
 
-def _page(found: list[Checked], needs: dict[str, Any], processes: int, bad: int, poor: int) -> Group:
+def _page(found: list[CheckedLane], needs: dict[str, Any], processes: int, bad: int, poor: int) -> Group:
     several = len({checked.environment for checked in found}) > 1
     parts: list[Any] = []
     for checked in found:
@@ -223,7 +226,7 @@ def _need(processes: int, need: dict[str, Any]) -> str:
     return f"{counted(processes, 'process needs', 'processes need')} up to {counted(need['at_most'], 'connection')}"
 
 
-def _about(examined: Examined) -> Text:
+def _about(examined: ExaminedLane) -> Text:
     binding = examined.binding
     about = "" if examined.exact else "about "
     text = (
@@ -248,7 +251,7 @@ def _about(examined: Examined) -> Text:
     return text
 
 
-def _value(checked: Checked) -> dict[str, Any]:
+def _value(checked: CheckedLane) -> dict[str, Any]:
     found: dict[str, Any] = {
         "environment": checked.environment,
         "lane": checked.lane.name if checked.lane else None,

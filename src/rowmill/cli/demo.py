@@ -18,13 +18,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..engine.supervisor import Supervisor
+from ..engine.processes.supervisor import Supervisor
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..plural import counted
 from . import demo_end
 from .app import AsJson, app, console, errors, print_json
-from .demo_view import Scene, Seat, View
+from .demo_view import DemoScene, DemoView, DemoWorker
 from .run import child_command
 
 _TABLES = """
@@ -72,8 +72,8 @@ def demo(
     """
     with _folder(keep) as folder:
         _furnish(folder)
-        play = Play(folder)
-        with View(console, play.scene, quiet=as_json) as view:
+        play = Demo(folder)
+        with DemoView(console, play.scene, quiet=as_json) as view:
             asyncio.run(play.run(view))
         if play.supervisor.error is not None:
             raise play.supervisor.error
@@ -129,12 +129,12 @@ def _log() -> Iterator[tuple[int, int]]:
         yield reading, writing
 
 
-class Play:
+class Demo:
     """The demo from the first row to the last. What happens is read from the workers' own logs and tables."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.scene = Scene(workers={"worker-1": Seat(), _VICTIM: Seat()})
+        self.scene = DemoScene(workers={"worker-1": DemoWorker(), _VICTIM: DemoWorker()})
         #: The victim's process, and the rows it had in hand.
         self.killed: int | None = None
         self.orphans: list[str] = []
@@ -148,7 +148,7 @@ class Play:
         self._over = False
         self._unread = b""
 
-    async def run(self, view: View) -> None:
+    async def run(self, view: DemoView) -> None:
         """Two workers over the tables until every row has ended."""
         with closing(self._db), _log() as (reading, writing):
             command = [*child_command("app:mill"), "--log", "json", "--grace", str(_GRACE)]
@@ -226,7 +226,7 @@ class Play:
         self._swept.clear()
 
     def _happened(self, name: str, event: dict[str, Any]) -> None:
-        seat = self.scene.workers.get(event.get("worker", ""), Seat())
+        seat = self.scene.workers.get(event.get("worker", ""), DemoWorker())
         match name:
             case "process_started":
                 seat.pid = event["pid"]

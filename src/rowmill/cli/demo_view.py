@@ -25,7 +25,7 @@ _PLAIN_EVERY = 3.0
 
 
 @dataclass
-class Seat:
+class DemoWorker:
     """One worker as the view shows it."""
 
     pid: int | None = None
@@ -36,11 +36,11 @@ class Seat:
 
 
 @dataclass
-class Scene:
+class DemoScene:
     """All that there is to see at one moment."""
 
     tables: dict[str, Counter[str]] = field(default_factory=dict)
-    workers: dict[str, Seat] = field(default_factory=dict)
+    workers: dict[str, DemoWorker] = field(default_factory=dict)
     lines: list[tuple[float, str, str]] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -53,10 +53,10 @@ class Scene:
         return time.monotonic() - self.began
 
 
-class View:
+class DemoView:
     """Shows scenes; nothing at all where ``quiet``."""
 
-    def __init__(self, console: Console, scene: Scene, *, quiet: bool) -> None:
+    def __init__(self, console: Console, scene: DemoScene, *, quiet: bool) -> None:
         self._console, self._scene, self._quiet = console, scene, quiet
         # The other screen: it is redrawn whole after a resize, and leaves no half-drawn frames behind.
         self._live = (
@@ -65,7 +65,7 @@ class View:
         self._told = 0
         self._next = 0.0
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> DemoView:
         if self._live is not None:
             self._live.start()
         return self
@@ -97,7 +97,7 @@ class View:
                 print(f"{_clock(self._scene.seconds)}  {name}: {_counts(counts)}", flush=True)
 
 
-def _top(scene: Scene, width: int) -> RenderableType:
+def _top(scene: DemoScene, width: int) -> RenderableType:
     """The tables and the workers: as high as it must be, whatever the width."""
     words = "two worker processes, two tables, one SQLite file"
     parts: list[RenderableType] = [
@@ -110,7 +110,7 @@ def _top(scene: Scene, width: int) -> RenderableType:
     return Group(*parts, _workers(scene), "")
 
 
-def _commentary(scene: Scene, room: int) -> RenderableType:
+def _commentary(scene: DemoScene, room: int) -> RenderableType:
     """The latest of it, one line each."""
     return Group(
         *(
@@ -136,7 +136,7 @@ def _legend(counts: Counter[str]) -> Text:
     return Text.assemble(*parts)
 
 
-def _workers(scene: Scene) -> Table:
+def _workers(scene: DemoScene) -> Table:
     table = Table.grid(padding=(0, 2))
     for _ in range(5):
         table.add_column(no_wrap=True)

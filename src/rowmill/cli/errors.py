@@ -11,13 +11,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..plural import counted
-from ..store.failures import Family
-from ..store.families import SAMPLE, Errors
-from ..store.families import errors as find_errors
+from ..store.inspect.failure_families import SAMPLE, Errors
+from ..store.inspect.failure_families import errors as find_errors
+from ..store.own.failures import Family
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, Env, app, load, print_json, print_out, run_async, said
+from .environments import CommandAnswers, CommandDirectory
 from .look import SomeLanes
-from .lookout import Answers, Lookout
 
 BARS = " ▁▂▃▄▅▆▇█"
 _COLOURS = {"transient": "yellow", "permanent": "red", "rate": "cyan", "poison": "magenta"}
@@ -39,7 +39,7 @@ def errors(
     `rowmill retry --error NAME` and `rowmill cancel --error NAME` act on the rows of one. Exit code 4: there is none.
     """
     mill = load(reference)
-    found, answers = run_async(_ask(Lookout(mill, env, lane), hours))
+    found, answers = run_async(_ask(CommandDirectory(mill, env, lane), hours))
     if family is not None:
         for one in found:
             one.families = [f for f in one.families if f.fingerprint == family]
@@ -54,7 +54,7 @@ def errors(
         raise typer.Exit(NOTHING_MATCHED)
 
 
-async def _ask(lookout: Lookout, hours: float) -> tuple[list[Errors], Answers[None]]:
+async def _ask(lookout: CommandDirectory, hours: float) -> tuple[list[Errors], CommandAnswers[None]]:
     async with lookout:
 
         async def there(view: Any) -> None: ...

@@ -15,15 +15,15 @@ from rich.text import Text
 from ..errors import DatabaseError, DeclarationError, RowmillError, did_you_mean
 from ..mill import Mill
 from ..plural import counted
-from ..store import values
-from ..store.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
-from ..store.gating import Dimension
-from ..store.inspect import LaneView
-from ..store.pauses import Pause, ensure_gates
+from ..store.gates.gate_binding import BoundGates
+from ..store.gates.pauses import Pause, ensure_gates
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
+from ..store.inspect.lane_view import LaneView
 from . import show, show_gates
 from .app import NOTHING_MATCHED, AsJson, NothingMatched, UsageError, app, load, print_json, print_out, run_async, said
-from .lookout import Answers, Lookout, one_environment, one_lane, worded
-from .times import duration
+from .durations import duration
+from .environments import CommandAnswers, CommandDirectory, one_environment, one_lane, worded
 
 _SET, _RESET = "[APP] LANE [KEY] name=value ...", "[APP] LANE [KEY]"
 _LARGEST = 2**31 - 1
@@ -81,7 +81,7 @@ def gates(
 def _list(
     mill: Mill, lane: str | None, env: list[str] | None, key: str | None, by: str | None, limit: int, as_json: bool
 ) -> None:
-    async def question(view: LaneView) -> list[tuple[Dimension, list[KeyView]]]:
+    async def question(view: LaneView) -> list[tuple[BoundGates, list[KeyView]]]:
         narrowed = by is not None or key is not None
         if not view.lane.groups or (lane is None and narrowed and not any(g.by for g in view.lane.groups)):
             return []
@@ -96,9 +96,12 @@ def _list(
         return [(dim, await found.keys(dim, limit + 1, asked if dim.phrase else None)) for dim in dims]
 
     async def main() -> tuple[
-        Answers[list[tuple[Dimension, list[KeyView]]]], list[tuple[str, Pause]], list[tuple[str, str, str | None]], int
+        CommandAnswers[list[tuple[BoundGates, list[KeyView]]]],
+        list[tuple[str, Pause]],
+        list[tuple[str, str, str | None]],
+        int,
     ]:
-        async with Lookout(mill, env, [lane] if lane else None) as lookout:
+        async with CommandDirectory(mill, env, [lane] if lane else None) as lookout:
             answers, budgets = await lookout.ask(question), []
             # Those of keys are told with the keys.
             pauses = [(name, pause) for name, pause in await lookout.pauses() if not pause.target.dim]
@@ -111,9 +114,9 @@ def _list(
     answers, pauses, budgets, several = run_async(main())
     found = [(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     if as_json:
-        listed = [values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
+        listed = [json_values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
         shown = [{"environment": e, "budget": dim.removeprefix("budget:"), "cells": cells} for e, dim, cells in budgets]
-        paused = [values.pause_value(pause, name) for name, pause in pauses]
+        paused = [json_values.pause_value(pause, name) for name, pause in pauses]
         failed = [failure.value() for failure in answers.failures]
         print_json({"gates": listed, "paused": paused, "budgets": shown, "errors": failed})
         answers.exit()
@@ -183,7 +186,7 @@ def _written(given: Mapping[str, str]) -> dict[str, Any]:
 async def _set(
     mill: Mill, environment: str, lane: str, key: str | None, by: str | None, given: Mapping[str, str], as_json: bool
 ) -> None:
-    async with Lookout(mill, [environment], [lane]) as lookout:
+    async with CommandDirectory(mill, [environment], [lane]) as lookout:
         found = await _gates(lookout, environment)
         dim = found.choose(by, keyed=key is not None, needs=[kind for name in given if (kind := SETTABLE[name])])
         try:
@@ -202,7 +205,7 @@ async def _set(
                 "environment": environment,
                 "lane": lane,
                 "by": dim.group.by,
-                **values.key_value(after),
+                **json_values.key_value(after),
             }
         )
     else:
@@ -212,10 +215,10 @@ async def _set(
 async def _reset(
     mill: Mill, environment: str, lane: str, key: str | None, by: str | None, yes: bool, as_json: bool
 ) -> None:
-    async with Lookout(mill, [environment], [lane]) as lookout:
+    async with CommandDirectory(mill, [environment], [lane]) as lookout:
         found = await _gates(lookout, environment)
         known, exists = None, True
-        dims: Sequence[Dimension] = found.dims
+        dims: Sequence[BoundGates] = found.dims
         if key is not None:
             chosen = found.choose(by, keyed=True)
             known, exists = await found.known(chosen, key)
@@ -252,7 +255,7 @@ def _consent(number: int, lane: str, environment: str) -> None:
         raise typer.Exit(1)
 
 
-async def _gates(lookout: Lookout, environment: str) -> LaneGates:
+async def _gates(lookout: CommandDirectory, environment: str) -> LaneGates:
     view = await lookout.view(environment, lookout.databases[0][1], lookout.lanes[0])
     if not view.lane.groups:
         raise RowmillError(

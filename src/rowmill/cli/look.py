@@ -13,15 +13,16 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from .. import inquiry
 from ..errors import RowmillError
-from ..store import Database, values
-from ..store.inspect import Counts, Elsewhere, LaneView, Row
-from ..store.keys import parse
-from ..store.pauses import Pause
+from ..ops import questions
+from ..store import Database
+from ..store.gates.pauses import Pause
+from ..store.inspect import json_values
+from ..store.inspect.lane_view import Counts, LaneView, Row, UncountedRows
+from ..store.lane.row_keys import parse
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, lane_names, load, print_json, print_out, run_async
-from .lookout import Answers, Failure, Lookout, one_lane
+from .environments import CommandAnswers, CommandDirectory, PrintedFailure, one_lane
 
 EVERY = 2.0
 MOST_PAUSES = 10
@@ -54,8 +55,8 @@ def status(
         raise typer.BadParameter("--watch is for people and --json for scripts: one of them")
     mill = load(reference)
 
-    async def main() -> tuple[Answers[Counts], list[tuple[str, Pause]], list[Elsewhere]]:
-        async with Lookout(mill, env, lane) as lookout:
+    async def main() -> tuple[CommandAnswers[Counts], list[tuple[str, Pause]], list[UncountedRows]]:
+        async with CommandDirectory(mill, env, lane) as lookout:
             several = len(lookout.databases)
             if watch:
                 with Live(console=console, auto_refresh=False) as live:
@@ -81,17 +82,17 @@ def status(
     if as_json:
         marked = _paused(answers, pauses)
         lanes = [
-            {**values.counts_value(view, counts), "paused": (view.environment, view.lane.name) in marked}
+            {**json_values.counts_value(view, counts), "paused": (view.environment, view.lane.name) in marked}
             for view, counts in answers.found
         ]
-        paused = [values.pause_value(pause, name) for name, pause in pauses]
-        rows = [values.elsewhere_value(found) for found in elsewhere]
+        paused = [json_values.pause_value(pause, name) for name, pause in pauses]
+        rows = [json_values.elsewhere_value(found) for found in elsewhere]
         failed = [failure.value() for failure in answers.failures]
         print_json({"lanes": lanes, "paused": paused, "elsewhere": rows, "errors": failed})
     answers.exit()
 
 
-def _paused(answers: Answers[Counts], pauses: Sequence[tuple[str, Pause]]) -> set[tuple[str, str]]:
+def _paused(answers: CommandAnswers[Counts], pauses: Sequence[tuple[str, Pause]]) -> set[tuple[str, str]]:
     """Lanes of which nothing is claimed: paused themselves, or with their environment."""
     whole = {(name, pause.target.lane) for name, pause in pauses if not pause.target.dim}
     asked = {(view.environment, view.lane.name) for view, _ in answers.found}
@@ -99,9 +100,9 @@ def _paused(answers: Answers[Counts], pauses: Sequence[tuple[str, Pause]]) -> se
 
 
 def _status(
-    answers: Answers[Counts],
+    answers: CommandAnswers[Counts],
     pauses: Sequence[tuple[str, Pause]],
-    elsewhere: Sequence[Elsewhere],
+    elsewhere: Sequence[UncountedRows],
     environments: int,
     *,
     live: bool = False,
@@ -130,21 +131,21 @@ def workers(
     """Who works, on what, and when each worker was last heard of. *dead*: silent for a minute without a word."""
     databases = load(reference).databases(env)
 
-    async def ask(name: str, database: Database) -> list[dict[str, Any]] | Failure:
+    async def ask(name: str, database: Database) -> list[dict[str, Any]] | PrintedFailure:
         try:
-            return await inquiry.fleet_of(database)
+            return await questions.fleet_of(database)
         except RowmillError as error:
-            return Failure(name, None, error)
+            return PrintedFailure(name, None, error)
         finally:
             await database.close()
 
-    async def main() -> list[list[dict[str, Any]] | Failure]:
+    async def main() -> list[list[dict[str, Any]] | PrintedFailure]:
         return await asyncio.gather(*(ask(*place) for place in databases))
 
     parts = run_async(main())
     known = [(name, part) for (name, _), part in zip(databases, parts, strict=True) if isinstance(part, list)]
-    shown = inquiry.workers(known, everyone=everyone)
-    answers = Answers[None]([], [part for part in parts if isinstance(part, Failure)])
+    shown = questions.workers(known, everyone=everyone)
+    answers = CommandAnswers[None]([], [part for part in parts if isinstance(part, PrintedFailure)])
     if as_json:
         print_json({"workers": shown, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
@@ -169,8 +170,8 @@ def stuck(
     async def question(view: LaneView) -> list[Row]:
         return await view.rows("stuck", limit) if view.condition("stuck") else []
 
-    async def main() -> tuple[Answers[list[Row]], int]:
-        async with Lookout(mill, env, lane) as lookout:
+    async def main() -> tuple[CommandAnswers[list[Row]], int]:
+        async with CommandDirectory(mill, env, lane) as lookout:
             return await lookout.ask(question), len(lookout.databases)
 
     answers, several = run_async(main())
@@ -195,8 +196,8 @@ def jobs(
     async def question(view: LaneView) -> list[Row]:
         return await (view.rows(state, limit) if key is None else view.find([parse(view.binding, key)]))
 
-    async def main() -> tuple[Answers[list[Row]], int]:
-        async with Lookout(mill, env, [name]) as lookout:
+    async def main() -> tuple[CommandAnswers[list[Row]], int]:
+        async with CommandDirectory(mill, env, [name]) as lookout:
             return await lookout.ask(question), len(lookout.databases)
 
     answers, several = run_async(main())
@@ -211,7 +212,7 @@ def jobs(
 
 
 def _print_rows(
-    answers: Answers[Any],
+    answers: CommandAnswers[Any],
     found: Sequence[tuple[LaneView, Any]],
     as_json: bool,
     render: Callable[[], RenderableType],
@@ -220,7 +221,7 @@ def _print_rows(
     whole: bool = False,
 ) -> None:
     if as_json:
-        rows = [values.row_value(view, row, whole=whole) for view, row in found]
+        rows = [json_values.row_value(view, row, whole=whole) for view, row in found]
         print_json({"rows": rows, "errors": [failure.value() for failure in answers.failures]})
         answers.exit()
     elif found:

@@ -10,17 +10,18 @@ import typer
 from rich.text import Text
 
 from ..errors import RowmillError
+from ..migrate import ddl
+from ..migrate.apply_ddl import Builder, own_drops, unfinished_jobs
+from ..migrate.fill_column import fill
 from ..mill import Mill
 from ..plural import counted
-from ..store import Database, ddl
-from ..store.build import Builder, own_drops, unfinished_jobs
-from ..store.fill import fill
-from ..store.fleet import Fleet
-from ..store.inspect import check_file
-from ..store.ledger import Ledger, Record
+from ..store import Database
+from ..store.inspect.lane_view import check_file
+from ..store.own.ddl_ledger import Ledger, Record
+from ..store.own.workers import WorkersTable
 from . import show
 from .app import App, AsJson, Env, app, console, errors, load, print_json, run_async
-from .lookout import Failure
+from .environments import PrintedFailure
 
 
 @app.command()
@@ -42,16 +43,16 @@ def migrate(
     way = {"apply": apply, "detach": detach}
     times = (timedelta(seconds=lock_timeout), timedelta(seconds=patience))
 
-    async def main() -> tuple[list[dict[str, Any]], list[Failure]]:
+    async def main() -> tuple[list[dict[str, Any]], list[PrintedFailure]]:
         done: list[dict[str, Any]] = []
-        failures: list[Failure] = []
+        failures: list[PrintedFailure] = []
         for name, database in mill.databases(env):
             try:
                 check_file(database)
                 found = await (_detach if detach else _migrate)(mill, name, database, apply, times, quiet=as_json)
                 done.append({"environment": name, **found})
             except RowmillError as error:
-                failures.append(Failure(name, None, error))
+                failures.append(PrintedFailure(name, None, error))
             finally:
                 await database.close()
         return done, failures
@@ -87,7 +88,7 @@ async def _migrate(
     return {"statements": [_change(change) for change in changes]}
 
 
-def _change(change: ddl.Change) -> dict[str, Any]:
+def _change(change: ddl.SchemaChange) -> dict[str, Any]:
     return {"kind": change.kind, "on": change.relation, "statement": change.statement, "why": change.why,
             "replaces_leftover": change.leftover, "undo": [record.undo for record in change.records]}  # fmt: skip
 
@@ -111,7 +112,7 @@ def _undone(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 async def _nobody_works(database: Database) -> None:
-    fleet = Fleet(database)
+    fleet = WorkersTable(database)
     if not await fleet.exists():
         return
     alive = [w["id"] for w in await fleet.all() if w["state"] not in ("stopped", "dead")]

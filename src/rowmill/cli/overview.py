@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RowmillError
-from ..store import values
-from ..store.failures import Failures, Family
-from ..store.fleet import Fleet
-from ..store.gauges import MOST, Gauges, gauges
-from ..store.inspect import LaneView
-from ..store.pauses import Pause
-from .lookout import Failure, Lookout
+from ..store.gates.pauses import Pause
+from ..store.inspect import json_values
+from ..store.inspect.gauges import MOST, Gauges, gauges
+from ..store.inspect.lane_view import LaneView
+from ..store.own.failures import Failures, Family
+from ..store.own.workers import WorkersTable
+from .environments import CommandDirectory, PrintedFailure
 
 STATES = ("ready", "waiting", "excluded", "running", "stuck", "done", "dead")
 
@@ -28,7 +28,7 @@ class Overview:
     pauses: list[tuple[str, Pause]]
     workers: list[tuple[str, dict[str, Any]]]
     families: list[Family]
-    failures: list[Failure]
+    failures: list[PrintedFailure]
     #: Runs that ended per second since the look before, by environment; not known at the first.
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -53,14 +53,14 @@ class Overview:
         ]
         return {
             "lanes": lanes,
-            "paused": [values.pause_value(pause, name) for name, pause in self.pauses],
+            "paused": [json_values.pause_value(pause, name) for name, pause in self.pauses],
             "workers": [{"environment": name, **worker} for name, worker in self.workers],
             "errors": [family.value() for family in self.families],
             "failures": [failure.value() for failure in self.failures],
         }
 
 
-async def look(lookout: Lookout, before: Overview | None = None) -> Overview:
+async def look(lookout: CommandDirectory, before: Overview | None = None) -> Overview:
     """All of it, now; with ``before``, also how fast things go."""
 
     async def ask(view: LaneView) -> Gauges:
@@ -74,13 +74,13 @@ async def look(lookout: Lookout, before: Overview | None = None) -> Overview:
             continue
         names = [view.lane.name for view, _ in answers.found if view.environment == name]
         try:
-            fleet, log = Fleet(database), Failures(database)
+            fleet, log = WorkersTable(database), Failures(database)
             if await fleet.exists():
                 found.workers += [(name, worker) for worker in await fleet.all() if worker["state"] != "stopped"]
             if await log.exists():
                 found.families += await log.families(name, names)
         except RowmillError as error:
-            found.failures.append(Failure(name, None, error))
+            found.failures.append(PrintedFailure(name, None, error))
     found.rates = _rates(found, before)
     return found
 

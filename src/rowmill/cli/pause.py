@@ -10,12 +10,13 @@ from rich.text import Text
 
 from ..errors import DatabaseError, RowmillError
 from ..mill import Mill
-from ..store import Database, values
-from ..store.gate_view import lane_gates
-from ..store.inspect import check_file, view_lane
-from ..store.pauses import Pause, Target, ensure_gates, standing
-from ..store.pauses import pause as write_pause
-from ..store.pauses import resume as end_pause
+from ..store import Database
+from ..store.gates.pauses import Pause, Target, ensure_gates, standing
+from ..store.gates.pauses import pause as write_pause
+from ..store.gates.pauses import resume as end_pause
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import lane_gates
+from ..store.inspect.lane_view import check_file, view_lane
 from . import show
 from .app import (
     NOTHING_MATCHED,
@@ -31,8 +32,8 @@ from .app import (
     run_async,
     said,
 )
-from .lookout import one_environment
-from .times import duration, moment
+from .durations import duration, moment
+from .environments import one_environment
 
 Lane = Annotated[
     str | None,
@@ -45,7 +46,7 @@ Environment = Annotated[
 ]
 
 
-class Desk:
+class PauseEnvironment:
     """One environment, opened to pause something in it."""
 
     def __init__(self, mill: Mill, environment: str, lane: str | None, key: str | None, by: str | None) -> None:
@@ -105,7 +106,7 @@ def pause(
 
     found, made = _with_database(desk, main)
     if as_json:
-        print_json({"action": "pause", **values.pause_value(found, desk.environment)})
+        print_json({"action": "pause", **json_values.pause_value(found, desk.environment)})
         return
     print_out(show.pause_line(found, desk.environment, len(desk.mill.environments)))
     if desk.unknown:
@@ -141,8 +142,8 @@ def resume(
     target, stood, left = _with_database(desk, main)
     several = len(desk.mill.environments)
     if as_json:
-        still = [values.pause_value(pause, desk.environment) for pause in left]
-        was = values.pause_value(stood, desk.environment) if stood else None
+        still = [json_values.pause_value(pause, desk.environment) for pause in left]
+        was = json_values.pause_value(stood, desk.environment) if stood else None
         print_json({"action": "resume", "environment": desk.environment, "resumed": was, "still_paused": still})
     else:
         name = show.pause_name(target, desk.environment)
@@ -153,16 +154,18 @@ def resume(
         raise typer.Exit(NOTHING_MATCHED)
 
 
-def _desk(reference: str | None, lane: str | None, key: str | None, by: str | None, env: str | None) -> Desk:
+def _desk(
+    reference: str | None, lane: str | None, key: str | None, by: str | None, env: str | None
+) -> PauseEnvironment:
     if lane is None and (key is not None or by is not None):
         raise UsageError("a key of which lane?", hint="--lane NAME")
     if key is None and by is not None:
         raise UsageError("--by says what a key is of, and there is no key", hint="--key KEY")
     mill = load(reference)
-    return Desk(mill, one_environment(mill, env, lane), lane, key, by)
+    return PauseEnvironment(mill, one_environment(mill, env, lane), lane, key, by)
 
 
-def _with_database(desk: Desk, work: Any) -> Any:
+def _with_database(desk: PauseEnvironment, work: Any) -> Any:
     async def main() -> Any:
         ((_, database),) = desk.mill.databases([desk.environment])
         try:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..mill import Mill
 from ..plural import counted
-from ..prove.trial import Proved, Tell, Terms, provable, prove, value
+from ..prove.trial import ProofResult, ProofSettings, Tell, provable, prove, value
 from . import show
 from .app import App, AsJson, UsageError, app, errors, lane_names, load, print_json, print_out, run_async, said
 
@@ -49,7 +49,9 @@ def prove_command(
     """
     mill = load(reference)
     first = random.randrange(1, _SEEDS)
-    terms = Terms(reference or os.environ["ROWMILL_APP"], schedules, seconds, first, seed, on, _values(given or []))
+    terms = ProofSettings(
+        reference or os.environ["ROWMILL_APP"], schedules, seconds, first, seed, on, _values(given or [])
+    )
     found = run_async(_prove(mill, lane or None, env, terms))
     if as_json:
         print_json({"held": all(p.held for p in found), "first_seed": first, "lanes": [value(p) for p in found]})
@@ -66,7 +68,7 @@ def _values(given: Sequence[str]) -> dict[str, str]:
     return {name: text for name, _, text in (pair.partition("=") for pair in given)}
 
 
-async def _prove(mill: Mill, names: Sequence[str] | None, env: str | None, terms: Terms) -> list[Proved]:
+async def _prove(mill: Mill, names: Sequence[str] | None, env: str | None, terms: ProofSettings) -> list[ProofResult]:
     lanes = provable(mill, names)
     found = []
     for name, database in mill.databases([env] if env else None):
@@ -86,7 +88,7 @@ def _teller(status: Status, lane: str) -> Tell:
     return lambda what: status.update(f"{escape(lane)}: {what} ...")
 
 
-def _page(found: Sequence[Proved], terms: Terms) -> Group:
+def _page(found: Sequence[ProofResult], terms: ProofSettings) -> Group:
     parts: list[RenderableType] = []
     for proved in found:
         head = show.plain(proved.lane.name)
@@ -103,7 +105,7 @@ def _page(found: Sequence[Proved], terms: Terms) -> Group:
     return Group(*parts)
 
 
-def _lane(proved: Proved, terms: Terms) -> list[RenderableType]:
+def _lane(proved: ProofResult, terms: ProofSettings) -> list[RenderableType]:
     lines: list[RenderableType] = []
     tried, survived = proved.tried, proved.survived
     if tried is not None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import typer
 
+from ..declare.lane import Lane
 from ..errors import DeclarationError, did_you_mean
-from ..lane import Lane
-from ..store.grants import grants
-from ..store.inspect import LaneView
+from ..migrate.worker_role import grants
+from ..store.inspect.lane_view import LaneView
 from .app import UsageError, load, print_json, run_async
-from .lookout import Lookout, worded
+from .environments import CommandDirectory, worded
 
 
 def worker_role(
@@ -24,7 +24,7 @@ def worker_role(
     environment = env or next(iter(mill.environments))
 
     async def main() -> list[str]:
-        async with Lookout(mill, [environment], [lane.name for lane in lanes]) as lookout:
+        async with CommandDirectory(mill, [environment], [lane.name for lane in lanes]) as lookout:
             database = lookout.databases[0][1]
             if database.dialect.name != "postgresql":
                 raise DeclarationError(

@@ -16,19 +16,19 @@ import typer
 from rich.text import Text
 
 from ..config import find_app
-from ..engine.child import Line, Orders, serve
-from ..engine.supervisor import USERS_MISTAKES, Supervisor
+from ..engine.processes.child import Orders, SupervisorPipe, serve
+from ..engine.processes.supervisor import USERS_MISTAKES, Supervisor
 from ..engine.worker import Worker
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..mill import Mill
 from ..plural import counted
-from ..store import values
-from ..store.inspect import Elsewhere, LaneView
-from ..store.pauses import COUNTED
+from ..store.gates.pauses import COUNTED
+from ..store.inspect import json_values
+from ..store.inspect.lane_view import LaneView, UncountedRows
 from . import show
 from .app import App, AsJson, Env, app, errors, exit_code, load, print_json, said
-from .lookout import Lookout
+from .environments import CommandDirectory
 from .metrics import Metrics, count_for_supervisor
 
 DIED, HELD_BACK = 3, 6  # exit codes of a drain after which rows are dead, or are left because they are paused
@@ -122,7 +122,7 @@ def run(
         hints += asyncio.run(_left_running(mill, env, chosen["lanes"]))
     _close(supervisor, drained=drained, idle=idle, hints=hints, events=events, log=log)
     if as_json:
-        rows = [values.elsewhere_value(found) for found in elsewhere]
+        rows = [json_values.elsewhere_value(found) for found in elsewhere]
         left = {"held_back": supervisor.held_back}
         print_json({"drained": drained, **_numbers(supervisor), **left, "elsewhere": rows})
     raise typer.Exit(_exit_code(supervisor, drain, caught))
@@ -138,7 +138,7 @@ def _as_child(reference: str | None, orders: Orders, chosen: dict[str, Any]) -> 
             **chosen, worker_id=orders.worker_id, incarnation=orders.incarnation, replaces=orders.replaces
         )
 
-    sys.exit(serve(make, Line(orders.line), orders.flight))
+    sys.exit(serve(make, SupervisorPipe(orders.line), orders.flight))
 
 
 def _command(
@@ -204,10 +204,10 @@ def _idle(supervisor: Supervisor) -> bool:
     return not any(child.counts for child in supervisor.children)
 
 
-async def _elsewhere(mill: Mill, env: list[str] | None, lanes: list[str] | None) -> list[Elsewhere]:
+async def _elsewhere(mill: Mill, env: list[str] | None, lanes: list[str] | None) -> list[UncountedRows]:
     """Where nothing was ready: rows that no lane counts may be what was to be worked on."""
     with contextlib.suppress(RowmillError):
-        async with Lookout(mill, env, lanes) as lookout:
+        async with CommandDirectory(mill, env, lanes) as lookout:
             return await lookout.elsewhere(await lookout.ask(LaneView.count))
     return []
 
@@ -225,7 +225,7 @@ async def _left_running(mill: Mill, env: list[str] | None, lanes: list[str] | No
     """Rows that a drain did not wait for: another worker may be at them, or have died long ago."""
     lines = []
     with contextlib.suppress(RowmillError):
-        async with Lookout(mill, env, lanes) as lookout:
+        async with CommandDirectory(mill, env, lanes) as lookout:
             for view, counts in (await lookout.ask(LaneView.count)).found:
                 if running := counts.states["running"]:
                     what = f"{counted(running, 'row')} of lane {view.lane.name!r} still running"

@@ -12,8 +12,8 @@ import typer
 from ..errors import RowmillError
 from ..events import configure_logs
 from ..mill import Mill
-from ..store.access import Tokens
-from ..store.inspect import check_file
+from ..store.inspect.lane_view import check_file
+from ..store.own.access import Tokens
 from .app import App, UsageError, app, errors, load, run_async, said
 
 Address = Annotated[str, typer.Option("--host", help="the address to listen on", callback=said)]

@@ -10,12 +10,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from .. import reasons
 from ..plural import plural
-from ..store import values
-from ..store.inspect import MOST, SAMPLE, STATES, Counts, Elsewhere, LaneView, Row
-from ..store.keys import written
-from ..store.pauses import Pause, Target
+from ..store.gates.pauses import Pause, Target
+from ..store.inspect import json_values, why_rules
+from ..store.inspect.lane_view import MOST, SAMPLE, STATES, Counts, LaneView, Row, UncountedRows
+from ..store.lane.row_keys import written
 from .app import console
 
 COLOURS = {"ready": "cyan", "running": "blue", "busy": "blue", "done": "green", "dead": "red", "stuck": "red"}
@@ -31,7 +30,7 @@ def plain(value: Any) -> Text:
 
 def span(seconds: float | None) -> str:
     """A duration in one unit, as people say it."""
-    return "" if seconds is None else reasons.span(max(round(seconds), 0))
+    return "" if seconds is None else why_rules.span(max(round(seconds), 0))
 
 
 def table(*headings: str, right: Sequence[str] = ()) -> Table:
@@ -99,7 +98,7 @@ def pause_line(pause: Pause, environment: str, environments: int) -> Text:
     return line.append_text(plain(f": {pause.reason}")) if pause.reason else line
 
 
-def elsewhere_line(found: Elsewhere, environments: int) -> Text:
+def elsewhere_line(found: UncountedRows, environments: int) -> Text:
     """Rows that no lane counts, and what they are: for people."""
     where = f"{found.environment}: " if environments > 1 else ""
     many = f"{found.rows:,}{' or more' if found.rows >= SAMPLE else ''}"
@@ -116,7 +115,7 @@ def _kind(columns: dict[str, Any]) -> str:
     """``status = 'new' and flag is null``"""
     said = []
     for column, value in columns.items():
-        value = values.simple(value)
+        value = json_values.simple(value)
         text = repr(value if len(value) <= MOST_SAID else f"{value[:MOST_SAID]}…") if isinstance(value, str) else value
         said.append(f"{column} is null" if value is None else f"{column} = {text}")
     return " and ".join(said)
@@ -124,7 +123,7 @@ def _kind(columns: dict[str, Any]) -> str:
 
 def holder(view: LaneView, row: Row) -> Text:
     """A row's worker, on a terminal without the middle of a long id."""
-    name, (beginning, end) = plain(values.role(view, row, "worker") or ""), WORKER
+    name, (beginning, end) = plain(json_values.role(view, row, "worker") or ""), WORKER
     if console.is_terminal and len(name) > beginning + 1 + end:
         return Text(f"{name.plain[:beginning]}…{name.plain[-end:]}")
     return name
@@ -134,7 +133,7 @@ def rows_table(found: Sequence[tuple[LaneView, Row]], environments: int) -> Tabl
     """Rows with their state, holder, attempts, the time that matters for the state, and the error's beginning."""
     cells: dict[str, list[Text]] = {}
     for view, row in found:
-        tries = next((n for r in ("attempts", "failures") if (n := values.role(view, row, r)) is not None), "")
+        tries = next((n for r in ("attempts", "failures") if (n := json_values.role(view, row, r)) is not None), "")
         for heading, cell in (
             ("Env", plain(view.environment if environments > 1 else "")),
             ("Id", plain(written(row.id))),
@@ -142,7 +141,7 @@ def rows_table(found: Sequence[tuple[LaneView, Row]], environments: int) -> Tabl
             ("Attempts", Text(str(tries))),
             ("When", Text(when(row))),
             ("Worker", holder(view, row)),
-            ("Error", plain(values.role(view, row, "error") or "")),
+            ("Error", plain(json_values.role(view, row, "error") or "")),
         ):
             cells.setdefault(heading, []).append(cell)
     shown = {heading: column for heading, column in cells.items() if any(column)}
@@ -171,7 +170,7 @@ def when(row: Row) -> str:
     """The time that matters for the state a row is in."""
     age = row.ages.get
     if row.state == "ready":
-        since = reasons.ready_for(row.ages)
+        since = why_rules.ready_for(row.ages)
         return f"for {span(since)}" if since is not None else ""
     if row.state == "excluded":
         return "where does not hold"
@@ -195,7 +194,7 @@ def whole_table(view: LaneView, row: Row) -> Table:
     for column, value in row.values.items():
         meaning = [name for name in by_column.get(column, []) if name != column]
         label = Text(column).append(f" ({', '.join(meaning)})" if meaning else "", "dim")
-        made.add_row(label, Text("null", "dim") if value is None else plain(values.simple(value)))
+        made.add_row(label, Text("null", "dim") if value is None else plain(json_values.simple(value)))
     return made
 
 

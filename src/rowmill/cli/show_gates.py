@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from ..store import values
-from ..store.gate_view import KeyView
-from ..store.gating import Dimension
-from ..store.inspect import LaneView
+from ..store.gates.gate_binding import BoundGates
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import KeyView
+from ..store.inspect.lane_view import LaneView
 from . import show
 
 
-def heading(view: LaneView, dim: Dimension, several: int) -> Text:
+def heading(view: LaneView, dim: BoundGates, several: int) -> Text:
     """What is declared, in a line."""
     where = f"{view.environment}/" if several > 1 else ""
     of = f" by {dim.label}" if dim.phrase is not None else ""
-    return show.plain(f"{where}{view.lane.name}{of}: {'; '.join(values.declared(dim.group))}")
+    return show.plain(f"{where}{view.lane.name}{of}: {'; '.join(json_values.declared(dim.group))}")
 
 
 def keys_table(keys: Sequence[KeyView]) -> Table:
@@ -28,7 +28,7 @@ def keys_table(keys: Sequence[KeyView]) -> Table:
     for view in keys:
         group, state = view.dim.group, view.state
         running = (
-            str(view.running) + (f"/{values.most_of(view)}" if group.concurrency else "")
+            str(view.running) + (f"/{json_values.most_of(view)}" if group.concurrency else "")
             if group.counts_running
             else ""
         )

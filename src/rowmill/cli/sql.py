@@ -8,18 +8,18 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..errors import DeclarationError
-from ..store.function_bodies import FunctionStatements
-from ..store.functions import Options, after, check, notes, render
-from ..store.gate_view import lane_gates
-from ..store.gated_functions import FunctionGates, resolve_gates
-from ..store.inspect import LaneView
-from ..store.install import drop, install, installed
-from ..store.postgres_statements import PostgresStatements
-from ..store.resolve import resolve
-from ..store.schema import GATES, ensure, taken
-from ..store.texts import commented, one_line, texts
+from ..functions.bodies import FunctionStatements
+from ..functions.definitions import FunctionOptions, after, check, notes, render
+from ..functions.gate_bodies import FunctionGates, resolve_gates
+from ..functions.install import drop, install, installed
+from ..functions.resolve_names import resolve
+from ..store.inspect.gate_view import lane_gates
+from ..store.inspect.lane_view import LaneView
+from ..store.inspect.sql_listing import commented, one_line, texts
+from ..store.lane.postgres_statements import PostgresStatements
+from ..store.own.schema import GATES, ensure, taken
 from .app import AsJson, UsageError, app, errors, load, print_json, run_async, said
-from .lookout import Lookout, one_lane
+from .environments import CommandDirectory, one_lane
 from .role import worker_role
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[APP] LANE", help="the application, and the lane")]
@@ -105,7 +105,7 @@ def sql(
         raise typer.BadParameter(f"one application and one lane, not {len(words)} words")
     if not functions and (prefix is not None or name or schema or grant or apply or remove or security != "invoker"):
         raise UsageError("that option is about functions", hint="add --functions")
-    options = Options(prefix, _pairs(name or []), schema, security == "definer", grant or ())
+    options = FunctionOptions(prefix, _pairs(name or []), schema, security == "definer", grant or ())
     named = len(words) == 2 or (bool(words) and ":" in words[0])
     mill = load(words[0] if named else None)
     lane = one_lane(mill, words[-1] if len(words) == 2 or (words and not named) else None)
@@ -123,7 +123,7 @@ def sql(
         return await (_dropped if remove else _functions)(view, view.statements, options, apply)
 
     async def main() -> Any:
-        async with Lookout(mill, [environment], [lane]) as lookout:
+        async with CommandDirectory(mill, [environment], [lane]) as lookout:
             return await lookout.ask(question)
 
     answers = run_async(main())
@@ -151,7 +151,7 @@ def _pairs(words: list[str]) -> dict[str, str]:
     return found
 
 
-async def _functions(view: LaneView, say: PostgresStatements, options: Options, apply: bool) -> dict[str, Any]:
+async def _functions(view: LaneView, say: PostgresStatements, options: FunctionOptions, apply: bool) -> dict[str, Any]:
     resolved = await resolve(view.binding, view.database, say)
     check(view.binding, resolved, options)
     gates = await _gates(view, apply) if view.lane.groups else None
@@ -179,7 +179,7 @@ async def _gates(view: LaneView, apply: bool) -> FunctionGates:
     return await resolve_gates(gates.dims, view.database, gates.rows.table)
 
 
-async def _dropped(view: LaneView, say: PostgresStatements, _: Options, apply: bool) -> dict[str, Any]:
+async def _dropped(view: LaneView, say: PostgresStatements, _: FunctionOptions, apply: bool) -> dict[str, Any]:
     table = FunctionStatements(view.binding, await resolve(view.binding, view.database, say)).table
     found = await (drop if apply else installed)(view.database, view.lane.name, table)
     return {"applied": apply, "drop": [f"drop function {signature}" for signature in found]}

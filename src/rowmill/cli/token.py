@@ -12,11 +12,11 @@ import typer
 from ..errors import DeclarationError
 from ..mill import Mill
 from ..store import Database
-from ..store.access import SCOPES, Audit, Token, Tokens, check_scopes
-from ..store.inspect import check_file
+from ..store.inspect.lane_view import check_file
+from ..store.own.access import SCOPES, Audit, Token, Tokens, check_scopes
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, UsageError, app, errors, load, print_json, print_out, run_async, said
-from .lookout import worded
+from .environments import worded
 
 T = TypeVar("T")
 _VERBS = "create [APP] NAME | list [APP] | revoke [APP] NAME"

@@ -17,18 +17,18 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import DatabaseError, RowmillError
+from ..ops.row_actions import Operator, Selection
 from ..plural import counted
-from ..store.gauges import MOST, Gauges
-from ..store.inspect import LaneView
-from ..store.operate import Operator, Selection
-from ..store.pauses import Target, ensure_gates
-from ..store.pauses import pause as write_pause
-from ..store.pauses import resume as end_pause
+from ..store.gates.pauses import Target, ensure_gates
+from ..store.gates.pauses import pause as write_pause
+from ..store.gates.pauses import resume as end_pause
+from ..store.inspect.gauges import MOST, Gauges
+from ..store.inspect.lane_view import LaneView
 from . import show
 from .app import App, AsJson, Env, UsageError, app, console, load, print_json, print_out, run_async
+from .environments import CommandDirectory
 from .errors import bars
 from .look import SomeLanes
-from .lookout import Lookout
 from .overview import STATES, Overview, busiest, look
 
 EVERY = 2.0
@@ -52,7 +52,7 @@ def top(
         raise UsageError("this is no terminal: nobody could press a key", hint="--once, or --json")
 
     async def main() -> Overview | None:
-        async with Lookout(mill, env, lane) as lookout:
+        async with CommandDirectory(mill, env, lane) as lookout:
             if once or as_json:
                 return await look(lookout)
             await Screen(lookout).run()
@@ -71,7 +71,7 @@ def top(
 class Screen:
     """The live view: what is shown, which lane is chosen, and what a key does."""
 
-    def __init__(self, lookout: Lookout) -> None:
+    def __init__(self, lookout: CommandDirectory) -> None:
         self._lookout, self._mill = lookout, lookout.mill
         self._found: Overview | None = None
         self._chosen = 0

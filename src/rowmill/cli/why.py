@@ -9,14 +9,14 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .. import inquiry, reasons
-from ..lane import Lane
+from ..declare.lane import Lane
 from ..mill import Mill
-from ..reasons import Answer, Reason
-from ..store import values
+from ..ops import questions
+from ..store.inspect import json_values, why_rules
+from ..store.inspect.why_rules import Reason, WhyAnswer
 from . import show
 from .app import NOTHING_MATCHED, AsJson, UsageError, app, load, print_json, print_out, run_async, said
-from .lookout import one_environment, one_lane, worded
+from .environments import one_environment, one_lane, worded
 
 _ENDED = ("done", "dead", "canceled", "untouched_for", "no_worker")
 _COLOURS = {"running": "blue", "done": "green", "ready": "cyan", "held": "yellow",
@@ -45,24 +45,24 @@ def why(
     environment = one_environment(mill, env, name)
     answer = run_async(_ask(mill, environment, mill.lanes[name], rest[-1]))
     if as_json:
-        print_json(values.why_value(answer, environment, name, rest[-1]))
+        print_json(json_values.why_value(answer, environment, name, rest[-1]))
     else:
         print_out(_shown(answer, environment, name, rest[-1], len(mill.environments)))
     if answer.state == "none":
         raise typer.Exit(NOTHING_MATCHED)
 
 
-async def _ask(mill: Mill, environment: str, lane: Lane, text: str) -> Answer:
+async def _ask(mill: Mill, environment: str, lane: Lane, text: str) -> WhyAnswer:
     names = list(mill.environments)
     databases = dict(mill.databases(names[: names.index(environment) + 1]))
     try:
-        return await inquiry.why(mill, environment, lane, text, databases)
+        return await questions.why(mill, environment, lane, text, databases)
     finally:
         for database in databases.values():
             await database.close()
 
 
-def _shown(answer: Answer, environment: str, lane: str, key: str, environments: int) -> RenderableType:
+def _shown(answer: WhyAnswer, environment: str, lane: str, key: str, environments: int) -> RenderableType:
     where = f" in {environment}" if environments > 1 else ""
     head = show.plain(f"{lane} {key}{where}: ")
     head.append(_HEADS.get(answer.state, answer.state), f"bold {_COLOURS.get(answer.state, 'red')}")
@@ -81,16 +81,18 @@ def _line(reason: Reason) -> Text:
     told = []
     if reason.since is not None:
         told.append(
-            f"for {reasons.span(reason.since)}" if reason.code not in _ENDED else f"{reasons.span(reason.since)} ago"
+            f"for {why_rules.span(reason.since)}"
+            if reason.code not in _ENDED
+            else f"{why_rules.span(reason.since)} ago"
         )
     if reason.wait == math.inf and reason.code.endswith("paused"):
         told.append("until it is resumed")
     elif reason.wait is not None and 0 < reason.wait < math.inf and reason.code != "sweep":
-        told.append(f"{reasons.span(reason.wait)} more")
+        told.append(f"{why_rules.span(reason.wait)} more")
     return line.append(f" ({', '.join(told)})", "dim") if told else line
 
 
-def _when(answer: Answer) -> Text:
+def _when(answer: WhyAnswer) -> Text:
     if answer.wait == math.inf:
         return Text("It will not run by itself.", "bold")
     if answer.wait is None:
@@ -101,5 +103,5 @@ def _when(answer: Answer) -> Text:
         return Text(f"It should run {until}.", "bold")
     if answer.wait == 0:
         return Text("It should run at the next claim.", "bold")
-    at = values.from_now(answer.wait).replace("T", " ").partition(".")[0]
-    return Text(f"It should run in {reasons.span(answer.wait)}, at {at} UTC.", "bold")
+    at = json_values.from_now(answer.wait).replace("T", " ").partition(".")[0]
+    return Text(f"It should run in {why_rules.span(answer.wait)}, at {at} UTC.", "bold")

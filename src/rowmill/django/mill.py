@@ -13,14 +13,15 @@ from typing import Any
 from django.db import connections, transaction
 
 from .. import mill as mills
-from ..call import Call, Handle
-from ..engine.desk import Desk as PlainDesk
+from ..client.client import Client as PlainDesk
+from ..declare.call import Call, Handle
+from ..declare.cron import Cron
+from ..declare.lane import Lane
+from ..declare.task import Task
 from ..errors import WrongArguments, did_you_mean
-from ..lane import Lane
-from ..schedule import Cron
-from ..store import Database, schema
-from ..store.callers import formatted
-from ..task import Task
+from ..store import Database
+from ..store.caller_transactions import formatted
+from ..store.own import schema
 from .connections import guarded, url
 
 
@@ -34,7 +35,7 @@ class Mill(mills.Mill):
     def __init__(self, *aliases: str, schema: str | None = None, connections: int = 3, notify: bool = True) -> None:
         super().__init__({}, schema=schema, connections=connections, notify=notify)
         self.aliases = aliases or ("default",)
-        self._desk = Desk(lambda: self.environments, schema, self.clock, notify, self.events)
+        self._desk = DjangoClient(lambda: self.environments, schema, self.clock, notify, self.events)
         self._desk.aliases = self.aliases
 
     @property
@@ -78,7 +79,7 @@ class Mill(mills.Mill):
             schema.take(Database.open(address, schema=self.schema), run)
 
 
-class Desk(PlainDesk):
+class DjangoClient(PlainDesk):
     """Takes calls that do not await through Django's connection, in the transaction that it is in."""
 
     aliases: Sequence[str] = ()

@@ -13,25 +13,25 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from .. import retry
-from ..claim import Claim, Settlement
+from ..declare import retry
+from ..declare.outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..errors import LostClaim, WrongResult
-from ..outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
 from ..store import LaneStore
-from ..store.keys import written
-from ..store.translate import from_standby
-from ..tracing import Tracer
-from .held import Held
-from .isolate import Child, HandlerDied
+from ..store.driver_errors import from_standby
+from ..store.lane.claim import Claim, Settlement
+from ..store.lane.row_keys import written
+from .isolate import HandlerDied, HandlerProcess
 from .job import Job, SyncJob
+from .lane_state import LaneState
 from .resources import Resources
-from .traced import kept_with
+from .traced_lane import kept_with
+from .tracing import Tracer
 
 _FALLBACK, _SWITCHOVER = timedelta(minutes=1), timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """How a claim is run: by which function, with which resources, and how long at most."""
 
     handler: Callable[..., Any]
@@ -50,11 +50,11 @@ class Plan:
 class Execution:
     """How the handler of one lane is run in this process."""
 
-    def __init__(self, held: Held, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
+    def __init__(self, held: LaneState, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
         self.held, self.lane = held, held.store.lane
         self.resources, self.threads = resources, threads
         #: Run the handler to its end. None: there is nothing left to write (lost, or finished by itself).
-        self.run: Callable[[Plan, Job, Claim, Child | None], Awaitable[Settlement | None]]
+        self.run: Callable[[RunPlan, Job, Claim, HandlerProcess | None], Awaitable[Settlement | None]]
         self.run = self._run if held.tracer is None else functools.partial(self._traced, held.tracer)
         timeout = self.store.binding.timeout
         seconds = timeout.total_seconds() if timeout else None
@@ -67,16 +67,16 @@ class Execution:
 
     def _planned(
         self, handler: Callable[..., Any], inner: Callable[..., Any], names: list[str], timeout: float | None
-    ) -> Plan:
+    ) -> RunPlan:
         """``inner``: the user's own function, which ``handler`` calls."""
         is_async = runs_in_loop(inner)
-        return Plan(handler, names, is_async, timeout, self.lane.isolation == "auto" and not is_async)
+        return RunPlan(handler, names, is_async, timeout, self.lane.isolation == "auto" and not is_async)
 
-    def plan(self, claim: Claim) -> Plan:
+    def plan(self, claim: Claim) -> RunPlan:
         """How this claim is run."""
         return self._plan
 
-    def job(self, plan: Plan, claim: Claim, worker: str, slot: str) -> Job:
+    def job(self, plan: RunPlan, claim: Claim, worker: str, slot: str) -> Job:
         """The claim as its handler will see it."""
         if not plan.in_thread:
             return Job(self.held, claim, worker, slot)
@@ -98,7 +98,7 @@ class Execution:
         return settlement
 
     async def _traced(
-        self, tracer: Tracer, plan: Plan, job: Job, claim: Claim, child: Child | None
+        self, tracer: Tracer, plan: RunPlan, job: Job, claim: Claim, child: HandlerProcess | None
     ) -> Settlement | None:
         facts = {name: getattr(job, name) for name in ("lane", "environment", "attempt", "worker", "slot")}
         with tracer.run({**facts, "id": written(claim.id)}, kept_with(self.store, claim)) as ended:
@@ -106,7 +106,7 @@ class Execution:
             ended(settlement or job.finished)
             return settlement
 
-    async def _run(self, plan: Plan, job: Job, claim: Claim, child: Child | None) -> Settlement | None:
+    async def _run(self, plan: RunPlan, job: Job, claim: Claim, child: HandlerProcess | None) -> Settlement | None:
         try:
             plain = plan.plain and child is None
             ended = await (plan.handler(job) if plain else self._within(plan, job, claim, child))
@@ -123,7 +123,7 @@ class Execution:
             job.close()
         return None if job.finished is not None else self.settlement(claim, ended)
 
-    async def _within(self, plan: Plan, job: Job, claim: Claim, child: Child | None) -> Any:
+    async def _within(self, plan: RunPlan, job: Job, claim: Claim, child: HandlerProcess | None) -> Any:
         """The handler, with its resources, in its time, in the place where it runs."""
         if child is not None:
             lease_began = claim.taken if self.store.binding.renew == "none" else None
@@ -153,7 +153,7 @@ class Execution:
             raise TimedOut(plan.timeout)
         return result
 
-    async def _handler(self, plan: Plan, job: Job, resources: dict[str, Any]) -> Any:
+    async def _handler(self, plan: RunPlan, job: Job, resources: dict[str, Any]) -> Any:
         if plan.is_async:
             return await plan.handler(job, **resources)
         loop = asyncio.get_running_loop()

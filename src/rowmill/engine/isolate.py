@@ -28,10 +28,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..declare.lane import Lane
+from ..declare.outcome import Done, Outcome
 from ..errors import AppError, DeclarationError, RowmillError
-from ..lane import Lane
-from ..outcome import Done, Outcome
-from ..store.column_values import no_data, note_text
+from ..store.lane.result_values import no_data, note_text
 from .resources import Resources
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class HandlerDied(RowmillError):
     """The handler's process ended without an answer."""
 
 
-class Child:
+class HandlerProcess:
     """One spawned process, for one slot. Started on first use, and again after it was killed or died."""
 
     def __init__(self, lane: Lane) -> None:

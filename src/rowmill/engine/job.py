@@ -20,9 +20,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..budget import Spent
-from ..call import Call
-from ..claim import Claim, Settlement
+from ..declare.budget import Spent
+from ..declare.call import Call
+from ..declare.outcome import Snooze
 from ..errors import (
     Busy,
     DatabaseError,
@@ -33,12 +33,12 @@ from ..errors import (
     UnreadableValue,
     did_you_mean,
 )
-from ..outcome import Snooze
 from ..store import LaneStore, Tx, uncut
-from ..store.budgets import take as take_budget
-from ..store.column_values import note_text
-from .flow import Flow, Joined
-from .held import Held
+from ..store.gates.budgets import take as take_budget
+from ..store.lane.claim import Claim, Settlement
+from ..store.lane.result_values import note_text
+from .job_steps import JobSteps, Joined
+from .lane_state import LaneState
 
 _PROGRESS_EVERY = 1.0
 _PATIENT = timedelta(minutes=1)
@@ -55,10 +55,10 @@ class Job(Mapping[str, Any]):
     blocked_at: str | None = None
     _workdir: Path | None = None
     _told = 0.0
-    _flowing: Flow | None = None
+    _flowing: JobSteps | None = None
     _spending: Spent | None = None
 
-    def __init__(self, held: Held, claim: Claim, worker: str, slot: str) -> None:
+    def __init__(self, held: LaneState, claim: Claim, worker: str, slot: str) -> None:
         self._held, self._store, self._claim = held, held.store, claim
         #: The worker's id and the slot's name, as they show on the dashboard.
         self.worker, self.slot = worker, slot
@@ -167,9 +167,9 @@ class Job(Mapping[str, Any]):
     # -- flows: for tasks
 
     @property
-    def _flow(self) -> Flow:
+    def _flow(self) -> JobSteps:
         if self._flowing is None:
-            self._flowing = Flow(self._store, self._claim, self)
+            self._flowing = JobSteps(self._store, self._claim, self)
         return self._flowing
 
     async def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +204,7 @@ class Job(Mapping[str, Any]):
 class SyncJob(Job):
     """A Job for a handler that runs in a thread: the same calls, without ``await``."""
 
-    def __init__(self, held: Held, claim: Claim, worker: str, slot: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, held: LaneState, claim: Claim, worker: str, slot: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(held, claim, worker, slot)
         self._loop = loop
 
@@ -272,7 +272,7 @@ class FinishTx(Tx):
 class Finish:
     """The end of a run. Leaving the block settles the claim, fenced; if that fails, nothing of it was written."""
 
-    def __init__(self, held: Held, claim: Claim, job: Job) -> None:
+    def __init__(self, held: LaneState, claim: Claim, job: Job) -> None:
         self._held, self._store, self._claim, self._job = held, held.store, claim, job
 
     def __enter__(self) -> None:

@@ -10,19 +10,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..claim import Claim, Settlement
-from ..lane import Lane
-from .execute import Execution, Plan
-from .flight import mark
-from .held import Held
-from .isolate import Child
+from ..declare.lane import Lane
+from ..store.lane.claim import Claim, Settlement
+from .execute import Execution, RunPlan
+from .isolate import HandlerProcess
 from .job import Job
+from .lane_state import LaneState
+from .running_marks import mark
 
 if TYPE_CHECKING:
-    from .flight import Cells
+    from .running_marks import Cells
 
 #: Called at the end of every run: what was held, the claim, its job, and what is to be written, if anything.
-Ended = Callable[[Held, Claim, Job, Settlement | None], None]
+Ended = Callable[[LaneState, Claim, Job, Settlement | None], None]
 Crashed = Callable[[BaseException], None]
 #: Slots are woken by few, and wake others: where runs are short, the first have done it all before the last would wake.
 _WAKEN = 4
@@ -35,13 +35,13 @@ AUTO_BATCH = 1000
 class Slot:
     """A place where one run happens."""
 
-    def __init__(self, name: str, child: Child | None, number: int) -> None:
+    def __init__(self, name: str, child: HandlerProcess | None, number: int) -> None:
         self.name, self.child, self.number = name, child, number
         self.task: asyncio.Task[None] | None = None
         self.parked: asyncio.Future[None] | None = None
         #: What runs here, and what ran here last and how.
         self.job: Job | None = None
-        self.plan: Plan | None = None
+        self.plan: RunPlan | None = None
         self.began = 0.0
 
     @property
@@ -125,7 +125,7 @@ class Slots:
             return min(most, self.lane.concurrency, int(_AHEAD_GATED * self.lane.concurrency / took))
         return min(2 * most, int(_AHEAD * self.lane.concurrency / took))
 
-    def put(self, held: Held, claims: list[Claim]) -> None:
+    def put(self, held: LaneState, claims: list[Claim]) -> None:
         """Claims for the next free slots; ``start`` wakes them."""
         execution = self.executions[id(held)]
         self._buffer.extend([(execution, claim) for claim in claims])
@@ -143,7 +143,7 @@ class Slots:
 
     def _add(self) -> None:
         name = self.lane.slot_name.format(lane=self.lane.name, n=len(self.all) + 1)
-        slot = Slot(name, Child(self.lane) if self.lane.isolation == "process" else None, len(self.all))
+        slot = Slot(name, HandlerProcess(self.lane) if self.lane.isolation == "process" else None, len(self.all))
         self.all.append(slot)
         slot.task = asyncio.create_task(self._serve(slot), name=name)
         slot.task.add_done_callback(self._gone)
@@ -219,7 +219,7 @@ class Slots:
             if slot.claim is claim and slot.task is not None and slot.stoppable:
                 slot.task.cancel()
 
-    def take_back(self) -> list[tuple[Held, Claim]]:
+    def take_back(self) -> list[tuple[LaneState, Claim]]:
         """Empty the buffer: rows that nobody started."""
         rest = [(execution.held, claim) for execution, claim in self._buffer]
         self._buffer.clear()
@@ -247,7 +247,7 @@ class Slots:
                 )
         return found
 
-    async def close(self) -> list[tuple[Held, Claim]]:
+    async def close(self) -> list[tuple[LaneState, Claim]]:
         """Cancel what can be cancelled, and say which claims were cut off: those whose runs have really ended.
 
         A thread cannot be stopped, and a handler may swallow its cancellation: such a row stays held, and its lease

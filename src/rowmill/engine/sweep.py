@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ..errors import DatabaseError
-from ..store.fleet import Fleet
-from .held import Held
-from .tally import Tally
+from ..store.own.workers import WorkersTable
+from .counters import Counters
+from .lane_state import LaneState
 from .wake import jittered
 
 _MOST = 1000
@@ -20,7 +20,9 @@ _MOST = 1000
 class Sweeper:
     """Sweeps the lanes of one environment, each in its own rhythm."""
 
-    def __init__(self, held: Sequence[Held], tally: Tally, ring: Callable[[], None], fleet: Fleet | None) -> None:
+    def __init__(
+        self, held: Sequence[LaneState], tally: Counters, ring: Callable[[], None], fleet: WorkersTable | None
+    ) -> None:
         self._held, self._tally, self._ring, self._fleet = held, tally, ring, fleet
 
     async def at_start(self) -> None:
@@ -42,17 +44,17 @@ class Sweeper:
                         self._tally.events.emit("sweep_failed", level, lane=held.store.lane.name, error=str(error))
                     due[id(held)] = time.monotonic() + self._every(held)
 
-    def _every(self, held: Held) -> float:
+    def _every(self, held: LaneState) -> float:
         return jittered(held.store.lane.sweep_every.total_seconds())
 
-    async def _lease(self, held: Held, *, at_start: bool) -> timedelta:
+    async def _lease(self, held: LaneState, *, at_start: bool) -> timedelta:
         """The lease by which rows are judged: the declared one, or a longer one that a live worker goes by."""
         lane = held.store.lane
         lease = lane.startup_lease if at_start else lane.lease
         assert lease is not None
         return max(lease, await self._fleet.longest_lease(lane.name, at_start=at_start)) if self._fleet else lease
 
-    async def sweep(self, held: Held, *, at_start: bool = False) -> int:
+    async def sweep(self, held: LaneState, *, at_start: bool = False) -> int:
         """Take back what is stale, in bounded steps; the previous holder is logged."""
         count, lease = 0, await self._lease(held, at_start=at_start)
         while True:

@@ -14,7 +14,7 @@ import asyncpg
 from ..errors import Unreachable
 from ..store import Database
 from ..store.database import Postgres, Sqlite
-from ..store.enqueue import CHANNEL
+from ..store.jobs.enqueue import CHANNEL
 
 _WATCH_EVERY = 0.03
 _RECONNECT = (0.5, 30.0)
@@ -25,7 +25,7 @@ DONE, AWAIT = "rowmill_done", "await"
 Ring = Callable[[], None]
 
 
-class Bell:
+class WakeUp:
     """Rings when something may have happened; the worker waits for it."""
 
     def __init__(self) -> None:

@@ -16,27 +16,36 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..claim import Claim, Settlement
 from ..clock import Clock
-from ..errors import Busy, DatabaseError, DeclarationError, Refused, Unreachable, Unreadable, Unserved, WorkerIdTaken
+from ..declare.lane import Lane
+from ..errors import (
+    Busy,
+    DatabaseError,
+    DeclarationError,
+    Refused,
+    Unreachable,
+    UnreadableReply,
+    Unserved,
+    WorkerIdTaken,
+)
 from ..events import Events
-from ..lane import Lane
 from ..store import Database, open_lane, probe
-from ..store.swept import TAKEN_BACK
+from ..store.lane.claim import Claim, Settlement
+from ..store.lane.sweep import TAKEN_BACK
+from .counters import Counters
+from .environment import Environment, WorkerCallbacks
 from .execute import Execution
-from .flight import Flight
-from .foreman import Foreman
-from .held import Held
 from .isolate import importable
 from .job import Job
-from .place import Crew, Place
+from .lane_state import LaneState
 from .resources import Resource, Resources
-from .settler import Settler
+from .running_marks import RunningMarks
+from .settle import Settler
+from .shutdown import Shutdown
 from .slots import AUTO_BATCH, Capacity, Slots
-from .tally import Tally
-from .tasks import TaskExecution
-from .traced import trace_held
-from .wake import Bell
+from .task_execution import TaskExecution
+from .traced_lane import trace_held
+from .wake import WakeUp
 
 _BACKLOG = 2000  # unwritten outcomes before claiming stops
 _CLAIMS = 10  # one after another, before the worker looks around
@@ -71,16 +80,16 @@ class Worker:
         self.drain, self.grace = drain, grace
         #: The process is the worker's own: it may be ended when nothing else helps, and is then started again.
         self.expendable = expendable
-        self.bell = Bell()
+        self.bell = WakeUp()
         self.resources = Resources(resources or {})
         self.capacity = Capacity(concurrency)
-        self.tally = Tally(self.events, self.id)
+        self.tally = Counters(self.events, self.id)
         ordered = sorted(lanes, key=lambda lane: lane.priority)
         self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self.crashed, self.id) for lane in ordered}
-        self.places = [Place(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
+        self.places = [Environment(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
         self.settler = Settler(self.events, self.tally, self._guarded, self.bell.ring, self.crashed)
-        self._foreman = Foreman(self)
-        self._crew = Crew(
+        self._foreman = Shutdown(self)
+        self._crew = WorkerCallbacks(
             self.events,
             clock or Clock(),
             self.tally,
@@ -96,12 +105,12 @@ class Worker:
         self.held_back: list[dict[str, Any]] = []
         self._fallen: frozenset[int] | None = None
         #: A lane with rows that were taken back from a dead worker: they run while this process holds nothing else.
-        self._apart: Held | None = None
+        self._apart: LaneState | None = None
         self._suspects: list[Claim] = []
         self._threads: ThreadPoolExecutor | None = None
         self._started = self.stopping = self.hurried = self.recycling = False
-        self._above: list[Held] = []
-        self._where: dict[int, Place] = {}
+        self._above: list[LaneState] = []
+        self._where: dict[int, Environment] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The thread that its event loop runs in.
         self.thread = 0
@@ -118,14 +127,14 @@ class Worker:
 
     def tell_flight(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
-        flight = Flight(file, [slots.lane.concurrency for slots in self.slots.values()])
+        flight = RunningMarks(file, [slots.lane.concurrency for slots in self.slots.values()])
         self._fallen = flight.before
         for slots, cells in zip(self.slots.values(), flight.cells, strict=True):
             slots.in_flight = cells
 
     # -- life
 
-    async def run(self) -> Tally:
+    async def run(self) -> Counters:
         """Work. Returns what was done."""
         self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._tick()
@@ -199,7 +208,7 @@ class Worker:
             if time.monotonic() >= place.retry_at:
                 await self._guarded(place, self._take(place))
 
-    async def _guarded(self, place: Place, step: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, place: Environment, step: Coroutine[Any, Any, None]) -> None:
         """An environment that is away does not stop the others; it is tried again, and again later."""
         try:
             await step
@@ -221,7 +230,7 @@ class Worker:
             pause = round(place.failed(), 1)
             self.events.emit(name, logging.ERROR, environment=place.name, error=error.message, retry_in=pause)
 
-    def _wanted(self, place: Place, now: float) -> bool:
+    def _wanted(self, place: Environment, now: float) -> bool:
         """Whether a look is worth a statement now."""
         if now < place.retry_at:
             return False
@@ -229,7 +238,7 @@ class Worker:
             return True
         return any(held.more and self._ask(held) > 0 for held in place.held)
 
-    async def _open(self, place: Place) -> None:
+    async def _open(self, place: Environment) -> None:
         await place.open(self._crew)
         for held in place.held:
             if self.events.tracer is not None:
@@ -239,7 +248,7 @@ class Worker:
             self.slots[held.store.lane.name].executions[id(held)] = execution
             self._where[id(held)] = place
 
-    async def _take(self, place: Place) -> None:
+    async def _take(self, place: Environment) -> None:
         """Claim what is ready, from the lane of highest priority down, as far as there is room."""
         if not place.opened or self._overtaken():
             return
@@ -268,7 +277,7 @@ class Worker:
         """Room has come up, while this round went down, for a lane above that has more: the next round is for it."""
         return any(held.more and self._ask(held) > 0 for held in self._above)
 
-    def _ask(self, held: Held) -> int:
+    def _ask(self, held: LaneState) -> int:
         """How many rows to take now: what can start, and, for the topmost lane, a little more to have at hand."""
         if self._apart is not None or held.rests_until > time.monotonic() or len(held.outcomes) > _BACKLOG:
             return 0  # what has ended is written before more is begun
@@ -285,7 +294,7 @@ class Worker:
         # With work at hand, small claims would only cost round trips.
         return 0 if slots.buffered and ask < most // 2 else max(ask, 0)
 
-    def _may_fetch_ahead(self, held: Held) -> bool:
+    def _may_fetch_ahead(self, held: LaneState) -> bool:
         """Only where nothing is higher, so that nothing can be kept waiting, and where waiting rows are renewed; and
         not through a gate that goes by when runs start, or how they end.
         """
@@ -293,7 +302,7 @@ class Worker:
         topmost = bool(first) and first[0] is held and held.store.binding.renew != "none"
         return topmost and (held.gates is None or all(group.only_limits for group in held.store.lane.groups))
 
-    async def _claim(self, held: Held) -> None:
+    async def _claim(self, held: LaneState) -> None:
         slots = self.slots[held.store.lane.name]
         wanted = self._ask(held)
         most = slots.lane.batch or AUTO_BATCH
@@ -320,7 +329,7 @@ class Worker:
 
     # -- rows that were taken back from a dead worker
 
-    async def _without_suspects(self, held: Held, claims: list[Claim]) -> list[Claim]:
+    async def _without_suspects(self, held: LaneState, claims: list[Claim]) -> list[Claim]:
         """Claims less those of suspects. They go back, to be run apart as soon as this process holds nothing else."""
         suspects = await held.store.suspects(claims)
         if not suspects:
@@ -331,14 +340,14 @@ class Worker:
         await self._settle_now(held, [Settlement(claim, "release") for claim in claims if claim.key in suspects])
         return [claim for claim in claims if claim.key not in suspects]
 
-    async def _settle_now(self, held: Held, settlements: list[Settlement]) -> None:
+    async def _settle_now(self, held: LaneState, settlements: list[Settlement]) -> None:
         """Write these before anything is started: what is held when a process dies is counted."""
         held.outcomes += settlements
         self.settler.soon(self._where[id(held)], held)
         while held.settling is not None:
             await asyncio.wait([held.settling])
 
-    async def _run_apart(self, held: Held) -> None:
+    async def _run_apart(self, held: LaneState) -> None:
         """Run suspects a few at a time, or alone: one that kills the process takes hardly any other with it."""
         place, slots = self._where[id(held)], self.slots[held.store.lane.name]
         if self._holds_others() or time.monotonic() < place.retry_at:
@@ -346,7 +355,7 @@ class Worker:
         self._apart, place.look = None, True
         await self._guarded(place, self._next_apart(held, slots))
 
-    async def _next_apart(self, held: Held, slots: Slots) -> None:
+    async def _next_apart(self, held: LaneState, slots: Slots) -> None:
         store = held.store
         if self._suspects:
             await store.clear_suspects(self._suspects)
@@ -365,7 +374,7 @@ class Worker:
         slots.put(held, claims)
         slots.start()
 
-    async def _pick_apart(self, held: Held, claims: list[Claim], suspects: dict[Any, int]) -> list[Claim]:
+    async def _pick_apart(self, held: LaneState, claims: list[Claim], suspects: dict[Any, int]) -> list[Claim]:
         """Of these claims, the suspects that run now: some, or one alone. The others go back."""
         store = held.store
         words = store.error_text(TAKEN_BACK)
@@ -383,12 +392,12 @@ class Worker:
         """Something runs, waits for a slot, or is not written yet."""
         return any(slots.busy or slots.buffered for slots in self.slots.values()) or self.settler.busy(self.places)
 
-    async def _claim_or_rest(self, place: Place, held: Held) -> None:
+    async def _claim_or_rest(self, place: Environment, held: LaneState) -> None:
         """A lane whose claim the database refuses does not stop the others."""
         try:
             await self._claim(held)
             held.refused = None
-        except Unreadable as error:
+        except UnreadableReply as error:
             # The rows are this worker's, and the next look reads them so that only the one value is missing.
             held.unsure, place.look = held.store.marked, True
             self.events.emit(
@@ -415,7 +424,7 @@ class Worker:
         finally:
             self._tell_refused(held)
 
-    async def _look_at_table(self, place: Place, held: Held) -> None:
+    async def _look_at_table(self, place: Environment, held: LaneState) -> None:
         """After ALTER TABLE: bind the lane again. A lane that misses what it needs rests, and looks again later."""
         where = {"environment": place.name, "lane": held.store.lane.name}
         try:
@@ -436,13 +445,13 @@ class Worker:
             trace_held(held, self.events.tracer)
         self.events.emit("table_altered", logging.WARNING, **where, hint="the lane goes on by the table as it is now")
 
-    def _tell_refused(self, held: Held) -> None:
+    def _tell_refused(self, held: LaneState) -> None:
         """Rows that the database will not let be claimed are told, each once."""
         rows, held.store.refused_rows = held.store.refused_rows, []
         for row in rows:
             self.tally.refused(held, row)
 
-    async def recover(self, held: Held) -> list[Claim]:
+    async def recover(self, held: LaneState) -> list[Claim]:
         """After a lost reply: rows that were claimed for us all the same are ours."""
         if not held.unsure:
             return []
@@ -458,7 +467,7 @@ class Worker:
         self._take_in(held, claims)
         return claims
 
-    def _take_in(self, held: Held, claims: list[Claim]) -> None:
+    def _take_in(self, held: LaneState, claims: list[Claim]) -> None:
         """Claims that were made: held from now on."""
         for older in held.again(claims):
             self._lost(held, older)  # a row this process still works on, that came back to it
@@ -474,7 +483,7 @@ class Worker:
 
     # -- the end of a run
 
-    def _ended(self, held: Held, claim: Claim, job: Job, settlement: Settlement | None) -> None:
+    def _ended(self, held: LaneState, claim: Claim, job: Job, settlement: Settlement | None) -> None:
         if claim.lost and job.finished is None:
             held.drop([claim])
             self.tally.lost(held, claim)
@@ -491,14 +500,14 @@ class Worker:
         self._crash = error
         self.bell.ring()
 
-    def _lost_in_thread(self, held: Held, claim: Claim) -> None:
+    def _lost_in_thread(self, held: LaneState, claim: Claim) -> None:
         if id(claim) in held.ending:
             return
         claim.lost = True  # a handler that looks, sees it at once, even while the loop is blocked
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._lost, held, claim)
 
-    def _lost(self, held: Held, claim: Claim) -> None:
+    def _lost(self, held: LaneState, claim: Claim) -> None:
         if held.find(claim.key) is claim:
             claim.lost = True
             held.drop([claim])

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..clock import Clock
+from ..declare.lane import Lane
 from ..errors import DatabaseError, RowmillError
-from ..lane import Lane
 from ..store import Database, open_lane
-from .made import Made
+from .commit_checks import CommitChecks
+from .sample_rows import SampleRows
 from .stand_in import LEASE, hurried
-from .watch import Watch
 
 _WORKERS, _AHEAD, _MOST = 3, 12, 5000
 #: Seconds that rows may take to come to their ends once nothing is broken any more.
@@ -29,7 +29,7 @@ _PATIENCE = 90.0
 
 
 @dataclass
-class Survived:
+class ChaosResult:
     """What was done to the workers, and what became of the rows."""
 
     rows: int = 0
@@ -56,12 +56,12 @@ class Chaos:
     reference: str
     lane: Lane
     url: str
-    made: Made
+    made: SampleRows
     schema: str | None = None
     seed: int = 1
-    survived: Survived = field(default_factory=Survived)
+    survived: ChaosResult = field(default_factory=ChaosResult)
 
-    async def run(self, seconds: float) -> Survived:
+    async def run(self, seconds: float) -> ChaosResult:
         """Rows come in and faults go on for so many seconds; then every row has to come to its end."""
         began, chance = time.monotonic(), random.Random(self.seed)
         database = Database.open(self.url, schema=self.schema)
@@ -71,7 +71,7 @@ class Chaos:
             self._store = await open_lane(hurried(self.lane), "prove", database, Clock(), "watch")
             notes = self._store.notes
             self._dims = tuple(notes.dims.values()) if notes is not None else ()
-            self._watch = Watch(self._store, self._dims, Clock())
+            self._watch = CommitChecks(self._store, self._dims, Clock())
             await self._prepare(database)
             await self.made.prepare(self._store, lambda text: database.write(lambda run: run(text, ())))
             self._number = 0

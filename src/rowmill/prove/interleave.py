@@ -10,18 +10,18 @@ from datetime import timedelta
 from typing import Any
 
 from ..clock import Clock
-from ..lane import Lane
-from ..retry import fixed
+from ..declare.lane import Lane
+from ..declare.retry import fixed
 from ..store import Binding, Database, LaneStore, open_lane, set_gates, store_for
-from ..store.gating import Dimension
-from .faked import faked, nothing
-from .inside import INSTALL, Doorman
-from .made import Made
-from .points import Actor, Broken, Schedule
-from .script import Heartbeat, Worker
+from ..store.gates.gate_binding import BoundGates
+from .commit_checks import CommitChecks
+from .fake_handler import faked, nothing
+from .sample_rows import SampleRows
+from .schedules import Actor, Broken, Schedule
+from .statement_points import INSTALL, StatementLocks
 from .stepped_postgres import SteppedPostgres, connect_postgres
 from .stepped_sqlite import SteppedSqlite, connect_sqlite
-from .watch import Watch
+from .worker_script import ScriptedHeartbeat, ScriptedWorker
 
 _WORKERS = 4
 #: A lease must outlive what a schedule takes by the real clock.
@@ -32,7 +32,7 @@ _LONGEST = timedelta(days=400)
 
 
 @dataclass
-class Ran:
+class ScheduleResult:
     """One schedule: its seed, its steps, and what was broken by it, if anything was."""
 
     seed: int
@@ -41,7 +41,7 @@ class Ran:
 
 
 @dataclass
-class Tried:
+class InterleaveResult:
     """What many schedules came to."""
 
     schedules: int = 0
@@ -54,10 +54,10 @@ class Tried:
     waits: int = 0
     seconds: float = 0.0
     #: The last schedule, which is the broken one where one was.
-    last: Ran | None = None
+    last: ScheduleResult | None = None
 
     @property
-    def broken(self) -> Ran | None:
+    def broken(self) -> ScheduleResult | None:
         """The schedule that broke something."""
         return self.last if self.last is not None and self.last.broken is not None else None
 
@@ -74,7 +74,7 @@ class Interleaver:
 
     lane: Lane
     url: str
-    made: Made = field(default_factory=Made)
+    made: SampleRows = field(default_factory=SampleRows)
     schema: str | None = None
     faults: bool = True
 
@@ -84,23 +84,25 @@ class Interleaver:
         self._opened = Database.open(self.url, schema=self.schema)
         self._store = await open_lane(self.lane, "prove", self._opened, self.clock, "watch")
         notes = self._store.notes
-        self.dims: tuple[Dimension, ...] = tuple(notes.dims.values()) if notes is not None else ()
-        self.watch = Watch(self._store, self.dims, self.clock)
+        self.dims: tuple[BoundGates, ...] = tuple(notes.dims.values()) if notes is not None else ()
+        self.watch = CommitChecks(self._store, self.dims, self.clock)
         self.postgres = self._opened.dialect.name == "postgresql"
         self._look = self.watch.text()
         opened: Any = self._opened
         self._monitor: Any = None
-        self._doorman: Doorman | None = None
+        self._doorman: StatementLocks | None = None
         if self.postgres:
             self._monitor, self._doors = await connect_postgres(opened.dsn), await connect_postgres(opened.dsn)
             await self._monitor.execute(INSTALL)
-            self._doorman = Doorman(self._doors)
+            self._doorman = StatementLocks(self._doors)
         else:
             self._monitor = connect_sqlite(opened.path)
         self._rows = await self.made.rows(self._store, self.dims, self._run)
         self.workers = [await self._worker(f"w{n}") for n in range(1, _WORKERS + 1)]
-        self._beats = [Heartbeat(*await self._speaker(f"{w.actor.name}'s heartbeat"), w) for w in self.workers[:2]]
-        self.tried = Tried()
+        self._beats = [
+            ScriptedHeartbeat(*await self._speaker(f"{w.actor.name}'s heartbeat"), w) for w in self.workers[:2]
+        ]
+        self.tried = InterleaveResult()
         return self
 
     @property
@@ -118,9 +120,9 @@ class Interleaver:
             self._monitor.close()
         await self._opened.close()
 
-    async def _worker(self, name: str) -> Worker:
+    async def _worker(self, name: str) -> ScriptedWorker:
         actor, store = await self._speaker(name)
-        return Worker(actor, store, self.watch, self.dims)
+        return ScriptedWorker(actor, store, self.watch, self.dims)
 
     async def _speaker(self, name: str) -> tuple[Actor, LaneStore]:
         actor = Actor(name)
@@ -172,7 +174,7 @@ class Interleaver:
 
     # -- schedules
 
-    async def run(self, seed: int) -> Ran:
+    async def run(self, seed: int) -> ScheduleResult:
         """One schedule, and its end: every row has to come to one."""
         # What the engine itself leaves to chance, such as how long a retry waits, is the seed's too; others' is not.
         others = random.getstate()
@@ -182,7 +184,7 @@ class Interleaver:
         finally:
             random.setstate(others)
 
-    async def _run_schedule(self, seed: int) -> Ran:
+    async def _run_schedule(self, seed: int) -> ScheduleResult:
         first = random.Random(f"{seed} first")
         workers = self.workers[: first.choice([2, 2, 3, 3, 4])]
         self.clock.shift = timedelta(0)
@@ -203,7 +205,7 @@ class Interleaver:
         for actor, _ in lives:
             actor.over = actor.blocked = actor.fresh = False
             actor.turn = None
-        ran = Ran(seed, schedule.steps)
+        ran = ScheduleResult(seed, schedule.steps)
         try:
             await schedule.run(lives)
             schedule.steps.append("all are gone; one worker is left, and ends what is open")
@@ -220,7 +222,7 @@ class Interleaver:
         tried.claims, tried.outcomes, tried.swept, tried.lost = watch.claims, watch.outcomes, watch.swept, watch.lost
         return ran
 
-    async def _drain(self, worker: Worker) -> None:
+    async def _drain(self, worker: ScriptedWorker) -> None:
         """One worker, alone, until every row has come to an end."""
         await worker.begin(None)
         step = self.lane.lease * 1.1
@@ -243,7 +245,7 @@ class Interleaver:
     def _left(self) -> list[Any]:
         return [k for k, row in self.watch.rows.items() if row.state in ("ready", "running", "unknown")]
 
-    async def try_seeds(self, seeds: Sequence[int], *, seconds: float | None = None) -> Tried:
+    async def try_seeds(self, seeds: Sequence[int], *, seconds: float | None = None) -> InterleaveResult:
         """Schedule after schedule, until one is broken, or the time is up."""
         began = time.monotonic()
         for seed in seeds:

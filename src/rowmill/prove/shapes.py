@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..gates import Breaker, Concurrency
-from ..lane import Lane, declare
-from ..task import Queue
-from ..task import queue as declare_queue
-from .faked import fake_task, nothing
+from ..declare.gates import Breaker, Concurrency
+from ..declare.lane import Lane, declare
+from ..declare.task import Queue
+from ..declare.task import queue as declare_queue
+from .fake_handler import fake_task, nothing
 
 _COLUMNS = """create table {name} (
   id bigint primary key,

@@ -13,12 +13,12 @@ from datetime import timedelta
 from typing import Any
 
 from ..config import find_app
-from ..gates import Concurrency
-from ..lane import Lane
+from ..declare.gates import Concurrency
+from ..declare.lane import Lane
+from ..declare.outcome import Retry, Snooze
+from ..declare.retry import fixed
 from ..mill import Mill
-from ..outcome import Retry, Snooze
-from ..retry import fixed
-from .faked import faked
+from .fake_handler import faked
 
 LEASE = timedelta(seconds=2)
 

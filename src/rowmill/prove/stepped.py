@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from ..store.database import Database, Run
-from ..store.translate import translated
-from .points import CUT, DIE, UNHEARD, Actor, Died, Schedule
+from ..store.driver_errors import translated
+from .schedules import CUT, DIE, UNHEARD, Actor, Died, Schedule
 
 T = TypeVar("T")
 Seen = Callable[[Actor], Awaitable[None]]
@@ -27,7 +27,7 @@ class Cut(ConnectionError):
     """The connection is gone."""
 
 
-class Stepped:
+class SteppedDatabase:
     """What both databases share: the points."""
 
     actor: Actor
@@ -104,7 +104,7 @@ class Stepped:
 class Connection:
     """As much of SQLAlchemy's connection as the engine's own statements ask for."""
 
-    def __init__(self, database: Stepped) -> None:
+    def __init__(self, database: SteppedDatabase) -> None:
         self._database = database
 
     async def run_sync(self, work: Callable[[Any], T]) -> T:

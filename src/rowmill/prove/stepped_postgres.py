@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 import asyncpg
 
 from ..store.database import Postgres, Run
-from .inside import FIRST, Doorman, stoppable
-from .points import Actor
-from .stepped import CACHED, Stepped, named
+from .schedules import Actor
+from .statement_points import FIRST, StatementLocks, stoppable
+from .stepped import CACHED, SteppedDatabase, named
 
 T = TypeVar("T")
 #: How often a statement is stopped once more inside.
 _INSIDE = 0.3
 
 
-class SteppedPostgres(Stepped, Postgres):
+class SteppedPostgres(SteppedDatabase, Postgres):
     """PostgreSQL, one connection of the actor's own."""
 
     def __init__(self, url: str, actor: Actor, schema: str | None = None) -> None:
@@ -26,7 +26,7 @@ class SteppedPostgres(Stepped, Postgres):
         self.actor, self.schema = actor, schema
         self._own: Any = None
         #: Who can stop a statement between its snapshot and its locks.
-        self.doorman: Doorman | None = None
+        self.doorman: StatementLocks | None = None
 
     async def connect(self) -> None:
         """Connect, where the last connection is gone."""

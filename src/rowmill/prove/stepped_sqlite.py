@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 
 from ..store.database import Run, Sqlite
-from .points import Actor
-from .stepped import CACHED, Stepped
+from .schedules import Actor
+from .stepped import CACHED, SteppedDatabase
 
 T = TypeVar("T")
 
 
-class SteppedSqlite(Stepped, Sqlite):
+class SteppedSqlite(SteppedDatabase, Sqlite):
     """One SQLite file, a connection of the actor's own. Who wants to write while another does waits for his turn."""
 
     #: The last millisecond that a statement of any actor may have read.

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..clock import Clock
+from ..declare.lane import Lane
 from ..errors import DeclarationError, RowmillError
-from ..lane import Lane
+from ..migrate.schema_copy import copied
 from ..mill import Mill
 from ..store import Binding, Database, bind, store_for
-from ..store.reflect import add_constraints, table_name
-from ..store.schema_copy import copied
-from .chaos import Chaos, Survived
-from .interleave import Interleaver, Tried
-from .made import Made, Parent
+from ..store.lane.reflect import add_constraints, table_name
+from .chaos import Chaos, ChaosResult
+from .interleave import Interleaver, InterleaveResult
+from .sample_rows import Parent, SampleRows
 
 Tell = Callable[[str], None]
 #: Keys of a gate in the chaos run: with two alone most workers would have nothing to do.
@@ -24,7 +24,7 @@ _KEYS = 5
 
 
 @dataclass(frozen=True)
-class Terms:
+class ProofSettings:
     """How much is tried."""
 
     reference: str
@@ -38,15 +38,15 @@ class Terms:
 
 
 @dataclass
-class Proved:
+class ProofResult:
     """One lane, and what it held up to."""
 
     lane: Lane
     environment: str
     table: str = ""
     promises: list[str] = field(default_factory=list)
-    tried: Tried | None = None
-    survived: Survived | None = None
+    tried: InterleaveResult | None = None
+    survived: ChaosResult | None = None
     #: It could not be tried.
     error: RowmillError | None = None
 
@@ -57,9 +57,11 @@ class Proved:
         return self.error is None and not broken and (self.survived is None or self.survived.held)
 
 
-async def prove(mill: Mill, lane: Lane, environment: str, database: Database, terms: Terms, tell: Tell) -> Proved:
+async def prove(
+    mill: Mill, lane: Lane, environment: str, database: Database, terms: ProofSettings, tell: Tell
+) -> ProofResult:
     """Try one lane of a Mill in the structure of one environment."""
-    proved = Proved(lane, environment)
+    proved = ProofResult(lane, environment)
     try:
         await _prove(mill, proved, database, terms, tell)
     except RowmillError as error:
@@ -67,7 +69,7 @@ async def prove(mill: Mill, lane: Lane, environment: str, database: Database, te
     return proved
 
 
-async def _prove(mill: Mill, proved: Proved, database: Database, terms: Terms, tell: Tell) -> None:
+async def _prove(mill: Mill, proved: ProofResult, database: Database, terms: ProofSettings, tell: Tell) -> None:
     lane = proved.lane
     database.needs_sessions("a trial needs sessions of its own")
     tables: Sequence[tuple[str | None, str]] = []
@@ -83,13 +85,13 @@ async def _prove(mill: Mill, proved: Proved, database: Database, terms: Terms, t
         seeds = [terms.seed] if terms.seed is not None else range(terms.first, terms.first + terms.schedules)
         if terms.schedules or terms.seed is not None:
             tell(f"interleaving {len(seeds):,} schedules")
-            async with Interleaver(lane, url, Made(terms.given, parents=parents), mill.schema) as interleaver:
+            async with Interleaver(lane, url, SampleRows(terms.given, parents=parents), mill.schema) as interleaver:
                 proved.table = interleaver.binding.table.fullname
                 proved.promises = _promises(interleaver.binding)
                 proved.tried = await interleaver.try_seeds(seeds)
         if terms.seed is None and terms.seconds and (proved.tried is None or proved.tried.broken is None):
             tell(f"killing its workers for {terms.seconds:g} s")
-            made = Made(terms.given, _KEYS, parents)
+            made = SampleRows(terms.given, _KEYS, parents)
             chaos = Chaos(terms.reference, lane, url, made, mill.schema, seed=terms.first)
             proved.survived = await chaos.run(terms.seconds)
 
@@ -130,7 +132,7 @@ def provable(mill: Mill, names: Sequence[str] | None) -> list[Lane]:
     return chosen
 
 
-def value(proved: Proved) -> dict[str, Any]:
+def value(proved: ProofResult) -> dict[str, Any]:
     """For scripts."""
     return {
         "environment": proved.environment,

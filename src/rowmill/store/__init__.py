@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from ..clock import Clock
+from ..declare.lane import Lane
 from ..errors import DeclarationError, Refused
-from ..lane import Lane
-from . import schema
-from .base import LaneStore
-from .binding import Binding, bind, fence_time
+from .asyncpg_pool import rows_of
 from .database import Database
-from .direct import rows_of
-from .fast import lane_kind
-from .gate_rows import GateRows
-from .gating import Dimension, bind_gates
-from .handlers import uncut
-from .notes import Notes
-from .postgres import PostgresLane
-from .refusals import check_states
-from .settled import Settled, bounded
-from .sqlite import SqliteLane
-from .stretches import turns_of
-from .tx import Tx
+from .gates.claim_by_range import turns_of
+from .gates.gate_binding import BoundGates, bind_gates
+from .gates.gate_learning import GateLearning
+from .gates.gate_rows import GateRows
+from .gates.locking_claim import LockingClaim
+from .handler_connections import uncut
+from .jobs.queue_lane import lane_kind
+from .lane.binding import Binding, bind, fence_time
+from .lane.lane_store import LaneStore
+from .lane.postgres import PostgresLane
+from .lane.refused_states import check_states
+from .lane.row_watch import RowWatch
+from .lane.settlements import Settled, bounded
+from .lane.sqlite import SqliteLane
+from .own import schema
+from .transactions import Tx
 from .urls import redact
-from .walk import Walk
-from .watched import Watched
 
 __all__ = [
     "Binding",
@@ -65,7 +65,7 @@ async def open_lane(
     binding = await bind(lane, environment, database)
     own = await (schema.ensure(database) if lane.groups or lane.budgets else schema.taken(database))
     store = store_for(binding, database, clock, worker, incarnation, own.has(schema.GATES))
-    store.watched = await Watched.open(store) if own.has(schema.RECOVERY) else None
+    store.watched = await RowWatch.open(store) if own.has(schema.RECOVERY) else None
     await check_conditions(store)
     # A claim that is refused harms nothing, and an end that is refused one row; done is what every row's work leads to.
     await check_states(store, ("done",))
@@ -77,7 +77,7 @@ async def open_lane(
     return store
 
 
-async def open_gates(store: LaneStore, own: schema.Own) -> None:
+async def open_gates(store: LaneStore, own: schema.OwnTables) -> None:
     """Bind a lane's gates, and choose the claim that minds them."""
     if not own.has(schema.GATES):
         raise DeclarationError(
@@ -88,15 +88,15 @@ async def open_gates(store: LaneStore, own: schema.Own) -> None:
     set_gates(store, await bind_gates(store.binding, store.database, store.statements, rows))
 
 
-def set_gates(store: LaneStore, dims: Sequence[Dimension]) -> None:
+def set_gates(store: LaneStore, dims: Sequence[BoundGates]) -> None:
     """Let a store's claim mind gates that are bound already."""
     rows = GateRows(store.database, store.clock, store.lane.name)
-    store.notes = Notes(store, dims, rows)
+    store.notes = GateLearning(store, dims, rows)
     # One statement where all gates look at one key; what only a transaction of several can tell goes the longer way.
     if isinstance(store, PostgresLane) and len(dims) == 1 and dims[0].phrase is not None:
         store.gated = turns_of(dims[0])(store, dims[0], rows.table)
     else:
-        store.gated = Walk(store, dims, rows)
+        store.gated = LockingClaim(store, dims, rows)
 
 
 async def check_conditions(store: LaneStore) -> None:

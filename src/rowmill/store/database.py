@@ -22,11 +22,11 @@ from sqlalchemy.dialects.sqlite import dialect as SqliteDialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import DeclarationError, Unreachable, Unreadable
-from .direct import ISOLATION, Direct
-from .handlers import POOL, Handlers, Lite
-from .line import File, Identity, Line
-from .translate import translated
+from ..errors import DeclarationError, Unreachable, UnreadableReply
+from .asyncpg_pool import ISOLATION, AsyncpgPool
+from .driver_errors import translated
+from .handler_connections import POOL, HandlerConnections, SqliteHandlerConnection
+from .sqlite_file import Identity, SqliteConnection, SqliteFile
 from .urls import FORMS, postgres_url, redact, sqlite_path, unreadable
 
 T = TypeVar("T")
@@ -136,9 +136,9 @@ class Postgres(Database):
         self.dsn, self.pooled = postgres_url(url)
         self.patience = patience
         self._pool = pool
-        self._direct: Direct | None = None
-        self._tolerant: Direct | None = None
-        self._handlers: Handlers | None = None
+        self._direct: AsyncpgPool | None = None
+        self._tolerant: AsyncpgPool | None = None
+        self._handlers: HandlerConnections | None = None
 
     def _make(self, command_timeout: float | None, **options: Any) -> AsyncEngine:
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
@@ -174,24 +174,24 @@ class Postgres(Database):
         return connection
 
     @property
-    def direct(self) -> Direct:
+    def direct(self) -> AsyncpgPool:
         """Connections for what is done thousands of times a second."""
         if self._direct is None:
             # A statement of the engine's own that takes longer than this is a lost connection, not a slow one.
-            self._direct = Direct(self, self._pool, self.patience, parsed=True)
+            self._direct = AsyncpgPool(self, self._pool, self.patience, parsed=True)
         return self._direct
 
     @property
-    def tolerant(self) -> Direct:
+    def tolerant(self) -> AsyncpgPool:
         """Connections for replies with values that Python cannot hold."""
         if self._tolerant is None:
-            self._tolerant = Direct(self, self._pool, self.patience, parsed=True, tolerant=True)
+            self._tolerant = AsyncpgPool(self, self._pool, self.patience, parsed=True, tolerant=True)
         return self._tolerant
 
     async def read(self, verb: Callable[[Run], T]) -> T:
         try:
             return await self.direct.run(verb)
-        except Unreadable:
+        except UnreadableReply:
             return await self.tolerant.run(verb)
 
     async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
@@ -204,7 +204,7 @@ class Postgres(Database):
             async with self.begin() as connection:
                 with translated(self):
                     return await connection.run_sync(lambda c: limited(runner(c)))
-        except Unreadable:
+        except UnreadableReply:
             return await self.tolerant.run(limited, together=True)
 
     async def write(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
@@ -216,7 +216,7 @@ class Postgres(Database):
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            self._handlers = Handlers(self, self._make(None, isolation_level=ISOLATION.upper(), **POOL))
+            self._handlers = HandlerConnections(self, self._make(None, isolation_level=ISOLATION.upper(), **POOL))
         async with self._handlers.begin() as connection:
             yield connection
 
@@ -255,11 +255,11 @@ class Sqlite(Database):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.dialect = SqliteDialect()
-        self.file = File(sqlite_path(url))
+        self.file = SqliteFile(sqlite_path(url))
         self.path = self.file.path
-        self._writer = Line(self.file, "write", self.file.open_to_write)
-        self._reader = Line(self.file, "read", self.file.open_to_read)
-        self._handlers: Handlers | None = None
+        self._writer = SqliteConnection(self.file, "write", self.file.open_to_write)
+        self._reader = SqliteConnection(self.file, "read", self.file.open_to_read)
+        self._handlers: HandlerConnections | None = None
         self._handlers_file: Identity | None = None
 
     async def read(self, verb: Callable[[Run], T]) -> T:
@@ -273,7 +273,7 @@ class Sqlite(Database):
         try:
             with translated(self):
                 return await self._reader.do(work)
-        except Unreadable:
+        except UnreadableReply:
             return await self._reader.do(tolerant)
 
     async def read_within(self, verb: Callable[[Run], T], seconds: float) -> T:
@@ -302,14 +302,14 @@ class Sqlite(Database):
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            self._handlers, self._handlers_file = Handlers(self, self._make()), self.file.identity()
+            self._handlers, self._handlers_file = HandlerConnections(self, self._make()), self.file.identity()
         handlers = self._handlers
         await self._check(handlers)
         async with handlers.begin() as connection:
             yield connection
         await self._check(handlers)  # else it may have been written to a file that nobody will ever read
 
-    async def _check(self, handlers: Handlers) -> None:
+    async def _check(self, handlers: HandlerConnections) -> None:
         """Raise Unreachable if the file of these connections was deleted or replaced."""
         if handlers is not self._handlers:
             raise Unreachable(f"the file {self.path} was replaced while it was in use")
@@ -331,8 +331,8 @@ class Sqlite(Database):
             await line.drop()
 
     def _make(self) -> AsyncEngine:
-        def connect(_path: str, **options: Any) -> Lite:
-            return Lite(lambda: self.file.connect(self.file.to_write, **options))
+        def connect(_path: str, **options: Any) -> SqliteHandlerConnection:
+            return SqliteHandlerConnection(lambda: self.file.connect(self.file.to_write, **options))
 
         url = sa.URL.create("sqlite+aiosqlite", database=self.path)
         engine = create_async_engine(url, connect_args={"async_creator_fn": connect}, **POOL)

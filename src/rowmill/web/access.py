@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
-from ..store.access import SCOPES, SESSION_HOURS, Token, Tokens, digest
+from ..store.own.access import SCOPES, SESSION_HOURS, Token, Tokens, digest
 from . import audit
 from .problem import Problem
 
@@ -132,7 +132,7 @@ class Limiter:
             raise Problem(429, "too many failed logins from this address", headers={"Retry-After": str(int(wait) + 1)})
 
 
-class Door:
+class Authenticator:
     """Tells who is asking, by what a request brings along."""
 
     def __init__(self, tokens: Tokens, *, may_open: bool) -> None:
@@ -226,7 +226,7 @@ def routes(templates: Jinja2Templates) -> list[Route]:
         return templates.TemplateResponse(request, "login.html", values, status)
 
     async def login(request: Request) -> Response:
-        door: Door = request.app.state.door
+        door: Authenticator = request.app.state.door
         if request.method in ("GET", "HEAD"):
             return RedirectResponse("/", 303) if who(request).how in ("session", "open") else page(request)
         form = await request.form()

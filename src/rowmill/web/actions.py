@@ -15,19 +15,20 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ..call import Call
+from ..declare.call import Call
+from ..declare.options import Options
 from ..errors import DatabaseError, DeclarationError, did_you_mean
-from ..lookout import Lookout
 from ..mill import Mill
-from ..options import Options
+from ..ops.environments import LaneDirectory
+from ..ops.row_actions import Operator, Selection, passed_over
 from ..plural import counted
-from ..store import Database, values
-from ..store.enqueue import CHANNEL
-from ..store.gate_view import SETTABLE, LaneGates, lane_gates
-from ..store.inspect import OPEN, LaneView
-from ..store.keys import Key, parse, written
-from ..store.operate import Operator, Selection, passed_over
-from ..store.pauses import Pause, Target, ensure_gates, pause, resume, standing
+from ..store import Database
+from ..store.gates.pauses import Pause, Target, ensure_gates, pause, resume, standing
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import SETTABLE, LaneGates, lane_gates
+from ..store.inspect.lane_view import OPEN, LaneView
+from ..store.jobs.enqueue import CHANNEL
+from ..store.lane.row_keys import Key, parse, written
 from . import audit
 from .access import require, who
 from .problem import Problem, of
@@ -50,10 +51,10 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Place:
+class ActionTarget:
     """Where something is done: an environment, or one lane in it."""
 
-    lookout: Lookout
+    lookout: LaneDirectory
     environment: str
     lane: str | None
     inserts: frozenset[str] = frozenset()
@@ -98,10 +99,10 @@ class Place:
                 await database.write(lambda run: run("select pg_notify($1, '')", (CHANNEL,)))
 
 
-def place(request: Request, environment: str, lane: str | None = None) -> Place:
+def place(request: Request, environment: str, lane: str | None = None) -> ActionTarget:
     """Where a request is about."""
     state = request.app.state
-    return Place(state.lookout, environment, lane, state.inserts)
+    return ActionTarget(state.lookout, environment, lane, state.inserts)
 
 
 async def perform(request: Request, action: str, environment: str, lane: str | None, given: Given) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def _target(given: Given) -> str | None:
 
 
 async def _write(
-    here: Place,
+    here: ActionTarget,
     given: Given,
     action: str,
     chosen: Selection,
@@ -176,13 +177,13 @@ def _one_of(given: Given, *names: str) -> None:
         raise Problem(422, f"say which rows: {' or '.join(names)}, one of them")
 
 
-async def _retry(here: Place, given: Given) -> dict[str, Any]:
+async def _retry(here: ActionTarget, given: Given) -> dict[str, Any]:
     _one_of(given, "ids", "state")
     states = (given["state"],) if given.get("state") else (*OPEN, "dead", "canceled")
     return await _write(here, given, "retry", Selection(states), Operator.retry)
 
 
-async def _cancel(here: Place, given: Given) -> dict[str, Any]:
+async def _cancel(here: ActionTarget, given: Given) -> dict[str, Any]:
     _one_of(given, "ids", "state")
     running = bool(given.get("running"))
     if given.get("state") == "running" and not running:
@@ -192,20 +193,20 @@ async def _cancel(here: Place, given: Given) -> dict[str, Any]:
     return await _write(here, given, "cancel", Selection(states), lambda o, chosen: o.cancel(chosen, reason))
 
 
-async def _release(here: Place, given: Given) -> dict[str, Any]:
+async def _release(here: ActionTarget, given: Given) -> dict[str, Any]:
     _one_of(given, "ids", "worker", "stuck")
     states = ("stuck",) if given.get("stuck") else ("running",)
     return await _write(here, given, "release", Selection(states, worker=given.get("worker")), Operator.release)
 
 
-async def _schedule(here: Place, given: Given) -> dict[str, Any]:
+async def _schedule(here: ActionTarget, given: Given) -> dict[str, Any]:
     when = moment(given["run_after"], "run_after")
     seconds = (when - datetime.now(UTC)).total_seconds()
     chosen = Selection(OPEN)
     return await _write(here, given, "schedule", chosen, lambda o, rows: o.schedule(rows, seconds))
 
 
-async def _insert(here: Place, given: Given) -> dict[str, Any]:
+async def _insert(here: ActionTarget, given: Given) -> dict[str, Any]:
     view = await here.view()
     if view.lane.own:
         raise Problem(422, f"{view.lane.name!r} is a queue of tasks", hint="POST /api/v1/tasks/{task}")
@@ -218,13 +219,13 @@ async def _insert(here: Place, given: Given) -> dict[str, Any]:
     key = await Operator(view).insert(given["columns"])
     await here.wake()
     (row,) = await view.find([key])
-    return {**values.row_value(view, row, whole=True), "key": written(row.id)}
+    return {**json_values.row_value(view, row, whole=True), "key": written(row.id)}
 
 
 # -- pauses and gates
 
 
-async def _pause_target(here: Place, given: Given) -> Target:
+async def _pause_target(here: ActionTarget, given: Given) -> Target:
     if here.lane is None:
         if given.get("key") is not None:
             raise Problem(422, "a key of which lane?")
@@ -238,7 +239,7 @@ async def _pause_target(here: Place, given: Given) -> Target:
     return Target(view.lane.name, dim.label, (await gates.known(dim, given["key"]))[0])
 
 
-async def _pause(here: Place, given: Given) -> dict[str, Any]:
+async def _pause(here: ActionTarget, given: Given) -> dict[str, Any]:
     if given.get("seconds") is not None and given.get("until") is not None:
         raise Problem(422, "seconds or until, one of them")
     end: datetime | timedelta | None = None
@@ -249,10 +250,10 @@ async def _pause(here: Place, given: Given) -> dict[str, Any]:
     target = await _pause_target(here, given)
     await ensure_gates(here.database)
     found = await pause(here.database, here.mill.clock, target, given.get("reason"), end)
-    return {"action": "pause", **values.pause_value(found, here.environment)}
+    return {"action": "pause", **json_values.pause_value(found, here.environment)}
 
 
-async def _resume(here: Place, given: Given) -> dict[str, Any]:
+async def _resume(here: ActionTarget, given: Given) -> dict[str, Any]:
     target = await _pause_target(here, given)
     stood = await resume(here.database, here.mill.clock, target)
     if stood is not None:
@@ -263,12 +264,12 @@ async def _resume(here: Place, given: Given) -> dict[str, Any]:
     return {
         "action": "resume",
         "environment": here.environment,
-        "resumed": values.pause_value(stood, here.environment) if stood else None,
-        "still_paused": [values.pause_value(pause, here.environment) for pause in left],
+        "resumed": json_values.pause_value(stood, here.environment) if stood else None,
+        "still_paused": [json_values.pause_value(pause, here.environment) for pause in left],
     }
 
 
-async def _set_gate(here: Place, given: Given) -> dict[str, Any]:
+async def _set_gate(here: ActionTarget, given: Given) -> dict[str, Any]:
     gates, key = await here.gates(), given.get("key")
     changes = {name: given[word] for name in SETTABLE if (word := _WORDS.get(name, name)) in given}
     if not changes:
@@ -281,14 +282,14 @@ async def _set_gate(here: Place, given: Given) -> dict[str, Any]:
     (after,) = await gates.keys(dim, 1, known)
     await here.wake()
     where = {"action": "set", "environment": here.environment, "lane": here.lane, "by": dim.group.by}
-    return {**where, **values.key_value(after)}
+    return {**where, **json_values.key_value(after)}
 
 
 #: What a gate's times are called in the API.
 _WORDS = {"delay": "delay_seconds", "open": "open_seconds", "closed": "closed_seconds"}
 
 
-async def _reset_gates(here: Place, given: Given) -> dict[str, Any]:
+async def _reset_gates(here: ActionTarget, given: Given) -> dict[str, Any]:
     gates, key, by = await here.gates(), given.get("key"), given.get("by")
     if key is None and by is None and not given.get("all"):
         raise Problem(422, "all keys of the lane are reset only with all: true")
@@ -307,7 +308,7 @@ async def _reset_gates(here: Place, given: Given) -> dict[str, Any]:
 # -- tasks
 
 
-async def _enqueue(here: Place, given: Given) -> dict[str, Any]:
+async def _enqueue(here: ActionTarget, given: Given) -> dict[str, Any]:
     task = here.mill.tasks[given["task"]]
     _ = here.database
     if (given.get("args") is not None) == (given.get("many") is not None):
@@ -343,7 +344,7 @@ def moment(text: str, what: str) -> datetime:
     return found
 
 
-ACTIONS: dict[str, tuple[str, Callable[[Place, Given], Awaitable[dict[str, Any]]]]] = {
+ACTIONS: dict[str, tuple[str, Callable[[ActionTarget, Given], Awaitable[dict[str, Any]]]]] = {
     "retry": ("operate", _retry),
     "cancel": ("operate", _cancel),
     "release": ("operate", _release),

@@ -16,11 +16,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError, did_you_mean
-from ..store.nesting import DEPTH, too_deep
+from ..store.json_limits import DEPTH, too_deep
 from . import audit
 from .access import require
-from .calls import Call
 from .endpoints import ENDPOINTS, Endpoint
+from .handlers import CheckedRequest
 from .openapi import document
 from .problem import Problem
 from .schemas import Schema
@@ -32,7 +32,7 @@ _MOST_ERRORS = 5
 _INTEGER = re.compile(r"-?\d{1,18}")
 
 
-class Answer(JSONResponse):
+class JsonAnswer(JSONResponse):
     """JSON of whatever a column holds."""
 
     def render(self, content: Any) -> bytes:
@@ -51,7 +51,7 @@ def _finite(value: Any) -> Any:
     return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-class Served:
+class ServedEndpoint:
     """One endpoint, with the checks that its schemas make."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -84,8 +84,8 @@ class Served:
         if self.body is not None:
             _check(self.body, body, "body")
         async with asyncio.timeout(PATIENCE):
-            found = await endpoint.run(Call(request, identity, path, query, body))
-        return Answer(found, endpoint.status)
+            found = await endpoint.run(CheckedRequest(request, identity, path, query, body))
+        return JsonAnswer(found, endpoint.status)
 
     def _query(self, request: Request) -> dict[str, Any]:
         given: dict[str, list[str]] = {}
@@ -194,7 +194,7 @@ async def metrics(request: Request) -> Response:
     except RowmillError as error:
         raise Problem(501, error.message, hint=error.hint) from None
     if not hasattr(state, "standing"):
-        state.standing = prometheus.Standing(state.mill)
+        state.standing = prometheus.LaneCollector(state.mill)
     return Response(await state.standing.exposition(), media_type=prometheus.CONTENT_TYPE)
 
 
@@ -203,11 +203,11 @@ def routes(templates: Jinja2Templates) -> list[BaseRoute]:
     described = document(ENDPOINTS, BASE)
 
     async def openapi(request: Request) -> Response:
-        return Answer(described)
+        return JsonAnswer(described)
 
-    by_path: dict[str, dict[str, Served]] = {}
+    by_path: dict[str, dict[str, ServedEndpoint]] = {}
     for endpoint in ENDPOINTS:
-        by_path.setdefault(endpoint.path, {})[endpoint.method] = Served(endpoint)
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = ServedEndpoint(endpoint)
     found: list[BaseRoute] = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),
@@ -218,7 +218,7 @@ def routes(templates: Jinja2Templates) -> list[BaseRoute]:
     return found
 
 
-def _route(path: str, served: Mapping[str, Served]) -> Route:
+def _route(path: str, served: Mapping[str, ServedEndpoint]) -> Route:
     async def dispatch(request: Request) -> Response:
         return await served["GET" if request.method == "HEAD" else request.method](request)
 

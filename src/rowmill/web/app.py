@@ -21,9 +21,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError
-from ..lookout import Lookout
 from ..mill import Mill
-from ..store.access import Audit, Tokens
+from ..ops.environments import LaneDirectory
+from ..store.own.access import Audit, Tokens
 from . import access, api, pages, problem
 from .guard import BODY_LIMIT, LOOPBACK, Guard
 
@@ -55,10 +55,10 @@ def application(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with Lookout(mill, fresh=_FRESH) as lookout:
+        async with LaneDirectory(mill, fresh=_FRESH) as lookout:
             first = lookout.databases[0][1]
             app.state.lookout = lookout
-            app.state.door, app.state.audit = access.Door(Tokens(first), may_open=may_open), Audit(first)
+            app.state.door, app.state.audit = access.Authenticator(Tokens(first), may_open=may_open), Audit(first)
             await _prepare(mill)
             try:
                 yield

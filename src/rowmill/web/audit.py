@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from ..errors import RowmillError
-from ..store.access import Audit
+from ..store.own.access import Audit
 
 log = logging.getLogger("rowmill.audit")
 

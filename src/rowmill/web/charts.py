@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from .words import clock, day, rate, took
+from .formatting import clock, day, rate, took
 
 _W, _H = 720, 100
 _KINDS = (("done", ("done",)), ("retried", ("retried", "snoozed")), ("dead", ("dead", "canceled")))

@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from .words import address, count, how, rate, short
+from .formatting import address, count, how, rate, short
 
 WIDTH, HEIGHT = 440, 186
 _BOX = (104, 58)

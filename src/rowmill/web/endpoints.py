@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..store.pages import OPERATORS
-from . import calls
+from ..store.inspect.pages import OPERATORS
+from . import handlers
 from . import schemas as s
-from .calls import Call
+from .handlers import CheckedRequest
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Endpoint:
     name: str
     about: str
     scope: str | None
-    run: Callable[[Call], Awaitable[Any]]
+    run: Callable[[CheckedRequest], Awaitable[Any]]
     answer: s.Schema
     query: Mapping[str, s.Schema] = field(default_factory=dict)
     body: s.Schema | None = None
@@ -56,7 +56,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "lanes",
         "The lanes and environments, as they are declared.",
         "read",
-        calls.lanes,
+        handlers.lanes,
         s.told(environments=s.STRINGS, lanes=s.listed(s.LANE)),
     ),
     Endpoint(
@@ -65,7 +65,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "status",
         "Rows of every lane by state, and what is paused: as `rowmill status`.",
         "read",
-        calls.status,
+        handlers.status,
         s.told(lanes=s.listed(s.COUNTS), paused=s.listed(s.PAUSE), elsewhere=s.listed(s.OBJECT), errors=s.ERRORS),
         {"env": _ENV, "lane": _SOME},
     ),
@@ -75,7 +75,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "workers",
         "Who works, on what: as `rowmill workers`.",
         "read",
-        calls.workers,
+        handlers.workers,
         s.told(workers=s.listed(s.WORKER), errors=s.ERRORS),
         {"env": _ENV, "all": s.flag("those that have stopped, too")},
     ),
@@ -85,7 +85,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "stuck",
         "Running rows without a sign of life: as `rowmill stuck`.",
         "read",
-        calls.stuck,
+        handlers.stuck,
         s.told(rows=s.listed(s.ROW), errors=s.ERRORS),
         {"env": _ENV, "lane": _SOME, "limit": _LIMIT},
     ),
@@ -95,7 +95,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "health",
         "What slows the queues down, and what to do about it.",
         "read",
-        calls.health,
+        handlers.health,
         s.told(environments=s.listed(s.told(environment=s.STRING, findings=s.listed(s.OBJECT), errors=s.ERRORS))),
         {"env": _ENV},
     ),
@@ -105,7 +105,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "rows",
         "A lane's rows by key, the newest first, page by page.",
         "read",
-        calls.rows,
+        handlers.rows,
         s.told(rows=s.listed(s.ROW), next=s.maybe(s.STRING), looked_at=s.maybe(s.INTEGER)),
         {
             "state": s.word(*s.STATES, about="only rows in this state"),
@@ -124,20 +124,20 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "insert",
         "Make a row of a lane, where the server allows it.",
         "enqueue",
-        calls.acts("insert"),
+        handlers.acts("insert"),
         s.WHOLE_ROW,
         body=s.sent("columns", columns={"type": "object", "maxProperties": 200}),
         status=201,
     ),
-    Endpoint("GET", f"{_LANE}/rows/{{id}}/why", "why", "Why a row is not running.", "read", calls.why, s.WHY),
-    Endpoint("GET", f"{_LANE}/rows/{{id}}", "row", "One row, with all its columns.", "read", calls.row, s.WHOLE_ROW),
+    Endpoint("GET", f"{_LANE}/rows/{{id}}/why", "why", "Why a row is not running.", "read", handlers.why, s.WHY),
+    Endpoint("GET", f"{_LANE}/rows/{{id}}", "row", "One row, with all its columns.", "read", handlers.row, s.WHOLE_ROW),
     Endpoint(
         "PATCH",
         f"{_LANE}/rows/{{id}}",
         "edit",
         "Let a row that has not begun run at another time.",
         "operate",
-        calls.edit,
+        handlers.edit,
         s.WRITTEN,
         body=s.sent("run_after", run_after=s.moment("from when on it may run")),
     ),
@@ -147,7 +147,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "retry",
         "Make rows ready at once, with all their attempts before them.",
         "operate",
-        calls.acts("retry"),
+        handlers.acts("retry"),
         s.WRITTEN,
         body=s.one_of(s.sent(ids=s.IDS, state=s.word("dead", "canceled", "waiting", "excluded")), "ids", "state"),
     ),
@@ -157,7 +157,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "cancel",
         "Rows are not to be worked on.",
         "operate",
-        calls.acts("cancel"),
+        handlers.acts("cancel"),
         s.WRITTEN,
         body=s.one_of(
             s.sent(
@@ -176,7 +176,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "release",
         "Take running rows back from their holder; no attempt is lost.",
         "operate",
-        calls.acts("release"),
+        handlers.acts("release"),
         s.WRITTEN,
         body=s.one_of(
             s.sent(
@@ -195,7 +195,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "pause",
         "Claim nothing more: of an environment, a lane, or a key.",
         "operate",
-        calls.acts("pause"),
+        handlers.acts("pause"),
         s.told(True, action=s.STRING, environment=s.STRING, until=s.maybe(s.STRING)),
         body=s.sent(
             lane=_WHOLE,
@@ -211,7 +211,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "resume",
         "End a pause.",
         "operate",
-        calls.acts("resume"),
+        handlers.acts("resume"),
         s.told(action=s.STRING, environment=s.STRING, resumed=s.maybe(s.PAUSE), still_paused=s.listed(s.PAUSE)),
         body=s.sent(lane=_WHOLE, **_KEYED),
     ),
@@ -221,7 +221,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "gates",
         "How every gate stands by key, those that hold rows back first.",
         "read",
-        calls.gates,
+        handlers.gates,
         s.told(gates=s.listed(s.GATE), budgets=s.listed(s.OBJECT), errors=s.ERRORS),
         {"env": _ENV, "lane": s.text("only this lane", most=200, least=1), **_KEYED, "limit": _LIMIT},
     ),
@@ -231,7 +231,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "set_gate",
         "Change how a gate stands; without a key, the whole lane's.",
         "operate",
-        calls.acts("set_gate"),
+        handlers.acts("set_gate"),
         s.told(True, action=s.STRING, environment=s.STRING, lane=s.STRING, by=s.maybe(s.STRING)),
         body=s.sent(
             **_KEYED,
@@ -249,12 +249,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "reset_gates",
         "Gates as fresh as at the beginning; pauses stay.",
         "operate",
-        calls.acts("reset_gates"),
+        handlers.acts("reset_gates"),
         s.told(action=s.STRING, environment=s.STRING, lane=s.STRING, key=s.maybe(s.STRING), count=s.INTEGER),
         body=s.sent(**_KEYED, all=s.flag("all keys")),
     ),
     Endpoint(
-        "GET", "/tasks", "tasks", "Tasks, and what each takes.", "read", calls.tasks, s.told(tasks=s.listed(s.TASK))
+        "GET", "/tasks", "tasks", "Tasks, and what each takes.", "read", handlers.tasks, s.told(tasks=s.listed(s.TASK))
     ),
     Endpoint(
         "POST",
@@ -262,7 +262,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "enqueue",
         "Enqueue a job, or many: arguments are checked by the handler's types.",
         "enqueue",
-        calls.enqueue,
+        handlers.enqueue,
         s.told(task=s.STRING, environment=s.STRING, lane=s.STRING, ids=s.listed(s.INTEGER)),
         body=s.one_of(
             s.sent(
@@ -285,7 +285,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "job",
         "How a job stands: its result, its history, its children.",
         "read",
-        calls.job,
+        handlers.job,
         s.JOB,
         {"env": s.text("default: the first that the task is served in", most=200, least=1)},
     ),
@@ -295,7 +295,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "overview",
         "Every environment with its lanes: counts, rates over time, when the backlog is done.",
         "read",
-        calls.overview,
+        handlers.overview,
         s.told(environments=s.listed(s.told(True, environment=s.STRING, lanes=s.listed(s.OBJECT), errors=s.ERRORS))),
         {"hours": s.whole("how far back", least=1, most=168)},
     ),
@@ -305,7 +305,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "errors",
         "Failures in families, those that were seen last first: as `rowmill errors`.",
         "read",
-        calls.errors,
+        handlers.errors,
         s.told(hours=s.NUMBER, environments=s.listed(s.FAMILIES)),
         {"hours": s.whole("how far back", least=1, most=720)},
     ),
@@ -315,7 +315,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "retry_family",
         "Make the rows of one family of failures ready: those that are dead, or wait to be tried again.",
         "operate",
-        calls.acts("retry_family"),
+        handlers.acts("retry_family"),
         s.OF_FAMILY,
         body=s.sent("error", error=_FAMILY),
     ),
@@ -325,7 +325,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "bury_family",
         "The rows of one family of failures are not to be tried again.",
         "operate",
-        calls.acts("bury_family"),
+        handlers.acts("bury_family"),
         s.OF_FAMILY,
         body=s.sent("error", error=_FAMILY, reason=s.text("what the error column says")),
     ),
@@ -335,7 +335,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "audit",
         "What was done, by whom, and how it ended: the newest first.",
         "operate",
-        calls.audit,
+        handlers.audit,
         s.told(entries=s.listed(s.ENTRY), next=s.maybe(s.INTEGER)),
         {"limit": _LIMIT, "before": s.whole("what the page before said under next", most=2**53)},
     ),

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
 from ..plural import counted
-from ..store.inspect import OPEN
+from ..store.inspect.lane_view import OPEN
 from .access import require, who
 from .actions import perform
 from .notices import notices_of

@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .access import FIELD, HEADER, VISIT, Door, Identity
+from .access import FIELD, HEADER, VISIT, Authenticator, Identity
 from .problem import Problem, answer, of
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -55,7 +55,7 @@ class Guard:
             if scope["method"] not in _SAFE:
                 receive = _again(await self._body(request, receive), receive)
             if scope["path"] not in _PROBES and not scope["path"].startswith("/static/"):
-                door: Door = scope["app"].state.door
+                door: Authenticator = scope["app"].state.door
                 identity = await door.identify(request, visit if new else request.cookies[VISIT])
                 scope.setdefault("state", {})["who"] = identity
                 if identity.how == "open" and _cross_site(request):

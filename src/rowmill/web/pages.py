@@ -10,9 +10,9 @@ from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError
-from ..store.inspect import STATES
-from ..store.pages import OPERATORS, Filter, Wanted
-from . import charts, diagram, family, forms, rowview, taskview, views, words
+from ..store.inspect.lane_view import STATES
+from ..store.inspect.pages import OPERATORS, Filter, Wanted
+from . import charts, diagram, failure_families, formatting, forms, row_view, task_view, views
 from .access import Identity, require, who
 from .live import respond
 from .notices import notices_of
@@ -24,11 +24,11 @@ _LONGEST_QUERY, _MOST_FILTERS = 500, 10
 
 def routes(templates: Jinja2Templates) -> list[Route]:
     """All pages."""
-    templates.env.filters |= words.FILTERS
+    templates.env.filters |= formatting.FILTERS
     templates.env.globals |= {
         "diagram": diagram.diagram, "throughput": charts.throughput, "latency": charts.latency, "spark": charts.spark,
         "bars": charts.bars,
-        "address": words.address, "with_query": words.with_query, "STATES": STATES, "HOURS": HOURS,
+        "address": formatting.address, "with_query": formatting.with_query, "STATES": STATES, "HOURS": HOURS,
     }  # fmt: skip
     # A global, not an import: blocks are also rendered one by one, without what stands around them.
     templates.env.globals["parts"] = templates.env.get_template("parts.html").module
@@ -63,7 +63,7 @@ class Pages:
             "lanes": [lane.name for lane in sight.lookout.lanes if identity.sees(lane.name)],
             "tasks": bool(sight.mill.tasks),
             "notice": notices_of(request).take(request.query_params.get("said")),
-            "here": words.with_query(request),
+            "here": formatting.with_query(request),
         }
 
     async def overview(self, request: Request) -> Response:
@@ -106,7 +106,7 @@ class Pages:
         common, key = self._common(request, "row"), request.query_params.get("id", "")
 
         async def gather() -> dict[str, Any]:
-            found = await rowview.row(sight, identity.sees, environment, name, key)
+            found = await row_view.row(sight, identity.sees, environment, name, key)
             return {**common, "row": found, "operate": identity.may("operate", name)}
 
         return await respond(request, self.templates, "row.html", gather)
@@ -114,21 +114,21 @@ class Pages:
     async def errors(self, request: Request) -> Response:
         """Failures in families."""
         identity, sight = require(request, "read", some=True), sight_of(request)
-        common, hours = self._common(request, "errors"), _hours(request, family.HOURS, 24.0)
+        common, hours = self._common(request, "errors"), _hours(request, failure_families.HOURS, 24.0)
 
         async def gather() -> dict[str, Any]:
-            return {**common, "hours": hours, "found": await family.families(sight, identity.sees, hours)}
+            return {**common, "hours": hours, "found": await failure_families.families(sight, identity.sees, hours)}
 
         return await respond(request, self.templates, "errors.html", gather)
 
     async def error(self, request: Request) -> Response:
         """One family of failures."""
         (identity, environment, name), sight = _place(request), sight_of(request)
-        common, hours = self._common(request, "errors"), _hours(request, family.HOURS, 24.0)
+        common, hours = self._common(request, "errors"), _hours(request, failure_families.HOURS, 24.0)
         mark = request.query_params.get("error", "")
 
         async def gather() -> dict[str, Any]:
-            found = await family.families(sight, identity.sees, hours)
+            found = await failure_families.families(sight, identity.sees, hours)
             listed = [f for e in found["environments"] for f in e["families"]]
             for one in listed:
                 if (one["environment"], one["lane"], one["fingerprint"]) == (environment, name, mark):
@@ -143,7 +143,7 @@ class Pages:
         common = self._common(request, "tasks")
 
         async def gather() -> dict[str, Any]:
-            return {**common, "found": await taskview.tasks(sight, identity.sees)}
+            return {**common, "found": await task_view.tasks(sight, identity.sees)}
 
         return await respond(request, self.templates, "tasks.html", gather)
 

@@ -1,7 +1,7 @@
 """What the pages and the API show, gathered as plain data. Nothing here writes, and nothing scans a big table.
 
-Each function takes a ``Sight``, made once per application, and returns values that JSON has. ``sees`` says which lanes
-whoever asks may see.
+Each function takes a ``CachedMill``, made once per application, and returns values that JSON has. ``sees`` tells which
+lanes the caller may see.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .. import inquiry, states
+from ..declare import states
+from ..declare.lane import Lane
 from ..errors import RowmillError
-from ..lane import Lane
-from ..lookout import Failure
-from ..store import Database, schema, values
-from ..store.gate_view import has_table, lane_gates
-from ..store.glance import Glance
-from ..store.health import examine
-from ..store.inspect import LaneView
-from ..store.keys import written
-from ..store.minutes import History
-from ..store.pages import OPERATORS, Wanted, page
-from ..store.pauses import standing
-from .sight import Sight, sight_of
+from ..ops import questions
+from ..ops.environments import EnvironmentFailure
+from ..store import Database
+from ..store.gates.pauses import standing
+from ..store.inspect import json_values
+from ..store.inspect.gate_view import has_table, lane_gates
+from ..store.inspect.health import examine
+from ..store.inspect.lane_view import LaneView
+from ..store.inspect.pages import OPERATORS, Wanted, page
+from ..store.inspect.quick_counts import QuickCounts
+from ..store.lane.row_keys import written
+from ..store.own import schema
+from ..store.own.minutes import History
+from .cached_mill import CachedMill, sight_of
 
 __all__ = ["Sight", "sight_of"]
 Sees = Callable[[str], bool]
@@ -36,35 +39,35 @@ _KEYS = 50
 # -- overview
 
 
-async def overview(sight: Sight, sees: Sees, hours: float = 1.0) -> dict[str, Any]:
+async def overview(sight: CachedMill, sees: Sees, hours: float = 1.0) -> dict[str, Any]:
     """Every environment with its lanes: counts, rates, forecast, pauses; lanes in a row where one feeds the next."""
     parts = [_environment(sight, name, database, sees, hours) for name, database in sight.databases.items()]
     return {"environments": await asyncio.gather(*parts)}
 
 
-async def _environment(sight: Sight, name: str, database: Database, sees: Sees, hours: float) -> dict[str, Any]:
+async def _environment(sight: CachedMill, name: str, database: Database, sees: Sees, hours: float) -> dict[str, Any]:
     lanes = [lane for lane in sight.lookout.lanes if lane.serves(name) and sees(lane.name)]
     found: list[dict[str, Any]] = []
-    failures: list[Failure] = []
+    failures: list[EnvironmentFailure] = []
     pauses: list[dict[str, Any]] = []
     histories, absent = None, False
     try:
         absent = not (await schema.taken(database)).has(schema.JOBS)
         histories = await sight.histories(name, hours)
         standing_now = await standing(database, sight.mill.clock, [lane.name for lane in lanes])
-        pauses = [values.pause_value(pause, name) for pause in standing_now]
+        pauses = [json_values.pause_value(pause, name) for pause in standing_now]
         # The first worker makes the table of the tasks, or the first call.
         there = [lane for lane in lanes if not (lane.own and absent)]
         asked = [_lane_summary(sight, name, lane, histories, pauses) for lane in there]
         for lane, told in zip(there, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(told, RowmillError):
-                failures.append(Failure(name, lane.name, told))
+                failures.append(EnvironmentFailure(name, lane.name, told))
             elif isinstance(told, BaseException):
                 raise told
             else:
                 found.append(told)
     except RowmillError as error:
-        failures.append(Failure(name, None, error))
+        failures.append(EnvironmentFailure(name, None, error))
     return {
         "environment": name,
         "lanes": found,
@@ -77,7 +80,7 @@ async def _environment(sight: Sight, name: str, database: Database, sees: Sees, 
 
 
 async def _lane_summary(
-    sight: Sight,
+    sight: CachedMill,
     environment: str,
     lane: Lane,
     histories: Mapping[str, History] | None,
@@ -119,7 +122,7 @@ def _plainly(value: Any) -> str:
     return "now" if value is states.NOW else "null" if value is None else str(value)
 
 
-def forecast(glance: Glance, history: History | None) -> dict[str, Any] | None:
+def forecast(glance: QuickCounts, history: History | None) -> dict[str, Any] | None:
     """When the backlog is done at the present rate, if nothing is added; None where there is nothing to tell."""
     if history is None:
         return None
@@ -162,13 +165,13 @@ def feeds(one: Lane, other: Lane) -> bool:
 
 
 async def lane(
-    sight: Sight, environment: str, name: str, wanted: Wanted, hours: float = 1.0, sees: Sees = lambda lane: True
+    sight: CachedMill, environment: str, name: str, wanted: Wanted, hours: float = 1.0, sees: Sees = lambda lane: True
 ) -> dict[str, Any]:
     """One lane: counts, charts, gates, and a page of its rows."""
     beside = [other for other in sight.mill.lanes.values() if other.name != name and sees(other.name)]
     view = await sight.view(environment, name)
     histories = await sight.histories(environment, hours)
-    pauses = [values.pause_value(p, environment) for p in await standing(view.database, sight.mill.clock, [name])]
+    pauses = [json_values.pause_value(p, environment) for p in await standing(view.database, sight.mill.clock, [name])]
     summary = await _lane_summary(sight, environment, view.lane, histories, pauses)
     return {
         **summary,
@@ -184,7 +187,7 @@ async def lane(
     }
 
 
-async def rows(sight: Sight, environment: str, lane: str, wanted: Wanted) -> dict[str, Any]:
+async def rows(sight: CachedMill, environment: str, lane: str, wanted: Wanted) -> dict[str, Any]:
     """A page of rows; ``after`` is where the next one begins."""
     view = await sight.view(environment, lane)
     asked = environment, lane, wanted.state, wanted.filters, wanted.search
@@ -194,19 +197,21 @@ async def rows(sight: Sight, environment: str, lane: str, wanted: Wanted) -> dic
     further = [f.column for f in wanted.filters]
     listed = []
     for row in found.rows:
-        value = {**values.row_value(view, row), "key": written(row.id), "ages": row.ages}
-        value["columns"] = {column: values.simple(row.values[column]) for column in further if column in row.values}
+        value = {**json_values.row_value(view, row), "key": written(row.id), "ages": row.ages}
+        value["columns"] = {
+            column: json_values.simple(row.values[column]) for column in further if column in row.values
+        }
         listed.append(value)
     return {"rows": listed, "after": found.after, "stretches": found.stretches, "looked_at": found.looked_at}
 
 
-async def exact(sight: Sight, environment: str, lane: str, state: str) -> dict[str, Any]:
+async def exact(sight: CachedMill, environment: str, lane: str, state: str) -> dict[str, Any]:
     """Every row of a state counted, within a time limit."""
     view = await sight.view(environment, lane)
     return (await sight.glancer(view).exact(state)).value()
 
 
-async def gates(sight: Sight, environment: str, lane: str, limit: int = _KEYS) -> list[dict[str, Any]]:
+async def gates(sight: CachedMill, environment: str, lane: str, limit: int = _KEYS) -> list[dict[str, Any]]:
     """A lane's gates with the keys worth a look, those held back first."""
     view = await sight.view(environment, lane)
     if not view.lane.groups:
@@ -216,7 +221,7 @@ async def gates(sight: Sight, environment: str, lane: str, limit: int = _KEYS) -
         found = await lane_gates(view)
         there = await has_table(view)
         keys = [(dim, await found.keys(dim, limit) if there else []) for dim in found.dims]
-        return [values.gate_value(view, dim, shown) for dim, shown in keys]
+        return [json_values.gate_value(view, dim, shown) for dim, shown in keys]
 
     return await sight.once(("gates", environment, lane, limit), ask)
 
@@ -224,26 +229,26 @@ async def gates(sight: Sight, environment: str, lane: str, limit: int = _KEYS) -
 # -- workers, health
 
 
-async def workers(sight: Sight, *, everyone: bool = False, sees: Sees = lambda lane: True) -> dict[str, Any]:
+async def workers(sight: CachedMill, *, everyone: bool = False, sees: Sees = lambda lane: True) -> dict[str, Any]:
     """Who works, on what, and when each was last heard of."""
 
-    async def ask(name: str, database: Database) -> tuple[str, list[dict[str, Any]] | Failure]:
+    async def ask(name: str, database: Database) -> tuple[str, list[dict[str, Any]] | EnvironmentFailure]:
         try:
-            return name, await inquiry.fleet_of(database)
+            return name, await questions.fleet_of(database)
         except RowmillError as error:
-            return name, Failure(name, None, error)
+            return name, EnvironmentFailure(name, None, error)
 
     parts = await asyncio.gather(*(ask(*place) for place in sight.databases.items()))
     known = [(name, part) for name, part in parts if isinstance(part, list)]
-    failed = [part.value() for _, part in parts if isinstance(part, Failure)]
-    found = inquiry.workers(known, everyone=everyone)
+    failed = [part.value() for _, part in parts if isinstance(part, EnvironmentFailure)]
+    found = questions.workers(known, everyone=everyone)
     for worker in found:
         worker["lanes"] = [name for name in worker["lanes"] if sees(name)]
         worker["current"] = [job for job in worker["current"] if sees(job["lane"])]
     return {"workers": [worker for worker in found if worker["lanes"]], "errors": failed}
 
 
-async def health(sight: Sight, sees: Sees = lambda lane: True) -> dict[str, Any]:
+async def health(sight: CachedMill, sees: Sees = lambda lane: True) -> dict[str, Any]:
     """What slows the queues down, and what to do; the worst first. Only lanes that ``sees`` allows are examined."""
     lanes = [lane for lane in sight.lookout.lanes if sees(lane.name)]
 
@@ -254,11 +259,11 @@ async def health(sight: Sight, sees: Sees = lambda lane: True) -> dict[str, Any]
                 try:
                     views.append(await sight.view(name, one.name))
                 except RowmillError as error:
-                    errors.append(Failure(name, one.name, error).value())
+                    errors.append(EnvironmentFailure(name, one.name, error).value())
         try:
             findings = [finding.value() for finding in await examine(database, views)]
         except RowmillError as error:
-            return {"environment": name, "findings": [], "errors": [Failure(name, None, error).value()]}
+            return {"environment": name, "findings": [], "errors": [EnvironmentFailure(name, None, error).value()]}
         return {"environment": name, "findings": findings, "errors": errors}
 
     async def everywhere() -> dict[str, Any]:

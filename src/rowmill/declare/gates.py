@@ -1,0 +1,316 @@
+"""Gates: what may hold a ready row back. A row that is held back is not claimed and costs nothing.
+
+``Concurrency``, ``Rate`` and ``Breaker`` are declared on a lane, for all its rows or by a key (a column, or a SQL
+expression over the row). Their state is a row per key in ``rowmill_gates``, which all workers share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from ..errors import DeclarationError, did_you_mean
+
+#: What a failed run can be to a breaker.
+CLASSES = ("transient", "permanent", "rate")
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """At most ``limit`` rows running at once: of one key, or of the whole lane without ``by``.
+
+    Exact across all processes and hosts on the database; ``scope="process"`` limits each process by itself.
+    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
+    """
+
+    limit: int
+    by: str | None = None
+    scope: Literal["all", "process"] = "all"
+    closes: bool = False
+
+    def __post_init__(self) -> None:
+        if not _whole(self.limit, 1):
+            raise DeclarationError(f"Concurrency({self.limit!r}): the limit must be a whole number of at least 1")
+        _check_by("Concurrency", self.by)
+        if self.scope not in ("all", "process"):
+            raise DeclarationError(
+                f"Concurrency: scope={self.scope!r}", hint=did_you_mean(str(self.scope), ("all", "process"))
+            )
+
+
+@dataclass(frozen=True)
+class FromTable:
+    """A rate that stands in a table of the user's own, and follows it without a restart."""
+
+    table: str
+    column: str
+    key: str = "id"
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """How an adaptive rate finds its delay; seconds."""
+
+    target: float
+    start: float
+    least: float
+    most: float
+
+    def after(self, delay: float, latency: float, *, refused: bool, failed: bool) -> float:
+        """The next delay between starts. Errors slow down, never speed up; a refusal at least doubles the delay."""
+        wanted = latency / self.target
+        following = max(wanted, (delay + wanted) / 2)
+        if refused:
+            following = max(following, 2 * delay, 0.1)
+        elif failed:
+            following = max(following, delay)
+        return min(max(following, self.least), self.most)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """At most ``n`` starts ``per`` that time, of one key or of the whole lane; up to ``burst`` (default n) at once.
+
+    A token bucket that all workers share: over any window never more than ``burst + n * window``.
+    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
+    """
+
+    n: float
+    per: timedelta = timedelta(minutes=1)
+    by: str | None = None
+    burst: int | None = None
+    source: FromTable | None = None
+    adaptive: Adaptive | None = None
+    closes: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, (int, float)) or isinstance(self.n, bool) or not 0 < self.n < math.inf:
+            raise DeclarationError(f"Rate({self.n!r}): n must be a number above 0")
+        if not isinstance(self.per, timedelta) or self.per <= timedelta(0):
+            raise DeclarationError(
+                f"Rate: per={self.per!r} is not a positive timedelta", hint="per=timedelta(seconds=1)"
+            )
+        if self.burst is not None and not _whole(self.burst, 1):
+            raise DeclarationError(f"Rate: burst={self.burst!r} must be a whole number of at least 1")
+        _check_by("Rate", self.by)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: str,
+        column: str,
+        *,
+        by: str,
+        key: str = "id",
+        per: timedelta = timedelta(minutes=1),
+        burst: int | None = None,
+        closes: bool = False,
+    ) -> Rate:
+        """``n`` is ``column`` of the row of ``table`` whose ``key`` is the gate's key. NULL, or no such row: no limit.
+
+        ``Rate.from_table("sources", "rate_limit_per_minute", by="source_id")``
+        """
+        return cls(1, per, by, burst, source=FromTable(table, column, key), closes=closes)
+
+    @classmethod
+    def auto(
+        cls,
+        *,
+        by: str,
+        target: float = 1.0,
+        start: timedelta = timedelta(seconds=1),
+        least: timedelta = timedelta(0),
+        most: timedelta = timedelta(seconds=60),
+        closes: bool = False,
+    ) -> Rate:
+        """Politeness that adapts: the delay between two starts of a key follows how long its runs take, so that about
+        ``target`` of them go on at once. Errors slow it down and never speed it up; refusals (429, 503) double it.
+        """
+        if not isinstance(target, (int, float)) or not target > 0:
+            raise DeclarationError(f"Rate.auto: target={target!r} must be a number above 0")
+        if not timedelta(0) <= least <= start <= most:
+            raise DeclarationError("Rate.auto: least <= start <= most must hold for the delays")
+        seconds = [delay.total_seconds() for delay in (start, least, most)]
+        return cls(1, timedelta(seconds=1), by, 1, adaptive=Adaptive(target, *seconds), closes=closes)
+
+    def capacity(self, n: float) -> float:
+        """How many may start at once, where ``n`` is the rate in force."""
+        return float(self.burst if self.burst is not None else max(math.floor(n), 1))
+
+
+@dataclass(frozen=True)
+class BreakerColumns:
+    """Where a breaker keeps its state, if not in rowmill's table: columns of the user's own."""
+
+    table: str
+    key: str = "id"
+    streak: str = "failure_streak"
+    open_until: str = "paused_until"
+    last_success_at: str | None = "last_success_at"
+    last_failure_at: str | None = "last_failure_at"
+
+
+@dataclass(frozen=True)
+class Breaker:
+    """After ``failures`` failed runs in a row the gate is shut for ``cooldown``; then one row at a time is let through
+    as a probe, until one succeeds.
+
+    ``counts``: which failures count: classes (``"transient", "permanent", "rate"``), or a function of the exception.
+    ``table``: keep the state in columns of that table (see ``columns``) instead of rowmill's own.
+    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
+    """
+
+    failures: int
+    cooldown: timedelta
+    by: str | None = None
+    counts: Sequence[str] | Callable[[BaseException], bool] = CLASSES
+    table: str | None = None
+    columns: BreakerColumns | Mapping[str, str | None] | None = None
+    closes: bool = False
+
+    def __post_init__(self) -> None:
+        if not _whole(self.failures, 1):
+            raise DeclarationError(f"Breaker({self.failures!r}): failures must be a whole number of at least 1")
+        if not isinstance(self.cooldown, timedelta) or self.cooldown <= timedelta(0):
+            raise DeclarationError(f"Breaker: cooldown={self.cooldown!r} is not a positive timedelta")
+        _check_by("Breaker", self.by)
+        if isinstance(self.counts, str):
+            object.__setattr__(self, "counts", (self.counts,))
+        if not callable(self.counts):
+            for word in self.counts:
+                if word not in CLASSES:
+                    raise DeclarationError(f"Breaker: counts={word!r}", hint=did_you_mean(str(word), CLASSES))
+        if isinstance(self.columns, Mapping) or (self.columns is None and self.table is not None):
+            given: dict[str, Any] = dict(self.columns or {})
+            known = set(BreakerColumns.__dataclass_fields__)
+            for name in given:
+                if name not in known:
+                    raise DeclarationError(f"Breaker: columns[{name!r}]", hint=did_you_mean(name, known))
+            if self.table is not None:
+                given["table"] = self.table
+            if "table" not in given:
+                raise DeclarationError("Breaker: columns of which table?", hint='table="sources"')
+            object.__setattr__(self, "columns", BreakerColumns(**given))
+        if self.columns is not None and self.by is None:
+            raise DeclarationError("Breaker: columns of the user's own need by=: which row is it about?")
+
+    def counted(self, word: str, cause: BaseException | None) -> bool:
+        """Whether a failed run counts."""
+        if callable(self.counts):
+            return bool(self.counts(cause if cause is not None else RuntimeError(word)))
+        return word in self.counts
+
+
+Gate = Concurrency | Rate | Breaker
+
+
+@dataclass(frozen=True)
+class Pace:
+    """At most ``n`` starts within any ``seconds``, for the whole lane."""
+
+    n: int
+    seconds: float
+
+
+@dataclass(eq=False)
+class Group:
+    """Gates of a lane that look at the same key: they share one row per key, and its lock."""
+
+    label: str
+    by: str | None
+    concurrency: Concurrency | None = None
+    process: Concurrency | None = None
+    rate: Rate | None = None
+    breaker: Breaker | None = None
+    pace: Pace | None = None
+    #: Which of the lane's groups was declared first.
+    place: int = 0
+
+    @property
+    def closes(self) -> bool:
+        """Whether one of its gates asks to be closed by refusals."""
+        return any(
+            gate is not None and gate.closes for gate in (self.concurrency, self.process, self.rate, self.breaker)
+        )
+
+    @property
+    def counts_running(self) -> bool:
+        """Whether it must know how many rows of a key are running."""
+        return self.concurrency is not None or self.breaker is not None
+
+    @property
+    def only_limits(self) -> bool:
+        """Whether it counts running rows and nothing else: such a group has no state of its own by key."""
+        return self.rate is None and self.breaker is None and self.pace is None
+
+
+def grouped(gates: Iterable[Gate], pace: Any, where: str) -> tuple[Group, ...]:
+    """A lane's gates by what they look at; a second gate of one kind on one key makes a group of its own."""
+    groups: list[Group] = []
+
+    def place(kind: str, by: str | None, gate: Any) -> None:
+        same = [group for group in groups if group.by == by]
+        free = next((group for group in same if getattr(group, kind) is None), None)
+        if free is None:
+            label = (by or "") + (f"#{len(same) + 1}" if same else "")
+            free = Group(label, by, place=len(groups))
+            groups.append(free)
+        setattr(free, kind, gate)
+
+    if isinstance(gates, (Concurrency, Rate, Breaker)):
+        gates = [gates]
+    for gate in gates:
+        match gate:
+            case Concurrency():
+                place("process" if gate.scope == "process" else "concurrency", gate.by, gate)
+            case Rate():
+                place("rate", gate.by, gate)
+            case Breaker():
+                place("breaker", gate.by, gate)
+            case _:
+                raise DeclarationError(
+                    f"{where}: {gate!r} is not a gate", hint='gates=[Concurrency(2, by="domain"), Rate(10, per=...)]'
+                )
+    if pace is not None:
+        place("pace", None, _pace(pace, where))
+    return tuple(sorted(groups, key=lambda group: group.label))
+
+
+def closed_by_refusal(groups: Sequence[Group], labels: Collection[str]) -> set[str]:
+    """Which groups a refusal with a time (Retry-After) closes, of those that the row has a key for (``labels``).
+
+    Those that ask for it with ``closes=True``. Where none does, one: by a key, with a rate or a breaker rather than a
+    limit alone, and the one declared first. The whole lane is closed only where no gate of it goes by a key.
+    """
+    known = [group for group in groups if group.label in labels]
+    if asked := {group.label for group in known if group.closes}:
+        return asked
+    if any(group.by is not None for group in groups):
+        known = [group for group in known if group.by is not None]
+    known.sort(key=lambda group: (group.rate is None and group.breaker is None, group.place))
+    return {group.label for group in known[:1]}
+
+
+def _pace(given: Any, where: str) -> Pace:
+    try:
+        n, per = given
+        seconds = per.total_seconds()
+    except (TypeError, ValueError, AttributeError):
+        n, seconds = 0, 0.0
+    if not _whole(n, 1) or seconds <= 0:
+        raise DeclarationError(
+            f"{where}: pace={given!r} is not a number of starts and a time", hint="pace=(3, timedelta(seconds=5))"
+        )
+    return Pace(n, seconds)
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _check_by(kind: str, by: Any) -> None:
+    if by is not None and (not isinstance(by, str) or not by.strip()):
+        raise DeclarationError(f"{kind}: by={by!r}: a column or a SQL expression over the row", hint='by="domain"')

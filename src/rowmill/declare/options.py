@@ -1,0 +1,145 @@
+"""How a job is enqueued, and how long it is kept: the options beside what its handler gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..errors import DeclarationError, WrongArguments, did_you_mean
+
+#: States of a job that is not over; ``joining`` is one that waits for its children.
+UNFINISHED = ("ready", "running", "joining")
+STATES = (*UNFINISHED, "done", "dead", "canceled")
+CONFLICTS = ("ignore", "replace", "raise")
+_ZERO = timedelta(0)
+#: The longest time that is counted from now: what lies behind it, the databases' own times hold no more.
+FARTHEST = timedelta(days=365 * 1000)
+LONGEST_KEY = 500  # an index entry holds 2,700 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A job's key and what it means: no second job of the task with this key while there is one in ``states`` (made
+    less than ``within`` ago, where that is given). ``states`` are the unfinished ones; with ``within``, done too.
+
+    ``conflict`` is what a second call does: ``ignore`` (it gets the handle of the first), ``replace`` (the first gets
+    its arguments, time and priority, if it has not begun) or ``raise``.
+    """
+
+    value: str
+    within: timedelta | None = None
+    states: Sequence[str] = ()
+    conflict: str = "ignore"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, str) or not self.value:
+            raise WrongArguments(f"a key is text, not {self.value!r}")
+        if len(self.value) > LONGEST_KEY or any(
+            letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in self.value
+        ):
+            raise WrongArguments(
+                f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} letters, no NUL or surrogate",
+                hint="a hash of it can",
+            )
+        if not self.states:
+            object.__setattr__(self, "states", UNFINISHED if self.within is None else (*UNFINISHED, "done"))
+        for state in self.states:
+            if state not in STATES:
+                raise WrongArguments(
+                    f"key {self.value!r}: there is no state {state!r}", hint=did_you_mean(state, STATES)
+                )
+        if self.conflict not in CONFLICTS:
+            raise WrongArguments(
+                f"key {self.value!r}: conflict={self.conflict!r}", hint=did_you_mean(str(self.conflict), CONFLICTS)
+            )
+        if self.within is not None and not (isinstance(self.within, timedelta) and _ZERO < self.within <= FARTHEST):
+            raise WrongArguments(f"key {self.value!r}: within is a positive timedelta, not {self.within!r}")
+
+    @property
+    def strict(self) -> bool:
+        """The database itself keeps a second one out, whoever inserts it: all unfinished states count."""
+        return self.within is None and set(UNFINISHED) <= set(self.states)
+
+    @property
+    def looks_back(self) -> bool:
+        """More has to be looked at than the unique index says."""
+        return self.within is not None or set(self.states) != set(UNFINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long ended jobs stay: done and canceled ones for ``age`` and the newest ``count`` of them at most, dead ones
+    for ``dead``. None: without a limit.
+    """
+
+    age: timedelta | None = timedelta(days=7)
+    count: int | None = None
+    dead: timedelta | None = timedelta(days=30)
+
+    def __post_init__(self) -> None:
+        for name in ("age", "dead"):
+            given = getattr(self, name)
+            if given is not None and not (isinstance(given, timedelta) and _ZERO <= given <= FARTHEST):
+                raise DeclarationError(f"Keep: {name} is a timedelta or None, not {given!r}")
+        if self.count is not None and not (type(self.count) is int and 0 <= self.count < 2**31):
+            raise DeclarationError(f"Keep: count is a whole number or None, not {self.count!r}")
+
+    @classmethod
+    def of(cls, given: Any, where: str) -> Keep:
+        """``keep=timedelta(days=1)``, ``keep=1000``, ``keep=Keep(...)``."""
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, timedelta) and given >= timedelta(0):
+            return cls(age=given, dead=max(given, timedelta(days=30)))
+        if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+            return cls(count=given)
+        raise DeclarationError(f"{where}: keep={given!r}", hint="keep=timedelta(days=7), keep=1000 or keep=Keep(...)")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a job is enqueued, beside what its handler gets."""
+
+    #: The caller's own transaction: the job is there if that commits, and only then.
+    tx: Any = None
+    run_after: datetime | timedelta | None = None
+    #: Lower goes first.
+    priority: int | None = None
+    key: str | Key | None = None
+    env: str | None = None
+
+    def __post_init__(self) -> None:
+        after = self.run_after
+        if after is not None and not isinstance(after, (datetime, timedelta)):
+            raise WrongArguments(f"run_after is a datetime or a timedelta, not {after!r}")
+        if isinstance(after, timedelta) and abs(after) > FARTHEST:
+            raise WrongArguments(f"run_after={after!r} is too far away", hint=f"at most {FARTHEST.days} days")
+        if isinstance(after, datetime) and not 1000 < after.year < 9999:
+            # What the database can keep, and the drivers cannot read, would stop the whole queue.
+            raise WrongArguments(f"run_after={after!r} is too far away")
+        if isinstance(after, datetime) and after.tzinfo is None:
+            raise WrongArguments(
+                f"run_after={after!r} does not say in which time zone", hint="datetime.now(UTC) + ..., or a timedelta"
+            )
+        whole = isinstance(self.priority, int) and not isinstance(self.priority, bool)
+        if self.priority is not None and not (whole and -32768 <= self.priority <= 32767):
+            raise WrongArguments(f"priority is a whole number, lower goes first; not {self.priority!r}")
+        if self.key is not None and not isinstance(self.key, (str, Key)):
+            raise WrongArguments(f"key is text or a Key, not {self.key!r}")
+        if isinstance(self.key, str):
+            Key(self.key)
+
+    def under(self, common: Options) -> Options:
+        """These, and the common ones where these say nothing."""
+        said = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(common, **said) if said else common
+
+    @property
+    def unique(self) -> Key | None:
+        """The key with what it means."""
+        return Key(self.key) if isinstance(self.key, str) else self.key
+
+
+OPTIONS = tuple(f.name for f in fields(Options))

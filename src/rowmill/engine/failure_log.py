@@ -1,0 +1,147 @@
+"""The log of failures: written in batches, beside the work. A crash may lose a line of it; the row is the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from ..declare import retry
+from ..errors import DatabaseError, Refused
+from ..events import Events
+from ..store import Database
+from ..store.lane.claim import Settlement, Swept
+from ..store.lane.row_keys import written
+from ..store.lane.statements import POISONED
+from ..store.own.failures import Failure, Failures
+
+#: Failures that may wait to be written, those of one statement, and how long the first of them waits for others.
+_WAITING, _BATCH, _PAUSE = 5000, 500, 0.25
+_AGAIN, _LAST, _PRUNE_EVERY = 5.0, 5.0, 600.0
+POISON = "poison"
+SWEPT = "taken back: its worker gave no sign of life for longer than the lease"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    at: float
+    failure: Failure
+    cause: BaseException | None
+
+
+class FailureLog:
+    """What failed in one environment, on its way into ``rowmill_failures``."""
+
+    def __init__(self, database: Database, events: Events, environment: str) -> None:
+        self._table, self._events, self._environment = Failures(database), events, environment
+        self._waiting: deque[_Entry] = deque(maxlen=_WAITING)
+        self._dropped = self._under_way = 0
+        self._off = False
+        self._task: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._pruned = 0.0
+
+    def settled(self, settlement: Settlement) -> None:
+        """A run ended, and not well; its outcome stands in the row."""
+        claim = settlement.claim
+        word = settlement.word or (retry.PERMANENT if settlement.kind == "dead" else None)
+        failure = Failure(
+            claim.lane, written(claim.id), claim.attempt, claim.worker, settlement.kind, word, settlement.error or ""
+        )
+        self._add(failure, settlement.cause)
+
+    def swept(self, lane: str, row: Swept) -> None:
+        """A row was taken back from its holder, or is dead for having been so too often."""
+        said = row.refused or (POISONED.strip("'") if row.poison else SWEPT)
+        outcome, word = ("dead", POISON) if row.poison else ("swept", retry.TRANSIENT)
+        self._add(Failure(lane, written(row.id), None, row.worker, outcome, word, said), None)
+
+    def refused(self, lane: str, id: Any, worker: str | None, error: str, *, dead: bool = False) -> None:
+        """The database refuses to let a row be claimed, or be written at all."""
+        outcome = "dead" if dead else "refused"
+        self._add(Failure(lane, written(id), None, worker, outcome, retry.PERMANENT, error), None)
+
+    def _add(self, failure: Failure, cause: BaseException | None) -> None:
+        if self._off:
+            return
+        self._dropped += len(self._waiting) == _WAITING
+        self._waiting.append(_Entry(time.monotonic(), failure, cause))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        pause = _PAUSE
+        while self._waiting and not self._off:
+            if pause != _PAUSE or len(self._waiting) < _BATCH:  # a flood has nothing to wait for
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), pause)
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _BATCH))]
+            self._under_way = len(batch)
+            try:
+                # Tracebacks are put into words elsewhere: the loop has runs to serve.
+                await self._table.add(await asyncio.to_thread(_worded, batch))
+                self._under_way, pause = 0, _PAUSE
+            except Refused as error:
+                self._off = True
+                self._events.emit(
+                    "failures_off", logging.WARNING, environment=self._environment, error=error.message,
+                    hint="rowmill errors shows only what stands in the rows until this role may write rowmill_failures",
+                )  # fmt: skip
+            except DatabaseError:  # away or busy; what is new is worth more than what is old
+                room = _WAITING - len(self._waiting)
+                self._dropped += max(len(batch) - room, 0)
+                self._waiting.extendleft(reversed(batch[max(len(batch) - room, 0) :]))
+                if self._hurry.is_set():
+                    self._under_way = 0
+                    return
+                pause = _AGAIN
+            self._under_way = 0
+            self._tell()
+            with contextlib.suppress(DatabaseError):  # what was written is not written again for that
+                await self._prune()
+
+    def _tell(self) -> None:
+        """Say what was not written down."""
+        if self._dropped:
+            self._events.emit(
+                "failures_dropped", logging.WARNING, environment=self._environment, count=self._dropped,
+                hint="more failed than could be written down; the rows are as they should be",
+            )  # fmt: skip
+            self._dropped = 0
+
+    async def _prune(self) -> None:
+        if time.monotonic() - self._pruned > _PRUNE_EVERY or not self._pruned:
+            self._pruned = time.monotonic()
+            await self._table.prune()
+
+    async def close(self) -> None:
+        """Write what is left, if that can be done soon."""
+        self._hurry.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_LAST)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if not self._off:
+            self._dropped += len(self._waiting) + self._under_way
+            self._waiting.clear()
+            self._tell()
+
+
+def _worded(batch: list[_Entry]) -> list[Failure]:
+    now, found = time.monotonic(), []
+    for entry in batch:
+        shown = entry.cause is not None and entry.cause.__traceback__ is not None
+        text = "".join(traceback.format_exception(entry.cause)) if shown else None
+        failure = entry.failure
+        found.append(
+            Failure(
+                failure.lane, failure.row_id, failure.attempt, failure.worker, failure.outcome, failure.word,
+                failure.message, text, round(now - entry.at, 3),
+            )
+        )  # fmt: skip
+    return found

@@ -1,0 +1,153 @@
+"""A worker inside somebody else's process, such as a web application's: it starts and stops with that process.
+
+Nobody outside is there to start it again, so that is done here; and the process is not its own, so it never ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import RowmillError
+from ...events import logger
+from ..worker import Worker
+
+_RESTART = (0.5, 30.0)  # how soon, and how late at most, a worker that crashed is started again
+_SETTLED = 60.0  # one that lived this long did not crash of its start
+_HURRIED = 5.0  # what is left for giving rows back when the process does not want to wait
+
+
+class Host:
+    """Keeps one worker going in the running event loop."""
+
+    def __init__(self, make: Callable[..., Worker], worker_id: str | None = None) -> None:
+        self._make = make
+        self.worker_id = worker_id or f"unified-worker-{uuid.uuid4()}"
+        self._stopping = asyncio.Event()
+        self._restarting = False
+        self._worker: Worker | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self.restarts = 0
+        self.error: str | None = None
+        self._counted = {"completed": 0, "failed": 0}
+
+    async def start(self) -> None:
+        """Until the worker has looked everywhere once. What is wrong by then is raised: the declaration, an id that is
+        taken. A database that is away is not: it is waited for.
+        """
+        worker = self._next()
+        self._keeping = asyncio.create_task(self._keep(worker), name="rowmill-host")
+        started = asyncio.create_task(worker.started.wait())
+        try:
+            await asyncio.wait({started, self._keeping}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        finally:
+            started.cancel()
+        if self._keeping.done():
+            self._keeping.result()
+
+    async def stop(self) -> None:
+        """Claim nothing more, let runs finish within the grace, give the rest back. Cancelled: at once."""
+        self._stopping.set()
+        if self._keeping is None or self._worker is None:
+            return
+        self._worker.stop()
+        try:
+            await asyncio.wait([self._keeping])
+        except asyncio.CancelledError:
+            self._worker.stop()
+            await asyncio.wait([self._keeping], timeout=_HURRIED)
+            raise
+
+    def _next(self) -> Worker:
+        followed = self._worker.incarnation if self._worker is not None else None
+        self._worker = self._make(worker_id=self.worker_id, replaces=followed)
+        return self._worker
+
+    async def _keep(self, worker: Worker | None) -> None:
+        crashes = 0
+        while True:
+            began = time.monotonic()
+            error = await self._live(worker)
+            if error is None:
+                return
+            crashes = 0 if time.monotonic() - began >= _SETTLED else crashes
+            pause = min(_RESTART[0] * 2.0 ** min(crashes, 10), _RESTART[1])
+            crashes += 1
+            self.error, self._restarting = f"{type(error).__name__}: {error}", True
+            logger.error(
+                "worker_crashed", exc_info=error if error.__traceback__ else None,
+                extra={"fields": {"worker": self.worker_id, "error": self.error, "restart_in": pause}},
+            )  # fmt: skip
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            if self._stopping.is_set():
+                return
+            self.restarts += 1
+            worker = None
+
+    async def _live(self, worker: Worker | None) -> Exception | None:
+        """One worker's life; what it died of, unless its end was asked for. None: of a new one."""
+        try:
+            worker = worker or self._next()
+            self._restarting = False
+            await worker.run()
+        except Exception as error:
+            if not self.restarts and not (worker and worker.started.is_set()):
+                raise  # to whom started it
+            return error
+        finally:
+            if worker is not None:
+                self._count(worker)
+        if self._stopping.is_set() or not worker.recycling:
+            return None  # or another has its id, which was told
+        return RowmillError("a handler could not be stopped: it is left alone, and its row until the lease runs out")
+
+    def _count(self, worker: Worker) -> None:
+        self._counted["completed"] += worker.tally.completed
+        self._counted["failed"] += worker.tally.failures
+
+    # -- how it is
+
+    @property
+    def state(self) -> str:
+        """starting, working, restarting (it crashed), stopping or stopped."""
+        if self._keeping is None or self._worker is None:
+            return "stopped" if self._stopping.is_set() else "starting"
+        if self._keeping.done():
+            return "stopped"
+        if self._stopping.is_set():
+            return "stopping"
+        if self._restarting:
+            return "restarting"
+        return "working" if self._worker.started.is_set() else "starting"
+
+    def health(self) -> dict[str, Any]:
+        """How the worker is, in values that JSON has. ``ok``: it works, and every environment answers."""
+        worker, now = self._worker, time.monotonic()
+        live = worker is not None and self._keeping is not None and not self._keeping.done() and not self._restarting
+        places = worker.places if worker is not None else []
+        up = {place.name: live and place.opened and (place.retry_at < math.inf) for place in places}
+        counted = dict(self._counted)
+        busy = 0
+        if live and worker is not None:
+            busy = sum(len(slots.facts(now)) for slots in worker.slots.values())
+            counted = {"completed": counted["completed"] + worker.tally.completed,
+                       "failed": counted["failed"] + worker.tally.failures}  # fmt: skip
+        return {
+            "ok": self.state == "working" and all(up.values()),
+            "state": self.state,
+            "worker": self.worker_id,
+            "busy": busy,
+            **counted,
+            "restarts": self.restarts,
+            "error": self.error,
+            "environments": {name: "up" if is_up else "down" for name, is_up in up.items()},
+        }

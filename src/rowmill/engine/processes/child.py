@@ -1,0 +1,165 @@
+"""A worker process under a supervisor: its orders, its line back, and its way out.
+
+The line is a socket between the two. Over it a child tells what it has done; and when its supervisor is gone, the
+line ends, and the child stops by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...errors import RowmillError
+from ...events import logger
+from ..shutdown import RECYCLE
+from ..worker import Worker
+
+#: What a child may take beyond its grace to write its last outcomes.
+MARGIN = 10.0
+CRASHED = 70  # exit code: an error that is nobody's but the engine's
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a supervisor tells a child: who it is, whom it follows, and where the line is."""
+
+    worker_id: str
+    incarnation: str
+    replaces: str | None
+    line: int
+    #: The file that tells what this process runs, and what the one before it ran when it died.
+    flight: int
+
+    def text(self) -> str:
+        """For the child's command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Orders:
+        """What ``text`` made."""
+        return cls(**json.loads(text))
+
+
+class SupervisorPipe:
+    """The child's end of the line to its supervisor."""
+
+    def __init__(self, number: int) -> None:
+        self._socket = socket.socket(fileno=number)
+        self._socket.set_inheritable(False)  # a process that a handler starts must not keep the line open
+
+    def tell(self, **words: Any) -> None:
+        """Say something. Never waits: a supervisor that is paused must not hold up the work."""
+        with contextlib.suppress(OSError):
+            self._socket.send(json.dumps(words).encode() + b"\n", socket.MSG_DONTWAIT)
+
+    def watch(self, orphaned: Callable[[], None], patience: float) -> None:
+        """Call ``orphaned`` when the supervisor is gone. Nobody is left to end a child that does not stop after
+        that: with its heartbeat it would hold its rows for ever, so it ends itself after ``patience`` seconds.
+        """
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):
+                while self._socket.recv(1):
+                    pass
+            orphaned()
+            time.sleep(patience)
+            os._exit(CRASHED)
+
+        threading.Thread(target=wait, name="rowmill-line", daemon=True).start()
+
+
+def serve(make: Callable[[], Worker], line: SupervisorPipe, flight: int) -> int:
+    """A child's life, from its worker's making to its exit code. Errors are told to the supervisor, who prints them."""
+    try:
+        os.set_inheritable(flight, False)
+        worker = make()
+        worker.tell_flight(flight)
+        return asyncio.run(_serve(worker, line))
+    except RowmillError as error:
+        line.tell(error={"kind": type(error).__name__, "message": error.message, "hint": error.hint})
+        _end_without_threads(1)
+        return 1
+    except Exception:
+        logger.exception("worker_crashed", extra={"fields": {"pid": os.getpid()}})
+        _leave(CRASHED)
+        raise
+
+
+async def _serve(worker: Worker, line: SupervisorPipe) -> int:
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        asked = True
+        worker.stop()
+
+    def alone() -> None:
+        # The end of the line is no second word: a child that is winding down already goes on doing so.
+        if not asked:
+            stop()
+            worker.events.emit("supervisor_gone", logging.WARNING, worker=worker.id, hint="this worker stops")
+
+    def orphaned() -> None:
+        loop.call_soon_threadsafe(alone)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    worker.expendable = True
+    line.watch(orphaned, worker.grace + MARGIN)
+    worker.tally.told = lambda tally: line.tell(
+        counts={"done": tally.completed, "failed": tally.failures, "dead": tally.died, "left": tally.left}
+    )
+    rest_collector()
+    await worker.run()
+    if worker.recycling:
+        _leave(RECYCLE)
+    line.tell(ended=True, held_back=worker.held_back)
+    if any(slots.unstoppable for slots in worker.slots.values()):
+        _leave(0)
+    _end_without_threads(0)
+    return 0
+
+
+def rest_collector() -> None:
+    """In a process of the worker's own: what is loaded by now stays, so that no collection of garbage need look at it
+    again; and one comes after as many objects as a few batches are, not several times within each.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000)
+
+
+def _leave(code: int) -> None:
+    """Go now: a handler's thread that never ends would keep the process."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _end_without_threads(code: int, patience: float = 2.0) -> None:
+    """From now on the process ends, with this code, whatever threads its handlers have left: at its exit Python waits
+    for every thread that is not a daemon. Those that end within ``patience`` seconds are waited for.
+    """
+
+    def wait() -> None:
+        time.sleep(patience)
+        me = (threading.main_thread(), threading.current_thread())
+        left = [thread.name for thread in threading.enumerate() if thread not in me and not thread.daemon]
+        if left:
+            hint = "a handler left them; make them daemon threads, or join them before the handler returns"
+            logger.warning("threads_left", extra={"fields": {"pid": os.getpid(), "threads": left, "hint": hint}})
+            _leave(code)
+
+    threading.Thread(target=wait, name="rowmill-exit", daemon=True).start()

@@ -1,0 +1,52 @@
+"""What a worker process runs at this moment, in memory that outlives the process.
+
+A supervisor keeps the file; the next process with the same worker id reads what was under way when the last one died.
+Rows that were claimed and had not started then go back without being counted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import uuid
+import zlib
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import asyncpg.pgproto.pgproto
+
+_CELL = 8
+_UUIDS = (uuid.UUID, asyncpg.pgproto.pgproto.UUID)
+if TYPE_CHECKING:
+    Cells = array[int] | memoryview[int]
+
+
+def mark(key: tuple[Any, ...], salt: int) -> int:
+    """A number for a row, the same in every process. ``salt`` tells the rows of one table from those of another."""
+    first = key[0]
+    kind = first.__class__
+    if len(key) > 1 or (kind is not int and kind not in _UUIDS):
+        return zlib.crc32(first.encode() if kind is str and len(key) == 1 else repr(key).encode()) ^ salt
+    return hash(first) ^ salt  # of numbers, and so of UUIDs, every process makes the same
+
+
+def salt(*place: str) -> int:
+    """A number for the place where rows are."""
+    return zlib.crc32("\0".join(place).encode()) << 30
+
+
+class RunningMarks:
+    """A cell for every slot of a process: the mark of the row that runs there, or 0."""
+
+    def __init__(self, file: int, counts: Sequence[int]) -> None:
+        size = os.fstat(file).st_size
+        #: What the process before this one was running when it died; None where there was none.
+        self.before: frozenset[int] | None = None
+        if size:
+            self.before = frozenset(array("q", os.pread(file, size - size % _CELL, 0))) - {0}
+        os.ftruncate(file, 0)
+        os.ftruncate(file, max(sum(counts), 1) * _CELL)
+        cells = memoryview(mmap.mmap(file, 0)).cast("q")
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        self.cells = [cells[end - count : end] for end, count in zip(ends, counts, strict=True)]

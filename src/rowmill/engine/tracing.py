@@ -1,0 +1,46 @@
+"""What the engine asks of somebody who traces it, and how a trace travels with a job. ``rowmill.otel`` answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ..declare.call import Call
+from ..declare.trace_context import TRACE
+from ..store.lane.claim import Settlement
+
+#: A trace's context as text, by name: what is kept with a job, and given to a process.
+Carrier = Mapping[str, str]
+
+
+class Tracer(Protocol):
+    """Somebody who traces."""
+
+    def enqueue(self, tasks: Sequence[str]) -> AbstractContextManager[Carrier]:
+        """Around the enqueueing of jobs of these tasks: what is to be kept with each of them."""
+
+    def run(
+        self, facts: Mapping[str, Any], enqueued: Carrier | None
+    ) -> AbstractContextManager[Callable[[Settlement | None], None]]:
+        """Around a run, with what was kept with its job; is told how it ended, where something is to be written."""
+
+    def wrote(self, verb: str, lane: str, environment: str, began: int, rows: int) -> None:
+        """A claim or a settle took so many rows; ``began`` in nanoseconds since 1970."""
+
+    def here(self) -> Carrier:
+        """The context at this moment, for a process that goes on with it."""
+
+    def within(self, carrier: Carrier) -> AbstractContextManager[None]:
+        """In that process: around what it does."""
+
+
+@contextmanager
+def enqueued(tracer: Tracer | None, calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
+    """Around the enqueueing of calls: the same, with the trace that each is to carry."""
+    if tracer is None or not calls:
+        yield calls
+        return
+    with tracer.enqueue([call.task.name for call in calls]) as carrier:
+        yield [replace(call, args={**call.args, TRACE: dict(carrier)}) for call in calls]

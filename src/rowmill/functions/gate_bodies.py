@@ -1,0 +1,263 @@
+"""A lane's gates inside its functions: workers in other languages keep to the same limits, and teach them the same.
+
+The claim is the very statement of the Python workers. What a run's end means to a breaker, ``allowance.learn`` says for
+them, and the bodies here say in SQL; a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from ..declare.gates import Group
+from ..errors import DeclarationError, Refused
+from ..store.database import Database, Run, runner
+from ..store.driver_errors import translated
+from ..store.gates.claim_by_key_sql import ClaimByKeyStatements, as_text
+from ..store.gates.claim_by_range_sql import ClaimByRangeStatements
+from ..store.gates.gate_binding import BoundGates, UserTable
+from ..store.gates.gate_learning import ASKED_TO_WAIT
+from ..store.lane.binding import Binding
+from .resolve_names import Resolved
+
+#: A success that changes nothing else is not written more often than this, in seconds.
+_SUCCESS_EVERY = 1.0
+_FOREIGN = """
+select n.nspname, c.relname, c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.oid = to_regclass($1::text)"""
+_KEY = """
+select format_type(a.atttypid, a.atttypmod) from pg_attribute a
+where a.attrelid = $1::oid and quote_ident(a.attname) = $2::text"""
+
+
+@dataclass(frozen=True)
+class FunctionGates:
+    """The gates of a lane with every name in full: one key, and the table of gate rows."""
+
+    dim: BoundGates
+    table: str
+
+    @property
+    def tables(self) -> list[str]:
+        """All tables that the gates read and write."""
+        return list(dict.fromkeys([self.table, *(own.table for own in _own(self.dim).values())]))
+
+
+def check_gates(binding: Binding, resolved: Resolved) -> None:
+    """Refuse gates that functions could not keep to."""
+    why = _beyond(binding, binding.lane.groups, resolved)
+    if why is not None:
+        raise DeclarationError(
+            f"lane {binding.lane.name!r} has gates, and the functions could not keep to them: {why[0]}", hint=why[1]
+        )
+
+
+def _beyond(binding: Binding, groups: tuple[Group, ...], resolved: Resolved) -> tuple[str, str] | None:
+    group = groups[0]
+    if len(groups) > 1 or group.by is None:
+        return "they look at several keys, or at the whole lane", "gates by one column, and no pace"
+    if group.by.strip() not in binding.table.c:
+        return f"their key is an expression, {group.by}", 'a column as the key: by="domain"'
+    if group.process is not None:
+        return 'Concurrency(scope="process") is about a process of rowmill\'s', 'scope="all"'
+    if group.rate is not None and group.rate.adaptive is not None:
+        return "Rate.auto follows how long runs take, which only rowmill's workers tell", "Rate(n, per=...)"
+    if group.breaker is not None and callable(group.breaker.counts):
+        return "which failures its breaker counts, a Python function says", 'counts=("transient", "rate")'
+    if resolved.path:
+        return (
+            f"the table's triggers ({', '.join(resolved.triggers)}) look names up in the search_path",
+            "alter function ... set search_path = ... for the trigger functions",
+        )
+    return None
+
+
+async def resolve_gates(dims: tuple[BoundGates, ...], database: Database, table: str) -> FunctionGates:
+    """The gates under the names that the server gives them; ``table``: of the gate rows."""
+    (dim,) = dims
+
+    def ask(connection: sa.Connection) -> FunctionGates:
+        run = runner(connection)
+        with translated(database):
+            schema, name, _ = run(_FOREIGN, (table,))[0]
+            found = {part: run(_FOREIGN, (own.table,))[0] for part, own in _own(dim).items()}
+            # From here on whatever is not the server's own is printed with its schema.
+            run("set local search_path = pg_catalog", ())
+            owned = {part: _named(run, database, own, found[part]) for part, own in _own(dim).items()}
+            try:
+                run(f"select null::{dim.kind}", ())
+            except Refused as error:
+                raise DeclarationError(
+                    f"the gates' key {dim.group.by!r} is of a type that is not the server's own: {dim.kind}",
+                    hint="a text or number column as the key",
+                ) from error
+            return FunctionGates(
+                replace(dim, rate=owned.get("rate"), breaker=owned.get("breaker")), _full(database, schema, name)
+            )
+
+    async with database.begin() as connection:
+        gates: FunctionGates = await connection.run_sync(ask)
+    return gates
+
+
+def _own(dim: BoundGates) -> dict[str, UserTable]:
+    return {part: own for part in ("rate", "breaker") if (own := getattr(dim, part)) is not None}
+
+
+def _named(run: Run, database: Database, own: UserTable, found: tuple[str, str, int]) -> UserTable:
+    schema, name, oid = found
+    ((kind,),) = run(_KEY, (oid, own.key))
+    return replace(own, table=_full(database, schema, name), key_type=kind)
+
+
+def _full(database: Database, schema: str, name: str) -> str:
+    quote = database.dialect.identifier_preparer.quote
+    return f"{quote(schema)}.{quote(name)}"
+
+
+class FunctionClaimByKey(ClaimByKeyStatements):
+    """The gated claim inside a function: it answers with whole rows, and begins behind the key that anybody served
+    last, since a function remembers nothing.
+    """
+
+    last = "_rm_last"
+
+    def __init__(self, say: object, gates: FunctionGates, count: str = "1") -> None:
+        super().__init__(say, gates.dim, gates.table)  # type: ignore[arg-type]
+        self.count = f"{count}::bigint"
+
+    def _me(self, begun: bool) -> str:
+        return "$1"
+
+    def _taken(self) -> str:
+        return "returning *\n)\nselect _rm_taken.* from _rm_taken"
+
+    def find_last(self) -> str:
+        """Where to begin."""
+        return f"""select _g.key into _rm_last from {self.table} _g
+    where {self.where} order by _g.touched_at desc nulls last limit 1"""
+
+    # -- what gates learn
+
+    def _held(self) -> str:
+        """The gate's row of ``_rm_key``, made where it is missing and locked: what two learn at a time adds up."""
+        return f"""insert into {self.table} (lane, dim, key, touched_at)
+    select {self._spot()}, now() where not exists (
+      select 1 from {self.table} _g where {self.where} and _g.key = _rm_key)
+    on conflict do nothing;
+    perform 1 from {self.table} _g where {self.where} and _g.key = _rm_key for no key update;"""
+
+    def _spot(self) -> str:
+        lane, dim = (part.replace("'", "''") for part in (self.say.lane.name, self.dim.label))
+        return f"'{lane}', '{dim}', _rm_key"
+
+    def _state(self) -> tuple[str, dict[str, str], str]:
+        """Where the breaker's state stands: the table, its columns by what they mean, the condition for the row."""
+        names = ("streak", "open_until", "last_success_at", "last_failure_at")
+        if self.dim.breaker is None:
+            return f"{self.table} _g", {name: name for name in names}, f"{self.where} and _g.key = _rm_key"
+        own = self.dim.breaker
+        columns = {name: column for name in names if (column := getattr(self.dim.columns, name)) is not None}
+        return own.table, {name: own.quote(c) for name, c in columns.items()}, own.of("_rm_key")
+
+    def _after(self, name: str, seconds: str) -> str:
+        if self.dim.breaker is None:
+            return f"clock_timestamp() + {seconds} * interval '1 second'"
+        return self.dim.breaker.after(getattr(self.dim.columns, name), seconds)
+
+    def _written(self, values: dict[str, str]) -> str:
+        """An update of the breaker's state."""
+        table, columns, row = self._state()
+        parts = [f"{columns[name]} = {value}" for name, value in values.items() if name in columns]
+        if self.dim.breaker is None:
+            parts.append("version = _g.version + 1")
+        return f"update {table} set {', '.join(parts)}\n    where {row}"
+
+    def succeeded(self) -> str:
+        """A run of ``_rm_key`` ended well: its streak is over."""
+        if self.group.breaker is None:
+            return ""
+        table, columns, row = self._state()
+        stale = [f"{columns['streak']} <> 0", f"{columns['open_until']} is not null"]
+        if (at := columns.get("last_success_at")) is not None:
+            stale.append(f"{at} is null or {at} < {self._after('last_success_at', str(-_SUCCESS_EVERY))}")
+        values = {"streak": "0", "open_until": "null", "last_success_at": self._after("last_success_at", "0")}
+        worth = f"({' or '.join(stale)})"
+        return f"""  -- Where the key is well, and that was written a moment ago, there is nothing to lock and to write.
+  if exists (select 1 from {table} where {row} and {worth}) then
+    {self._held()}
+    {self._written(values)} and {worth};
+  end if;
+"""
+
+    def failed(self, permanent: str, retry_after: str, closes: str) -> str:
+        """A run of ``_rm_key`` failed; ``retry_after`` (SQL): the other side asked to be left alone for so long, by all
+        rows of the lane where ``closes`` (SQL) is 'lane'.
+        """
+        lane = as_text(self.say.lane.name)
+        spot, until = f"lane = {lane} and dim = '' and key = ''", f"clock_timestamp() + {retry_after}"
+        # Before the key's row: all who lock gate rows do so in the order of their keys.
+        parts = [
+            f"""  if {closes} = 'lane' and {retry_after} > interval '0' then
+    insert into {self.table} (lane, dim, key, touched_at) values ({lane}, '', '', now()) on conflict do nothing;
+    update {self.table} _g set version = _g.version + 1, paused_until = {until}, paused_at = clock_timestamp(),
+      reason = {as_text(ASKED_TO_WAIT)}
+    where {spot} and coalesce(_g.paused_until < {until}, true);
+  end if;
+  if _rm_key is not null then
+    {self._held()}"""
+        ]
+        if (breaker := self.group.breaker) is not None:
+            # In brackets: outside of them a condition ends for PL/pgSQL at the first "then".
+            refused = f"when {retry_after} is not null then 'rate' else 'transient'"
+            word = f"(case when {permanent} then 'permanent' {refused} end)"
+            counted = ", ".join(f"'{each}'" for each in breaker.counts)  # type: ignore[union-attr]
+            _, columns, _ = self._state()
+            streak, opened = f"coalesce({columns['streak']}, 0) + 1", columns["open_until"]
+            still = f"coalesce({opened} > {self._after('open_until', '0')}, false)"
+            cooldown = self._after("open_until", f"{breaker.cooldown.total_seconds()}")
+            values = {
+                "streak": streak,
+                # One that ends badly while the gate is open was under way before; it does not keep it open longer.
+                "open_until": f"case when {streak} >= {breaker.failures} and not {still}"
+                f" then {cooldown} else {opened} end",
+                "last_failure_at": self._after("last_failure_at", "0"),
+            }
+            parts.append(f"""    if {word} in ({counted}) then
+      {self._written(values)};
+    end if;""")
+        parts.append(f"""    if {retry_after} > interval '0' then
+      update {self.table} _g set version = _g.version + 1,
+        closed_until = greatest(_g.closed_until, clock_timestamp() + {retry_after})
+      where {self.where} and _g.key = _rm_key;
+    end if;
+  end if;
+""")
+        return "\n".join(parts)
+
+
+class FunctionClaimByRange(FunctionClaimByKey, ClaimByRangeStatements):
+    """The same where the only gate is a limit by key. The key that was served last stands in its stretch's row."""
+
+    def _bumped(self) -> str:
+        return f"{super()._bumped()}, cells = ({self._served_last()})"
+
+    def find_last(self) -> str:
+        """Behind the last key; after a try in vain, anywhere: others may have been met there."""
+        return f"""if not exists (select 1 from {self.table} where {self.spans}) then
+      {self.mark_out(self.divide())};
+    end if;
+    if _rm_try = 1 then
+      select _g.cells into _rm_last from {self.table} _g
+      where {self.spans} and _g.cells is not null order by _g.touched_at desc limit 1;
+    else
+      {self.cut()};
+      select nullif(_g.key, '') into _rm_last from {self.table} _g where {self.spans} order by random() limit 1;
+    end if"""
+
+
+def function_turns(say: object, gates: FunctionGates, count: str = "1") -> FunctionClaimByKey:
+    """What a lane's functions say about its gates."""
+    kind = FunctionClaimByRange if gates.dim.group.only_limits else FunctionClaimByKey
+    return kind(say, gates, count)

@@ -1,0 +1,133 @@
+"""A lane's names as the server itself understands them, for SQL that is to run under any search_path.
+
+The user's own conditions are resolved by the server, not read here: it parses them as a view and prints them back with
+every table, function and operator under its full name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from ..errors import DeclarationError, Refused
+from ..store.database import Database, Run, runner
+from ..store.driver_errors import translated
+from ..store.lane.binding import Binding
+from ..store.lane.postgres_statements import PostgresStatements
+
+_TABLE = """
+select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.oid = to_regclass($1::text)"""
+#: A type's operators are in its own schema, except those of an enum; a domain has those of what it stands on.
+_TYPES = """
+with recursive based as (
+  select a.attname, a.attnum, t.oid, t.typtype, t.typbasetype, t.typnamespace
+  from pg_attribute a join pg_type t on t.oid = a.atttypid
+  where a.attrelid = $1::oid and a.attnum > 0 and not a.attisdropped
+  union all
+  select b.attname, b.attnum, t.oid, t.typtype, t.typbasetype, t.typnamespace
+  from based b join pg_type t on t.oid = b.typbasetype where b.typtype = 'd'
+)
+select a.attname, format_type(a.atttypid, a.atttypmod),
+  b.typtype <> 'e' and b.typnamespace <> 'pg_catalog'::regnamespace
+from pg_attribute a join based b on b.attnum = a.attnum and b.typtype <> 'd'
+where a.attrelid = $1::oid and a.attnum > 0 and not a.attisdropped"""
+#: 16: on update. One that sets its own search_path, or is not written in a language, finds its names anyway.
+_TRIGGERS = """
+select distinct t.tgname from pg_trigger t join pg_proc p on p.oid = t.tgfoid join pg_language l on l.oid = p.prolang
+where (t.tgrelid = $1::oid or t.tgrelid in (select inhrelid from pg_inherits where inhparent = $1::oid))
+  and not t.tgisinternal and t.tgenabled <> 'D' and t.tgtype & 16 <> 0 and l.lanname not in ('c', 'internal')
+  and not exists (select 1 from unnest(p.proconfig) s where s like 'search\\_path=%')
+order by 1"""
+_PATH = """
+select s.name::text, has_schema_privilege('public', s.name, 'create')
+from unnest(current_schemas(false)) with ordinality s(name, place) order by s.place"""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the server says of a lane's table."""
+
+    schema: str
+    name: str
+    #: Column types under their full names.
+    types: Mapping[str, str]
+    #: The lane's own SQL, ``ready`` and ``where``, with every name in full.
+    conditions: Mapping[str, str]
+    #: Triggers that look their names up in the search_path of whoever writes, and the schemas they find them in.
+    triggers: tuple[str, ...]
+    path: tuple[str, ...]
+    #: Those of the schemas in which everybody may create.
+    open: tuple[str, ...]
+
+
+async def resolve(binding: Binding, database: Database, statements: PostgresStatements) -> Resolved:
+    """Ask the server, in one transaction that leaves nothing behind."""
+    own = {}
+    if isinstance(binding.lane.ready, str):
+        own["ready"] = statements.ready_state()
+    if binding.lane.where is not None:
+        own["where"] = statements.further()
+
+    def ask(connection: sa.Connection) -> Resolved:
+        with translated(database):
+            return _resolve(runner(connection), binding, statements.table, own)
+
+    async with database.begin() as connection:
+        found: Resolved = await connection.run_sync(ask)
+    return found
+
+
+def _resolve(run: Run, binding: Binding, table: str, own: Mapping[str, str]) -> Resolved:
+    ((oid, schema, name),) = run(_TABLE, (table,))
+    triggers = tuple(row[0] for row in run(_TRIGGERS, (oid,)))
+    path = [(row[0], row[1]) for row in run(_PATH, ())] if triggers else []
+    views = {f"rowmill_{part}": condition for part, condition in own.items()}
+    try:
+        for view, condition in {"rowmill_bare": "", **views}.items() if views else ():
+            where = f" where ({condition})" if condition else ""
+            run(f"create temporary view {view} as select 1 as one from {table}{where}", ())
+    except Refused as error:
+        raise DeclarationError(
+            f"lane {binding.lane.name!r}: its own SQL cannot be put into a function: {error.message}",
+            hint="render the functions with a role that may create temporary tables in this database",
+        ) from error
+    # From here on whatever is not the server's own is printed with its schema.
+    run("set local search_path = pg_catalog", ())
+    types = run(_TYPES, (oid,))
+    _check_operators(binding, {row[0]: row[1] for row in types if row[2]})
+    conditions = {part: _condition(run, f"rowmill_{part}") for part in own}
+    if views:
+        run(f"drop view {', '.join(f'pg_temp.{view}' for view in ('rowmill_bare', *views))}", ())
+    return Resolved(
+        schema=schema,
+        name=name,
+        types={row[0]: row[1] for row in types},
+        conditions=conditions,
+        triggers=triggers,
+        path=tuple(schema for schema, _ in path if schema != "pg_catalog"),
+        open=tuple(schema for schema, everybody in path if everybody),
+    )
+
+
+def _condition(run: Run, view: str) -> str:
+    """The view's condition: what stands behind what the view without one says."""
+    ((bare, whole),) = run(
+        f"select pg_get_viewdef('pg_temp.rowmill_bare'::regclass), pg_get_viewdef('pg_temp.{view}'::regclass)", ()
+    )
+    return str(whole).removeprefix(bare.removesuffix(";") + "\n  WHERE ").removesuffix(";")
+
+
+def _check_operators(binding: Binding, foreign: Mapping[str, str]) -> None:
+    """Without the schema of its type in the search_path, a column would be compared by another type's rules."""
+    compared = {*binding.key, *binding.running, *binding.state_columns(), *binding.roles.values()}
+    if isinstance(binding.lane.ready, Mapping):
+        compared |= binding.lane.ready.keys()
+    for column in sorted(compared & foreign.keys()):
+        raise DeclarationError(
+            f"lane {binding.lane.name!r}: the functions would have to compare column {column!r}, whose type"
+            f" {foreign[column]} has operators of its own outside pg_catalog",
+            hint="a text, number or enum column for keys, states and roles",
+        )

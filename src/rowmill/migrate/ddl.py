@@ -1,0 +1,298 @@
+"""The DDL that serves a Mill's lanes: what to add, why, and what takes it away again. Additive only.
+
+Columns are nullable or have a constant default, so no row is rewritten; indexes are partial and built beside the
+traffic; a setting that the user made himself is left as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from ..adopt.survey import read_only
+from ..declare.lane import Lane
+from ..store.database import Database, Run, runner
+from ..store.inspect import plans
+from ..store.inspect.indexes import NeededIndex, in_words, needed
+from ..store.lane.binding import Binding, bind, look
+from ..store.lane.missing_columns import MissingColumn
+from ..store.lane.postgres_statements import PostgresStatements
+from ..store.own import schema
+from ..store.own.ddl_ledger import Ledger, Record
+
+#: Up to so many rows ANALYZE looks at every one with the default target; then rare states go unseen.
+SEEN_WHOLE, TARGET = 30_000, 1000
+#: From so many rows on, a fifth of them dead is too many before autovacuum comes.
+HOT = 100_000
+AUTOVACUUM = {"autovacuum_vacuum_scale_factor": "0.01", "autovacuum_analyze_scale_factor": "0.02"}
+FILLFACTOR = {"fillfactor": "80"}
+
+
+@dataclass(frozen=True)
+class SchemaChange:
+    """One step: a statement, why, and for each thing it adds what undoes it."""
+
+    kind: str
+    relation: str
+    statement: str
+    why: str
+    records: tuple[Record, ...] = ()
+    #: Built outside a transaction, beside the traffic.
+    concurrent: bool = False
+    #: An index of this name is there, left by a build that failed: it is replaced.
+    leftover: bool = False
+    #: Where it takes several statements: each of them, in order.
+    steps: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> str:
+        """Why, as lines of an SQL comment."""
+        return self.why.replace("; ", "\n-- ")
+
+    @property
+    def what(self) -> str:
+        """In a few words."""
+        names = ", ".join(record.name for record in (self.records[-1:] if self.steps else self.records))
+        return {"columns": f"columns {names}", "index": f"index {names}", "own": "rowmill's own tables",
+                "statistics": f"statistics target of {names}", "storage": f"storage parameters {names}"
+                }[self.kind]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LaneOutline:
+    """A lane in one environment as it will be, and what its table lacks for that."""
+
+    lane: Lane
+    binding: Binding
+    lacking: tuple[MissingColumn, ...]
+    table: sa.Table
+
+
+async def outline(lane: Lane, environment: str, database: Database) -> LaneOutline:
+    """A lane with the columns that it will have; raises what cannot be helped by adding any."""
+    table, lacks = await look(lane, environment, database)
+    return LaneOutline(lane, await bind(lane, environment, database, planned=True), tuple(lacks), table)
+
+
+async def changes(database: Database, outlines: Sequence[LaneOutline]) -> list[SchemaChange]:
+    """What is still to be done in one environment, in the order in which it is done."""
+    own = await schema.taken(database)
+    missing = [step for step in schema.STEPS if not own.has(step)]
+    made: list[SchemaChange] = []
+    if missing:
+        texts = [*schema.opening(database), *(t for step in missing for t in schema.ddl(database, step))]
+        why = "; ".join(step.what for step in missing)
+        made.append(SchemaChange("own", "", ";\n".join(texts), why))
+    known = {record.id for record in await Ledger(database).records()}
+    by_table: dict[str, list[LaneOutline]] = {}
+    for each in outlines:
+        by_table.setdefault(plans.statements(each.binding).table, []).append(each)
+    for relation, several in by_table.items():
+        made += _columns(relation, several)
+    for several in by_table.values():
+        made += await read_only(database, functools.partial(_for_rows, several=several, known=known))
+    return made
+
+
+def _columns(relation: str, several: Sequence[LaneOutline]) -> list[SchemaChange]:
+    lacks = {lack.column: lack for each in several for lack in each.lacking}
+    if not lacks:
+        return []
+    say = plans.statements(several[0].binding)
+    lite = say.binding.dialect.name == "sqlite"
+    why = "; ".join(f"{lack.column}: {lack.why}" for lack in lacks.values())
+    records = [
+        Record("column", relation, name, f"alter table {relation} add column {lack.ddl(say.name)}",
+               f"alter table {relation} drop column {say.name(name)}")
+        for name, lack in lacks.items()
+    ]  # fmt: skip
+    if lite:  # one at a time
+        return [SchemaChange("columns", relation, r.made, f"{r.name}: {lacks[r.name].why}", (r,)) for r in records]
+    added = ",\n  ".join(f"add column {lack.ddl(say.name)}" for lack in lacks.values())
+    return [SchemaChange("columns", relation, f"alter table {relation}\n  {added}", why, tuple(records))]
+
+
+def _for_rows(connection: sa.Connection, several: Sequence[LaneOutline], known: set[str]) -> list[SchemaChange]:
+    """Indexes, and on PostgreSQL statistics and storage, of one table."""
+    run = runner(connection)
+    made = [change for each in several for change in _indexes(run, each, known)]
+    say = plans.statements(several[0].binding)
+    if isinstance(say, PostgresStatements):
+        made += _statistics(run, several, say.table)
+        made += _storage(run, several, say.table)
+    return list({change.statement: change for change in made}.values())
+
+
+def _indexes(run: Run, each: LaneOutline, known: set[str]) -> Iterable[SchemaChange]:
+    binding = each.binding
+    say = plans.statements(binding)
+    planned = {lack.column for lack in each.lacking}
+    for need in needed(binding, say):
+        name = need.name(binding.lane.name, say.table)
+        state = index_state(run, say.table, name, isinstance(say, PostgresStatements))
+        if state == "valid" and f"index:{say.table}:{name}" not in known:
+            continue  # somebody made it by hand: then it is his
+        if state == "valid":
+            continue
+        text = in_words(need, say, name, concurrently=True)
+        unseen = any(say.name(column) in f"{need.sort} {need.predicate}" for column in planned)
+        if state is None and not unseen and plans.serves(run, say, need) is not None:
+            continue
+        if isinstance(say, PostgresStatements) and (parts := _parts(run, say.table)):
+            yield _in_parts(run, say, need, name, parts)
+            continue
+        schema_of = _qualified(run, say.table) if isinstance(say, PostgresStatements) else ""
+        how = "concurrently " if isinstance(say, PostgresStatements) else ""
+        record = Record("index", say.table, name, text, f"drop index {how}if exists {schema_of}{say.name(name)}")
+        yield SchemaChange("index", say.table, text, need.why, (record,), bool(how), state == "invalid")
+
+
+def _parts(run: Run, relation: str) -> list[tuple[str, str | None, bool, int]]:
+    """A partitioned table's parts, with each one's parent, whether it is a leaf, and its number; itself first."""
+    rows = run(
+        "select quote_ident(n.nspname) || '.' || quote_ident(c.relname), t.isleaf, c.oid::bigint,"
+        " (select quote_ident(pn.nspname) || '.' || quote_ident(p.relname) from pg_class p"
+        "  join pg_namespace pn on pn.oid = p.relnamespace where p.oid = t.parentrelid and t.level > 0)"
+        " from pg_partition_tree(to_regclass($1::text)) t join pg_class c on c.oid = t.relid"
+        " join pg_namespace n on n.oid = c.relnamespace order by t.level, c.oid",
+        (relation,),
+    )
+    found = [(row[0], row[3], row[1], row[2]) for row in rows]
+    return found if len(found) > 1 or (found and not found[0][2]) else []
+
+
+def _in_parts(run: Run, say: PostgresStatements, need: NeededIndex, name: str, parts: Sequence[Any]) -> SchemaChange:
+    """An index of a partitioned table: none can be built on it beside the traffic, but one on each part, and attached.
+
+    The list has the parts before the whole, so that the whole, which holds them, goes first when it is taken away.
+    """
+    table, names = say.table, {parts[0][0]: name}
+    steps, records = [], []
+    for relation, _, leaf, number in parts:
+        names.setdefault(relation, f"{name[:50]}_{number}")
+        own, place = say.name(names[relation]), _qualified(run, relation)
+        how, only = ("concurrently ", "") if leaf else ("", "only ")
+        steps.append(f"create index {how}{own} on {only}{relation} ({need.order}) where {need.predicate}")
+        undo = f"drop index {'concurrently ' if leaf else ''}if exists {place}{own}"
+        records.append(
+            Record("index", relation if relation != parts[0][0] else table, names[relation], steps[-1], undo)
+        )
+    for relation, parent, _, _ in reversed(parts):
+        if parent is not None:
+            whole, part = (f"{_qualified(run, r)}{say.name(names[r])}" for r in (parent, relation))
+            steps.append(f"alter index {whole} attach partition {part}")
+    return SchemaChange("index", table, ";\n".join(steps), need.why, tuple(reversed(records)), True, steps=tuple(steps))
+
+
+def _qualified(run: Run, relation: str) -> str:
+    """The schema that an index goes to, with its dot: the one its table is in."""
+    found = run(
+        "select quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where c.oid = to_regclass($1::text)",
+        (relation,),
+    )
+    return f"{found[0][0]}." if found else ""
+
+
+def index_state(run: Run, relation: str, name: str, postgres: bool = True) -> str | None:
+    """``valid``, ``invalid`` (a build under way, or one that failed), or None."""
+    if not postgres:
+        return "valid" if run("select 1 from sqlite_master where type = 'index' and name = :n", {"n": name}) else None
+    rows = run(
+        "select i.indisvalid and i.indisready from pg_index i join pg_class c on c.oid = i.indexrelid"
+        " where i.indrelid = to_regclass($1::text) and c.relname = $2::text",
+        (relation, name),
+    )
+    return None if not rows else "valid" if rows[0][0] else "invalid"
+
+
+def settings(run: Run, relation: str) -> dict[str, str]:
+    """A table's storage parameters."""
+    rows = run(
+        "select option_name, option_value from pg_class, pg_options_to_table(reloptions)"
+        " where oid = to_regclass($1::text)",
+        (relation,),
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def targets(run: Run, relation: str) -> dict[str, int]:
+    """Statistics targets that somebody set, by column."""
+    rows = run(
+        "select attname, attstattarget::int from pg_attribute where attrelid = to_regclass($1::text) and attnum > 0"
+        " and not attisdropped and coalesce(attstattarget, -1) >= 0",
+        (relation,),
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def size(run: Run, relation: str) -> int:
+    """About how many rows a table has, its parts included."""
+    found = run(
+        "select coalesce(sum(greatest(case when c.relpages > 0 then c.reltuples / c.relpages"
+        " * (pg_relation_size(c.oid) / 8192) else pg_relation_size(c.oid) / 100.0 end, 0)), 0)::bigint"
+        " from pg_class c where c.oid = to_regclass($1::text)"
+        " or c.oid in (select inhrelid from pg_inherits where inhparent = to_regclass($1::text))",
+        (relation,),
+    )
+    return int(found[0][0])
+
+
+def _statistics(run: Run, several: Sequence[LaneOutline], relation: str) -> list[SchemaChange]:
+    if size(run, relation) < SEEN_WHOLE:
+        return []
+    set_already = targets(run, relation)
+    made: dict[str, SchemaChange] = {}
+    for each in several:
+        binding = each.binding
+        say = plans.statements(binding)
+        for column in sorted(states_in(binding)):
+            if column in set_already or column not in each.table.c:
+                continue
+            statement = f"alter table {relation} alter column {say.name(column)} set statistics {TARGET}"
+            undo = f"alter table {relation} alter column {say.name(column)} set statistics -1"
+            record = Record("statistics", relation, column, statement, undo, str(TARGET))
+            why = "a state that few rows are in is seen by the planner"
+            made[column] = SchemaChange("statistics", relation, statement, why, (record,))
+    return list(made.values())
+
+
+def states_in(binding: Binding) -> set[str]:
+    """Columns whose values are states: no flags, no times."""
+    kinds = (sa.String, sa.Integer, sa.Enum)
+    found = binding.state_columns() - binding.claimed - binding.only_written
+    return {column for column in found if isinstance(binding.kinds[column], kinds)}
+
+
+def _storage(run: Run, several: Sequence[LaneOutline], relation: str) -> list[SchemaChange]:
+    if any(each.binding.partitioned for each in several):
+        return []  # a parent has none; its parts are the user's affair
+    wanted = dict(AUTOVACUUM) if size(run, relation) >= HOT else {}
+    if any(each.binding.renew != "none" for each in several):
+        wanted |= FILLFACTOR
+    there = settings(run, relation)
+    wanted = {name: value for name, value in wanted.items() if name not in there}
+    if not wanted:
+        return []
+    reasons = []
+    if "fillfactor" in wanted:
+        reasons.append(
+            "room on each page lets heartbeats stay there (new pages only: a full table gets it as rows move)"
+        )
+    if wanted.keys() & AUTOVACUUM.keys():
+        reasons.append("dead row versions are cleared early")
+    records = tuple(
+        Record("storage", relation, name, f"alter table {relation} set ({name} = {value})",
+               f"alter table {relation} reset ({name})", value)
+        for name, value in wanted.items()
+    )  # fmt: skip
+    pairs = ", ".join(f"{name} = {value}" for name, value in wanted.items())
+    return [SchemaChange("storage", relation, f"alter table {relation} set ({pairs})", "; ".join(reasons), records)]
+
+
+def with_state(record: Record, state: str) -> Record:
+    return replace(record, state=state)

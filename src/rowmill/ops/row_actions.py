@@ -1,0 +1,277 @@
+"""What an operator writes: rows made ready again, canceled, or taken back from their holder.
+
+Whether a row may be touched is decided in the statement that touches it, and never by what was read before.
+Many rows go in steps, each committed: no long transaction, no lock on more rows than a step has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import Busy, DeclarationError, RowmillError, did_you_mean
+from ..store.database import Run
+from ..store.inspect.lane_view import LaneView
+from ..store.lane.end_hooks import ending
+from ..store.lane.lane_store import LaneStore
+from ..store.lane.postgres_statements import PostgresStatements
+from ..store.lane.row_keys import Key, Placeholders, among, written
+from ..store.lane.settlements import HookFailed
+from ..store.lane.statements import INCARNATION
+
+STEP = 1000
+#: Seconds for a count that is only worth a word of warning.
+_COUNT = 3.0
+#: A row that is asked for by its id and is locked at that moment is tried again: how often.
+_TRIES = 10
+#: Roles whose columns whoever adds a row may fill.
+_GIVEN = ("run_after", "priority", "max_attempts", "created_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rows that an operator means: those in one of these states, further by their keys or by their holder."""
+
+    states: tuple[str, ...]
+    keys: tuple[Key, ...] | None = None
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """A row that was asked for by its key and not written: in which state it is, and why."""
+
+    id: str
+    state: str | None
+    reason: str
+
+
+async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> list[SkippedRow]:
+    """The rows that were asked for by key, less those that were written."""
+    left = [key for key in chosen.keys or () if key not in set(keys)]
+    rows = {written(row.id): row for row in (await view.find(left, whole=False) if left else [])}
+    found = []
+    for key in left:
+        name = written(key if len(key) > 1 else key[0])
+        row = rows.get(name)
+        if row is None:
+            reason = "there is no such row"
+        elif row.state in chosen.states:
+            reason = "locked by somebody else's transaction"
+        else:
+            reason = f"it is {row.state}" if row.state else "in no state of this lane"
+        found.append(SkippedRow(name, row.state if row is not None else None, reason))
+    return found
+
+
+async def ended_by_others(store: LaneStore) -> int:
+    """How many dead rows another program ended, as far as their columns tell; counted up to a thousand."""
+    test = store.statements.ended_by_others()
+    if test is None:
+        return 0
+    text = f"select count(*) from (select 1 from {store.statements.table} where {test} limit {STEP}) x"
+    try:
+        return int((await store.database.read_within(lambda run: run(text, ()), _COUNT))[0][0])
+    except Busy:
+        return 0  # no index finds dead rows: not worth the wait
+
+
+class Operator:
+    """Writes to the rows of one lane in one environment. Each verb yields the keys it wrote, step by step."""
+
+    #: Seconds before a row that is locked is tried again.
+    pause = 0.1
+
+    def __init__(self, view: LaneView) -> None:
+        self.view, self.binding, self.say = view, view.binding, view.statements
+
+    def retry(self, chosen: Selection) -> AsyncIterator[list[Key]]:
+        """Make rows ready at once, with all their attempts before them; the old error stays readable."""
+        lane, roles, say = self.view.lane, self.binding.roles, self.say
+        written: dict[str, str] = {}
+        finished = roles.get("finished_at")
+        if finished and self.binding.nullable(finished):
+            written[finished] = "null"
+        written |= say._cleared()
+        touched = roles.get("updated_at")
+        if touched and not lane.untouched_for:  # there a touch would hold the row back
+            written[touched] = say.now(touched)
+        if due := roles.get("run_after"):
+            written[due] = say.now(due)
+        for role in ("attempts", "failures", "reclaims"):
+            if counter := roles.get(role):
+                written[counter] = "0"
+        written |= {column: say.literal(column, value) for column, value in say.binding.ready_again.items()}
+        return self._write(chosen, written, Placeholders(self.binding))
+
+    def cancel(self, chosen: Selection, reason: str) -> AsyncIterator[list[Key]]:
+        """Rows to canceled, or to dead where the lane has no such state; a holder's outcome is then dropped."""
+        marks = Placeholders(self.binding)
+        error = marks.add(self.view.store.error_text(reason)) if "error" in self.binding.roles else "null"
+        return self._write(chosen, self.say.settle_set("canceled", error, "0"), marks, canceled=reason)
+
+    def release(self, chosen: Selection) -> AsyncIterator[list[Key]]:
+        """Running rows back to ready as if they had not been claimed; a holder's outcome is then dropped."""
+        return self._write(chosen, self.say.settle_set("release", "null", "0"), Placeholders(self.binding))
+
+    def schedule(self, chosen: Selection, seconds: float) -> AsyncIterator[list[Key]]:
+        """Let rows run so many seconds from now, and not before. For rows that are ready or waiting."""
+        due = self.binding.roles.get("run_after")
+        if due is None:
+            raise DeclarationError(
+                f"lane {self.view.lane.name!r} has no column for the time from which on a row may run",
+                hint="add run_after: rowmill migrate shows the statement",
+            )
+        return self._write(chosen, {due: self.say.later(due, str(float(seconds)))}, Placeholders(self.binding))
+
+    async def insert(self, columns: Mapping[str, Any]) -> Key:
+        """Add a row in the lane's ready state, with these columns; its key."""
+        table, own = self.binding.table.fullname, set(self.binding.state_columns())
+        own |= {column for role, column in self.binding.roles.items() if role not in _GIVEN}
+        for column in columns:
+            if column not in self.binding.columns:
+                raise DeclarationError(
+                    f"table {table!r} has no column {column!r}", hint=did_you_mean(column, self.binding.columns)
+                )
+            if column in own:
+                raise DeclarationError(f"column {column!r} of table {table!r} is written by rowmill: leave it out")
+        if isinstance(self.view.lane.ready, str):
+            raise DeclarationError(f"lane {self.view.lane.name!r}: its ready is SQL, so no row can be made to fit it")
+        marks = Placeholders(self.binding)
+        written = {c: self.say.literal(c, value) for c, value in self.binding.ready_again.items()}
+        written |= {c: "null" if v is None else marks.add(self._plain(v), c) for c, v in columns.items()}
+        text = f"""insert into {self.say.table} ({self.say.names(list(written))})
+values ({", ".join(written.values())}) returning {self._keys}"""
+        rows = await self.view.database.write(lambda run: run(text, marks.given()))
+        return tuple(rows[0])
+
+    def _plain(self, value: Any) -> Any:
+        """A value as JSON has it, as the driver takes it: on PostgreSQL text, of which the server makes the type."""
+        if isinstance(value, (dict, list)):
+            return json.dumps(value)
+        if not self.view.postgres or isinstance(value, str):
+            return value
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    async def count(self, chosen: Selection, most: int) -> int:
+        """How many rows are meant, counted up to ``most``."""
+        marks = Placeholders(self.binding)
+        test = self._test(chosen, marks)
+        text = f"select count(*) from (select 1 from {self.say.table} where {test} limit {most}) x"
+        return int((await self.view.ask(text, marks))[0][0])
+
+    async def count_keys(self, chosen: Selection, most: int) -> int:
+        """The same for a selection by keys, of which there may be more than one statement takes."""
+        keys, number = chosen.keys or (), 0
+        for start in range(0, len(keys), STEP):
+            number += await self.count(replace(chosen, keys=keys[start : start + STEP]), most)
+            if number >= most:
+                break
+        return number
+
+    # -- one statement per step
+
+    def _test(self, chosen: Selection, marks: Placeholders) -> str:
+        """The condition that a row must meet in the statement that writes it."""
+        known = [test for state in chosen.states if (test := self.view.condition(state))]
+        tests = [f"({' or '.join(f'({test})' for test in known or [self.view.need(chosen.states[0])])})"]
+        if not {"running", "stuck"} & set(chosen.states):
+            tests.append(f"({self.say.running()}) is not true")
+        if chosen.keys is not None:
+            tests.append(among(self._keys, chosen.keys, marks))
+        if chosen.worker is not None:
+            name = self.say.name(self.binding.roles["worker"])
+            mine = [f"{name} = {marks.add(chosen.worker)}"]
+            if self.binding.incarnated:
+                given = marks.add(f"{chosen.worker}{INCARNATION}")
+                mine.append(f"substr({name}, 1, {len(chosen.worker) + 1}) = {given}")
+            tests.append(f"({' or '.join(mine)})")
+        return " and ".join(tests)
+
+    @property
+    def _keys(self) -> str:
+        return self.say.names(self.binding.key)
+
+    async def _write(
+        self, chosen: Selection, written: dict[str, str], marks: Placeholders, canceled: str | None = None
+    ) -> AsyncIterator[list[Key]]:
+        """``canceled``: the rows end, for this reason."""
+        if chosen.keys is None:
+            async for step in self._pages(chosen, written, marks, canceled):
+                yield step
+            return
+        for start in range(0, len(chosen.keys), STEP):
+            left = set(chosen.keys[start : start + STEP])
+            for _ in range(_TRIES):
+                part = Selection(chosen.states, tuple(left), chosen.worker)
+                async for step in self._pages(part, written, marks, canceled):
+                    left -= set(step)
+                    yield step
+                # A row in the right state that was not written is locked: by a renewal, or by its own handler.
+                if not left or not await self.count(Selection(chosen.states, tuple(left), chosen.worker), 1):
+                    break
+                await asyncio.sleep(self.pause)
+
+    async def _pages(
+        self, chosen: Selection, written: dict[str, str], marks: Placeholders, canceled: str | None
+    ) -> AsyncIterator[list[Key]]:
+        """Step through the rows by key: a row that still fits after it was written is not taken twice."""
+        last: Key | None = None
+        while True:
+            mine = marks.copy()
+            test = self._test(chosen, mine)
+            if last is not None:
+                test += f" and ({self._keys}) > {mine.key(last)}"
+            keys = await self._step(test, written, mine, canceled)
+            if keys:
+                yield keys
+                last = keys[-1]
+            if len(keys) < STEP:
+                return
+
+    async def _step(self, test: str, written: dict[str, str], marks: Placeholders, canceled: str | None) -> list[Key]:
+        """One step, committed; rows that it ends are told to the lane's ``on_settled`` in the same transaction."""
+        values, texts = marks.given(), self._texts(test, written)
+
+        def verb(run: Run) -> list[Key]:
+            found, *_ = [run(text, values) for text in texts]
+            return [tuple(row) for row in found]
+
+        try:
+            # Not one of the engine's own connections: without an index on the state this may take its time.
+            return await ending(
+                self.view.store, verb, lambda keys: keys if canceled is not None else (), "canceled", canceled or ""
+            )
+        except HookFailed as failed:
+            raise RowmillError(
+                f"on_settled of lane {self.view.lane.name!r} failed: {type(failed.error).__name__}: {failed.error}."
+                " Of these rows nothing was written",
+                hint="mend the hook, or cancel the others one by one with their ids",
+            ) from failed.error
+
+    def _texts(self, test: str, written: dict[str, str]) -> list[str]:
+        """What writes one step of rows; the first statement returns their keys."""
+        say, table, keys = self.say, self.say.table, self._keys
+        if not isinstance(say, PostgresStatements):
+            find = f"select {keys} from {table} where {test} order by {keys} limit {STEP}"
+            # One transaction, one writer: the update finds the very rows that were found before it.
+            return [find, f"update {table} set\n    {say.assignments(written)}\nwhere ({keys}) in ({find})"]
+        picked, found = say._match("picked")
+        return [
+            f"""with picked as materialized (
+  select {picked} from {table}
+  where {test}
+  order by {keys}
+  limit {STEP}
+  for no key update skip locked
+), taken as (
+  update {table} set
+    {say.assignments(written)}
+  where {found}
+  returning {keys}
+)
+select {keys} from taken order by {keys}"""
+        ]

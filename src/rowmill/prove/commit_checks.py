@@ -1,0 +1,298 @@
+"""Looks at every commit, and at what each worker believes. What must never be seen is said here.
+
+The watch reads the lane's rows after each commit, before anybody else goes on, and compares them with what it saw
+before. It knows who committed and which verb that was; the rest it takes from the rows, never from the engine's word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from ..clock import Clock
+from ..declare.states import overlaps
+from ..store import LaneStore
+from ..store.gates.gate_binding import BoundGates
+from ..store.lane.claim import FINAL, Claim, Report
+from .schedules import Actor, Broken
+
+Key = tuple[Any, ...]
+_COUNTERS = ("attempts", "failures", "reclaims")
+#: What each end of a run does to the counters of its row.
+_COUNTED = {
+    "done": (0, 0, 0), "dead": (0, 1, 0), "canceled": (0, 0, 0), "retry": (0, 1, 0), "snooze": (-1, 0, 0),
+    "release": (-1, 0, 0),
+}  # fmt: skip
+_SLACK = timedelta(seconds=2)
+
+
+@dataclass(eq=False)
+class ObservedClaim:
+    """One claim as the rows showed it."""
+
+    key: Key
+    holder: str
+    #: The last sign of life: the time that had passed by then, moved and real.
+    shift: timedelta
+    real: float
+    ended: str | None = None
+
+
+@dataclass
+class ActorVerb:
+    """What an actor is at: a verb, and for a settlement which end each row is to have, by which claim."""
+
+    verb: str = ""
+    shift: timedelta = timedelta(0)
+    ends: Mapping[Key, tuple[str, ObservedClaim | None]] = field(default_factory=dict)
+    renews: Mapping[Key, ObservedClaim | None] = field(default_factory=dict)
+    began: int = 0
+    #: What it was seen to claim, in order: a claim of several statements may take a row, lose it and take it again.
+    taken: list[ObservedClaim] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One row after a commit."""
+
+    state: str
+    worker: str | None
+    counts: tuple[int | None, ...]
+    #: Every column that tells the holder's life.
+    signs: tuple[Any, ...]
+    gates: tuple[Any, ...]
+
+
+class CommitChecks:
+    """The rows of one lane."""
+
+    def __init__(self, store: LaneStore, dims: Sequence[BoundGates], clock: Clock) -> None:
+        self.store, self.dims, self.clock = store, dims, clock
+        self.rows: dict[Key, Seen] = {}
+        self.holds: dict[Key, ObservedClaim] = {}
+        self.doing: dict[Actor, ActorVerb] = {}
+        self.commits = 0
+        #: The claim of a worker, as the hold that the watch saw. By the object: a worker may have had the row before.
+        self._holds: dict[int, tuple[Claim, ObservedClaim]] = {}
+        #: By which commit the lane was paused; None: it is not.
+        self.paused: int | None = None
+        self.claims = self.outcomes = self.swept = self.lost = 0
+
+    # -- what is read
+
+    def text(self) -> str:
+        """SQL for all rows: key, state, worker, counters, signs of life, the gates' keys."""
+        say, lane, roles = self.store.statements, self.store.lane, self.store.binding.roles
+        cases = [f"when {say.running()} then 'running'", f"when {say.final(lane.done)} then 'done'"]
+        cases += [f"when {say.final(lane.canceled)} then 'canceled'"] if lane.canceled else []
+        cases += [f"when {say.final(lane.dead)} then 'dead'"] if lane.dead else []
+        again = say.condition(self.store.binding.retry_values)
+        idle = f"({say.ready_state()} or {again})"
+        if not lane.dead and (counter := self.store.binding.counter):
+            cases.append(f"when {idle} and coalesce({say.name(counter)}, 0) >= {say.exhausted()} then 'dead'")
+        cases.append(f"when {idle} then 'ready'")
+        columns = [f"case {' '.join(cases)} else 'unknown' end"]
+        columns += [say.name(roles[r]) if r in roles else "null" for r in ("worker", *_COUNTERS)]
+        columns += [say.name(roles[role]) for role in ("heartbeat_at", "claimed_at") if role in roles]
+        columns += [str(dim.phrase) for dim in self.dims if dim.phrase is not None]
+        where = f" where queue = {say.literal('queue', lane.name)}" if lane.own else ""
+        return f"select {say.names(self.store.binding.key)}, {', '.join(columns)} from {say.table}{where}"
+
+    def read(self, rows: Sequence[Any]) -> dict[Key, Seen]:
+        """The rows of ``text``."""
+        width, signs = (
+            len(self.store.binding.key),
+            sum(r in self.store.binding.roles for r in ("heartbeat_at", "claimed_at")),
+        )
+        found = {}
+        for row in rows:
+            state, worker, *rest = row[width:]
+            found[tuple(row[:width])] = Seen(
+                state, worker, tuple(rest[:3]), tuple(rest[3 : 3 + signs]), tuple(rest[3 + signs :])
+            )
+        return found
+
+    def begin(self, rows: Sequence[Any]) -> None:
+        """The rows that a schedule starts with."""
+        self.rows, self.commits, self.paused = self.read(rows), 0, None
+        self.holds, self.doing, self._holds = {}, {}, {}
+        if odd := [key for key, row in self.rows.items() if row.state != "ready"]:
+            raise Broken(f"row {shown(odd[0])} is {self.rows[odd[0]].state} before anything has happened")
+
+    # -- what an actor says it is about to do
+
+    def announce(self, actor: Actor, verb: str, **more: Any) -> ActorVerb:
+        """From here on the actor's commits are this verb's."""
+        self.doing[actor] = doing = ActorVerb(verb, self.clock.shift, began=self.commits, **more)
+        return doing
+
+    def hold_of(self, claim: Claim) -> ObservedClaim | None:
+        """The hold that a worker's claim stands for."""
+        known = self._holds.get(id(claim))
+        return known[1] if known else None
+
+    def adopt(self, claims: Sequence[Claim], holder: str, holds: Iterable[ObservedClaim]) -> None:
+        """A worker was told that these are its claims, and these are the holds that it may mean."""
+        left = list(holds)
+        for claim in claims:
+            hold = next((hold for hold in left if hold.key == claim.key), None)
+            if hold is not None:
+                left.remove(hold)
+            if hold is None or hold.holder != holder:
+                held = f"{hold.holder} holds it" if hold else "nobody holds it"
+                raise Broken(f"{holder} was given row {shown(claim.key)}, and {held}")
+            self._holds[id(claim)] = (claim, hold)
+
+    # -- what a commit shows
+
+    def commit(self, actor: Actor, rows: Sequence[Any]) -> None:
+        """Somebody committed: everything that changed has to be his to change."""
+        self.commits += 1
+        before, self.rows = self.rows, self.read(rows)
+        doing = self.doing.get(actor, ActorVerb())
+        if lost := before.keys() - self.rows.keys():
+            raise Broken(f"row {shown(min(lost, key=str))} is gone, after {actor.name} did: {doing.verb}")
+        if new := self.rows.keys() - before.keys():
+            raise Broken(f"row {shown(min(new, key=str))} has come from nowhere, after {actor.name} did: {doing.verb}")
+        for key, now in self.rows.items():
+            if now != before[key]:
+                self._changed(actor, doing, key, before[key], now)
+        self._limits()
+
+    def _changed(self, actor: Actor, doing: ActorVerb, key: Key, was: Seen, now: Seen) -> None:
+        what = f"row {shown(key)}: {actor.name}, {doing.verb}"
+        if was.state in FINAL:
+            raise Broken(f"{what}: it was {was.state} for good, and now is {now.state}")
+        hold = self.holds.get(key)
+        if doing.verb == "claim":
+            self._claimed(what, doing, key, hold, was, now)
+        elif key in doing.ends and doing.verb == "settle":
+            kind, mine = doing.ends[key]
+            self._settled(what, kind, key, hold, mine, was, now)
+        elif key in doing.renews and doing.verb == "renew" and now.state == was.state == "running":
+            if hold is None or hold is not doing.renews[key]:
+                raise Broken(f"{what}: renewed without its claim; {_held(hold)}")
+            hold.shift, hold.real = doing.shift, time.monotonic()
+        elif doing.verb == "sweep" and was.state == "running" and now.state in ("ready", "dead"):
+            self._swept(what, doing, key, hold, was, now)
+        elif doing.verb == "release" and was.state == "running" and now.state == "ready":
+            self._end(key, "released by hand")
+        elif doing.verb == "cancel" and now.state in self._ends("canceled"):
+            self._end(key, "canceled")
+        else:
+            raise Broken(f"{what}: it was {was.state} and now is {now.state}")
+
+    def _claimed(self, what: str, doing: ActorVerb, key: Key, hold: ObservedClaim | None, was: Seen, now: Seen) -> None:
+        if hold is not None:
+            raise Broken(f"{what}: claimed while {hold.holder} holds it")
+        if was.state != "ready" or now.state != "running":
+            raise Broken(f"{what}: claimed from {was.state} to {now.state}")
+        if self.paused is not None and self.paused <= doing.began:
+            raise Broken(f"{what}: claimed while the lane is paused")
+        self._count(what, was, now, (1, 0, 0))
+        holder = now.worker if "worker" in self.store.binding.roles else what.split(": ")[1].split(",")[0]
+        self.holds[key] = ObservedClaim(key, str(holder), doing.shift, time.monotonic())
+        doing.taken.append(self.holds[key])
+        self.claims += 1
+
+    def _settled(
+        self,
+        what: str,
+        kind: str,
+        key: Key,
+        hold: ObservedClaim | None,
+        mine: ObservedClaim | None,
+        was: Seen,
+        now: Seen,
+    ) -> None:
+        if hold is None or hold is not mine:
+            raise Broken(f"{what}: an outcome ({kind}) was recorded without its claim; {_held(hold)}")
+        if now.state not in self._ends(kind):
+            raise Broken(f"{what}: settled as {kind}, and it is {now.state}")
+        if self.store.lane.dead is not None or kind not in ("dead", "canceled", "retry"):
+            self._count(what, was, now, _COUNTED[kind])
+        self._end(key, kind)
+        self.outcomes += 1
+
+    def _ends(self, kind: str) -> set[str]:
+        """The states that a row may be seen in after an end of this kind: two ends may look the same."""
+        lane = self.store.lane
+        if kind not in FINAL:
+            return {"ready", "dead"} if kind == "retry" else {"ready"}
+        looks = {"done": lane.done, "dead": lane.dead, "canceled": lane.canceled or lane.dead}
+        mine = looks[kind]
+        return {kind, "dead"} if mine is None else {s for s, look in looks.items() if look and overlaps(look, mine)}
+
+    def _swept(self, what: str, doing: ActorVerb, key: Key, hold: ObservedClaim | None, was: Seen, now: Seen) -> None:
+        lease = self.store.lane.lease
+        if hold is None:
+            raise Broken(f"{what}: swept, and nobody holds it")
+        passed = doing.shift - hold.shift + timedelta(seconds=time.monotonic() - hold.real) + _SLACK
+        if passed < lease and not self.store.needs_fleet:
+            raise Broken(f"{what}: swept {passed.total_seconds():.0f} s after a sign of life; the lease is {lease}")
+        if now.state == "ready":
+            self._count(what, was, now, (0, 0, 1))
+        self._end(key, "swept")
+        self.swept += 1
+
+    def _count(self, what: str, was: Seen, now: Seen, by: tuple[int, int, int]) -> None:
+        roles = self.store.binding.roles
+        columns = [roles[role] for role in _COUNTERS if role in roles]
+        several = len(set(columns)) < len(columns)  # one column counts for two: what it shows is the sum
+        own = self.store.binding.state_columns()  # a state may set a counter: done={"status": "done", "attempts": 0}
+        for role, old, new, step in zip(_COUNTERS, was.counts, now.counts, by, strict=True):
+            if role in roles and roles[role] not in own and not several and (new or 0) != max((old or 0) + step, 0):
+                raise Broken(f"{what}: {role} went from {old} to {new}")
+
+    def _end(self, key: Key, how: str) -> None:
+        hold = self.holds.pop(key, None)
+        if hold is not None:
+            hold.ended = how
+
+    def _limits(self) -> None:
+        keyed = [dim for dim in self.dims if dim.phrase is not None]
+        for dim in self.dims:
+            limit = dim.group.concurrency.limit if dim.group.concurrency is not None else None
+            if limit is None:
+                continue
+            running: dict[Any, int] = {}
+            for row in self.rows.values():
+                key = row.gates[keyed.index(dim)] if dim in keyed else ""
+                if row.state == "running" and key is not None:
+                    running[key] = running.get(key, 0) + 1
+            for key, n in running.items():
+                if n > limit:
+                    raise Broken(f"{n} rows of key {key!r} run at once; its limit is {limit}")
+
+    # -- what a worker was told
+
+    def told(self, actor: Actor, report: Report) -> None:
+        """A worker was told what became of its settlements."""
+        for settlement in report.written:
+            hold = self.hold_of(settlement.claim)
+            if settlement.unsure and (settlement.kind not in FINAL or "worker" not in self.store.binding.roles):
+                continue  # the row is as this end would have left it; a sweep leaves it so, too
+            if hold is None or hold.ended != settlement.kind:
+                ended = hold.ended if hold else "nothing is known of it"
+                row = shown(settlement.claim.key)
+                raise Broken(f"{actor.name} was told that row {row} is settled as {settlement.kind}; it was: {ended}")
+        for settlement in report.lost:
+            hold = self.hold_of(settlement.claim)
+            self.lost += 1
+            if hold is None or hold.ended is None:
+                raise Broken(f"{actor.name} was told that row {shown(settlement.claim.key)} is lost; it holds it")
+        if report.stuck or report.refused:
+            words = [words for _, words in report.stuck] or [str(s.error) for s in report.refused]
+            raise Broken(f"the database refused an outcome: {words[0]}")
+
+
+def shown(key: Key) -> str:
+    """A key in words."""
+    return str(key[0] if len(key) == 1 else key)
+
+
+def _held(hold: ObservedClaim | None) -> str:
+    return f"{hold.holder} holds the row" if hold else "nobody holds the row"

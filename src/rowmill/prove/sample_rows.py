@@ -1,0 +1,221 @@
+"""Rows made up for a lane: ready by its declaration, with something in every column that must have something."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import sqlalchemy as sa
+
+from ..declare import states
+from ..errors import DeclarationError
+from ..store import LaneStore
+from ..store.gates.gate_binding import BoundGates
+from ..store.lane.reflect import add_constraints, reflect_table
+
+Ask = Callable[[str], Awaitable[Sequence[Any]]]
+_ROWS = 6
+#: Roles that a fresh row has nothing in.
+_EMPTY = ("worker", "claimed_at", "heartbeat_at", "finished_at", "error", "progress")
+_LONG_AGO = "2001-01-01 00:00:00"
+_QUOTED = re.compile(r"'((?:[^']|'')*)'")
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A column that stands for a row of another table, of which the lane's condition speaks."""
+
+    column: str
+    schema: str | None
+    table: str
+    referred: str
+
+
+@dataclass
+class SampleRows:
+    """How rows are made up; ``given`` are values for columns, as text, that nobody could guess."""
+
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    #: How many keys the rows of a gate have.
+    keys: int = 2
+    parents: Sequence[Parent] = ()
+
+    async def rows(self, store: LaneStore, dims: Sequence[BoundGates], ask: Ask) -> list[str]:
+        """Inserts, one for each row, tried out on the table; raises where what they make is not ready."""
+        for column in self.given:
+            if column not in store.binding.table.c:
+                raise DeclarationError(
+                    f"lane {store.lane.name!r}: there is no column {column!r} to set",
+                    hint=f"one of {', '.join(store.binding.columns)}",
+                )
+        await self.prepare(store, ask)
+        texts = [self.insert(store, dims, number) for number in range(1, _ROWS + 1)]
+        say = store.statements
+        await ask(f"delete from {say.table}")
+        for text in texts:
+            try:
+                await ask(text)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
+                raise DeclarationError(
+                    f"lane {store.lane.name!r}: no row could be made up for {store.binding.table.fullname}:"
+                    f" {str(error).splitlines()[0]}",
+                    hint="--set COLUMN=VALUE gives a column a value that the table takes",
+                ) from error
+        await self._check(store, ask)
+        return texts
+
+    async def prepare(self, store: LaneStore, ask: Ask) -> None:
+        """Rows in the tables that the lane's condition speaks of, for the lane's own rows to stand for."""
+
+        def read(connection: sa.Connection, of: Parent) -> tuple[sa.Table, dict[str, Any]]:
+            table, _, _, kinds = reflect_table(connection, of.table, of.schema, of.table, f"lane {store.lane.name!r}")
+            add_constraints(connection, table)
+            return table, kinds
+
+        preparer = store.database.dialect.identifier_preparer
+        await store.database.reflect(lambda c: add_constraints(c, store.binding.table))
+        for parent in self.parents:
+            table, kinds = await store.database.reflect(lambda c, of=parent: read(c, of))  # type: ignore[misc]
+            await ask(f"delete from {preparer.format_table(table)}")
+            for number in range(1, _ROWS + 1):
+                written = {
+                    column.name: _of_kind(kinds[column.name], column, number)
+                    for column in table.c
+                    if column.name == parent.referred or not (column.nullable or _filled(column))
+                }
+                names = ", ".join(preparer.quote(name) for name in written)
+                over = " overriding system value" if store.database.dialect.name == "postgresql" else ""
+                await ask(
+                    f"insert into {preparer.format_table(table)} ({names}){over} values ({', '.join(written.values())})"
+                )
+
+    async def _check(self, store: LaneStore, ask: Ask) -> None:
+        """All of them are ready, or it is said what they lack."""
+        say = store.statements
+        for name, part in store.statements.ready_parts().items():
+            if (await ask(f"select count(*) from {say.table} where {part}"))[0][0] != _ROWS:
+                raise DeclarationError(
+                    f"lane {store.lane.name!r}: the rows that were made up are not ready, by its {name}: {part}",
+                    hint="--set COLUMN=VALUE for the columns that this asks for",
+                )
+
+    def insert(self, store: LaneStore, dims: Sequence[BoundGates], number: int) -> str:
+        """SQL that makes one row."""
+        say = store.statements
+        written = self._values(store, dims, number)
+        over = " overriding system value" if store.database.dialect.name == "postgresql" else ""
+        return f"insert into {say.table} ({say.names(written)}){over} values ({', '.join(written.values())})"
+
+    def _values(self, store: LaneStore, dims: Sequence[BoundGates], number: int) -> dict[str, str]:
+        binding, say = store.binding, store.statements
+        state = {c: v for c, v in store.lane.ready_again.items() if c not in binding.claimed}
+        if store.lane.own:
+            task = next(iter(store.lane.tasks), "task")  # type: ignore[attr-defined]
+            state |= {"task": task, "queue": store.lane.name}
+        ready = store.lane.ready if isinstance(store.lane.ready, Mapping) else {}
+        state |= {c: _NOW for c, value in ready.items() if value is states.NOW}
+        turns = {column for dim in dims for column in _columns(dim, binding.table)}
+        turns |= {parent.column for parent in self.parents}
+        roles = {column: role for role, column in binding.roles.items()}
+        written: dict[str, str] = {}
+        for column in binding.table.c:
+            name = column.name
+            if column.computed is not None:
+                continue
+            if name in self.given:
+                written[name] = _quoted(self.given[name])
+            elif name in state:
+                written[name] = _quoted(_LONG_AGO) if state[name] is _NOW else say.literal(name, state[name])
+            elif name in turns:
+                written[name] = _of_kind(binding.kinds[name], column, 1 + number % self.keys)
+            elif name in binding.key:
+                written[name] = _of_kind(binding.kinds[name], column, number)
+            elif (role := roles.get(name)) is not None:
+                if (text := self._of_role(store, column, role, number)) is not None:
+                    written[name] = text
+            elif not column.nullable and not _filled(column):
+                written[name] = _of_kind(binding.kinds[name], column, number)
+        return written
+
+    def _of_role(self, store: LaneStore, column: sa.Column[Any], role: str, number: int) -> str | None:
+        if role in ("attempts", "failures", "reclaims", "priority"):
+            return "0"
+        if role == "max_attempts":
+            return None if column.nullable or _filled(column) else str(store.binding.max_attempts)
+        if role in _EMPTY and column.nullable:
+            return "null"
+        if role == "run_after" and column.nullable:
+            return "null"
+        if role in ("run_after", "updated_at"):
+            return _of_kind(store.binding.kinds[column.name], column, 1)
+        return None if _filled(column) else _of_kind(store.binding.kinds[column.name], column, number)
+
+
+class _SampleNow:
+    """A time that is set."""
+
+
+_NOW = _SampleNow()
+
+
+def _of_kind(kind: Any, column: sa.Column[Any], number: int) -> str:
+    """A value of the column's type, as SQL; another for another number."""
+    allowed = _allowed(column)
+    if isinstance(kind, sa.Enum):
+        return _quoted(kind.enums[0])
+    if allowed is not None:
+        return _quoted(allowed)
+    if isinstance(kind, sa.Boolean):
+        return "false"
+    if isinstance(kind, (sa.Integer, sa.Numeric, sa.Float)):
+        return str(number)
+    if isinstance(kind, sa.Uuid):
+        return _quoted(str(uuid.UUID(int=number)))
+    if isinstance(kind, (sa.DateTime, sa.Date)):
+        return _quoted(_LONG_AGO)
+    if isinstance(kind, sa.Time):
+        return _quoted("12:00:00")
+    if isinstance(kind, sa.Interval):
+        return _quoted("1 minute")
+    if isinstance(kind, (sa.JSON, sa.ARRAY)):
+        return _quoted("{}")
+    if isinstance(kind, sa.LargeBinary):
+        return _quoted("")
+    words = f"made-{number}"
+    length = getattr(kind, "length", None)
+    return _quoted(words if not length or length >= len(words) else str(number)[-length:])
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _filled(column: sa.Column[Any]) -> bool:
+    """The database itself puts something there."""
+    return column.server_default is not None or column.identity is not None
+
+
+def _columns(dim: BoundGates, table: sa.Table) -> list[str]:
+    """The columns that a gate's key is made of."""
+    by = dim.group.label if dim.phrase is not None else ""
+    if by in table.c:
+        return [by]
+    return [c.name for c in table.c if re.search(rf"\b{re.escape(c.name)}\b", str(dim.phrase or ""))]
+
+
+def _allowed(column: sa.Column[Any]) -> str | None:
+    """The first of the words that a check constraint lists for a column."""
+    for check in column.table.constraints:
+        if isinstance(check, sa.CheckConstraint):
+            text = str(check.sqltext)
+            if re.search(rf'(?<![\w"]){re.escape(column.name)}(?![\w"])', text) or f'"{column.name}"' in text:
+                found = _QUOTED.search(text)
+                if found and isinstance(column.type, sa.String):
+                    return found.group(1).replace("''", "'")
+    return None

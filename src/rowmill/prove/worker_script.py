@@ -1,0 +1,265 @@
+"""What a worker does in a schedule: the verbs of the engine's store, in an order that the seed decides.
+
+It keeps to the engine's own rules: what it holds it settles once; an outcome whose reply was lost is sent again; after
+a claim whose reply was lost it looks for rows that carry its mark; a row that was not renewed is read before it is
+given up. Now and then it dies, and a new process takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from ..declare.outcome import Cancel, Dead, Release, Retry, Snooze
+from ..engine.execute import decide
+from ..errors import Busy, Unreachable
+from ..ops.row_actions import Operator, Selection
+from ..store import LaneStore, set_gates
+from ..store.gates import pauses
+from ..store.gates.gate_binding import BoundGates
+from ..store.inspect.lane_view import LaneView
+from ..store.lane.binding import fence_time
+from ..store.lane.claim import Claim, Settlement
+from .commit_checks import CommitChecks, Key, ObservedClaim, shown
+from .schedules import DIE, Actor, Broken, Died, Schedule
+from .stepped_postgres import SteppedPostgres
+from .stepped_sqlite import SteppedSqlite
+
+#: Tries again at once, as often as the engine: but nobody else moves meanwhile, so it need not wait.
+_AT_ONCE = (0.0, 0.0, 0.0)
+Verb = Callable[[], Coroutine[Any, Any, None]]
+
+
+class ScriptedWorker:
+    """One worker of a schedule."""
+
+    def __init__(self, actor: Actor, store: LaneStore, watch: CommitChecks, dims: Sequence[BoundGates]) -> None:
+        assert isinstance(store.database, (SteppedPostgres, SteppedSqlite))
+        self.actor, self.store, self.watch, self.dims = actor, store, watch, dims
+        self.database = store.database
+        self.schedule: Schedule | None = None
+        self.held: list[Claim] = []
+        self._outcomes: list[Settlement] = []
+        self._unsure = self._moved = False
+        self._lives, self._opened_at = 0, store.opened_at
+        store.locked_pauses = _AT_ONCE
+        self._operator = Operator(LaneView(store, fleet=False))  # type: ignore[arg-type]
+        self._operator.pause = 0.0
+
+    async def begin(self, schedule: Schedule | None) -> None:
+        """A new schedule: nothing is left of the one before."""
+        self.schedule = self.database.schedule = schedule
+        self.store.opened_at = self._opened_at
+        self.held, self._outcomes, self._lives = [], [], 0
+        await self._start()
+
+    async def _start(self) -> None:
+        """A process starts, under the id of the one before or under its own."""
+        self._unsure = self._moved = False
+        store, id = self.store, self.actor.name
+        if (
+            self._lives
+            and self.schedule is not None
+            and (store.binding.incarnated or self.schedule.random.random() < 0.5)
+        ):
+            id = f"{self.actor.name}~{self._lives}"
+        store.sign(id)
+        store.forget_bound()
+        if self.dims:
+            set_gates(store, self.dims)
+            if (forget := getattr(store.gated, "_forget_at", None)) is not None:
+                store.gated._forget_at = forget + 1e9  # type: ignore[union-attr]
+        if self._lives:
+            await self.database.connect()
+            if column := fence_time(store.binding):  # what carries its mark and is older was another's, of the same id
+                store.opened_at = (await self.database.aside(f"select {store.statements.now(column)}"))[0][0]
+
+    async def live(self) -> None:
+        """A few verbs, one after the other."""
+        assert self.schedule is not None
+        for _ in range(self.schedule.random.randint(3, 7)):
+            name, verb = self._choose()
+            try:
+                if await self.schedule.point(self.actor, "next", name) == DIE:
+                    raise Died
+                await verb()
+            except Died:
+                await self.database.drop()
+                self._lives += 1
+                self.held, self._outcomes = [], []
+                await self._start()
+            except Busy:
+                pass
+
+    # -- what it may do next
+
+    def _choose(self) -> tuple[str, Verb]:
+        assert self.schedule is not None
+        chance = self.schedule.random
+        verbs: list[tuple[float, str, Verb]] = [(1.0, "sweeps", self.sweep)]
+        count = chance.randint(1, 3)
+        if self._unsure:
+            verbs.append((6.0, "looks for its own", self.recover))
+        else:
+            verbs.append((1.5 if self.held else 6.0, f"claims {count}", lambda: self.claim(count)))
+        if self._outcomes:
+            verbs.append((6.0, "settles again", self.settle))
+        elif self.held:
+            some = [claim for claim in self.held if chance.random() < 0.7] or self.held[:1]
+            ends = [self._end(claim) for claim in some]
+            told = ", ".join(f"{shown(s.claim.key)} as {s.kind}" for s in ends)
+            verbs.append((6.0, f"settles {told}", lambda: self.settle(ends)))
+            if self.store.binding.renew != "none":
+                verbs.append((2.0, "renews", self.renew))
+        key = chance.choice(sorted(self.watch.rows, key=str))
+        verbs.append((0.4, f"cancels {shown(key)}", lambda: self.cancel(key)))
+        if self.store.statements.gates is not None:
+            paused = self.watch.paused is not None
+            verbs.append((0.4, "resumes" if paused else "pauses", self.resume if paused else self.pause))
+        _, name, verb = chance.choices(verbs, [weight for weight, _, _ in verbs])[0]
+        return name, verb
+
+    def _end(self, claim: Claim) -> Settlement:
+        assert self.schedule is not None
+        ends = [None, RuntimeError("failed"), Retry("again"), Snooze(timedelta(seconds=30)), Dead("dead"),
+                Cancel("canceled"), Release()]  # fmt: skip
+        (ended,) = self.schedule.random.choices(ends, [8, 3, 1, 2, 1, 1, 2])
+        return decide(self.store, claim, ended)
+
+    def done(self) -> list[Settlement]:
+        """All that it holds, well ended."""
+        return [decide(self.store, claim, None) for claim in self.held]
+
+    # -- the verbs
+
+    async def claim(self, count: int) -> None:
+        doing = self.watch.announce(self.actor, "claim")
+        self.store.forget_bound()
+        try:
+            claims = await self.store.claim(count)
+        except Unreachable:
+            self._unsure = self.store.marked
+            return
+        if len(claims) != len(doing.taken):
+            raise Broken(f"{self.actor.name} was given {len(claims)} rows; it took {len(doing.taken)}")
+        self._hold(claims, doing.taken)
+
+    def _hold(self, claims: list[Claim], holds: Iterable[ObservedClaim]) -> None:
+        holder = self.store.worker if "worker" in self.store.binding.roles else self.actor.name
+        self.watch.adopt(claims, holder, holds)
+        keys = {claim.key for claim in claims}
+        self._drop(lambda claim: claim.key in keys)  # a row that came back: the older run has lost it
+        self.held += {claim.key: claim for claim in claims}.values()
+
+    def _drop(self, test: Callable[[Claim], bool]) -> None:
+        self.held = [claim for claim in self.held if not test(claim)]
+        self._outcomes = [outcome for outcome in self._outcomes if not test(outcome.claim)]
+
+    async def recover(self) -> None:
+        self.watch.announce(self.actor, "recover")
+        try:
+            found = await self.store.mine()
+        except Unreachable:
+            return
+        self._unsure = False
+        held = {claim.key for claim in self.held}
+        self._hold([claim for claim in found if claim.key not in held], self.watch.holds.values())
+
+    async def settle(self, ends: Sequence[Settlement] = ()) -> None:
+        # What is held no longer was lost meanwhile: its outcome is not sent.
+        known = {id(claim) for claim in self.held}
+        self._outcomes += [s for s in ends if id(s.claim) in known]
+        batch = list(self._outcomes)
+        if not batch:
+            return
+        ending = {s.claim.key: (s.kind, self.watch.hold_of(s.claim)) for s in batch}
+        self.watch.announce(self.actor, "settle", ends=ending)
+        with suppress(Unreachable):
+            report = await self.store.settle(batch)
+            self.watch.told(self.actor, report)
+            over = {id(s.claim) for s in (*report.written, *report.lost)}
+            self._drop(lambda claim: id(claim) in over)
+            if self.store.notes is not None:
+                self.watch.announce(self.actor, "note")
+                await self.store.notes.note(report.written)
+
+    async def renew(self, actor: Actor | None = None, store: LaneStore | None = None) -> None:
+        actor, store = actor or self.actor, store or self.store
+        claims = list(self.held)
+        if not claims:
+            return
+        self.watch.announce(actor, "renew", renews={c.key: self.watch.hold_of(c) for c in claims})
+        try:
+            if self._moved:
+                await store.adopt(claims)
+                self._moved = False
+            renewed = {id(claim) for claim in await store.renew(claims)}
+            missing = [claim for claim in claims if id(claim) not in renewed]
+            holds = await store.still_held(missing) if missing else []
+        except Unreachable:
+            self._moved = store.binding.renew == "claimed_at"
+            return
+        lost = {id(claim) for claim, held in zip(missing, holds, strict=True) if not held}
+        for claim in missing:
+            hold = self.watch.hold_of(claim)
+            if id(claim) in lost and hold is not None and hold.ended is None:
+                raise Broken(f"{actor.name} gave up row {shown(claim.key)}, and holds it")
+        self._drop(lambda claim: id(claim) in lost)
+
+    async def sweep(self) -> None:
+        self.watch.announce(self.actor, "sweep")
+        with suppress(Unreachable):
+            await self.store.sweep(self.store.lane.lease)
+
+    async def cancel(self, key: Key) -> None:
+        self.watch.announce(self.actor, "cancel")
+        with suppress(Unreachable):
+            async for _ in self._operator.cancel(Selection(("ready", "waiting", "running"), (key,)), "by hand"):
+                pass
+
+    async def release(self) -> None:
+        """By hand, what nobody can know to be abandoned."""
+        self.watch.announce(self.actor, "release")
+        async for _ in self._operator.release(Selection(("running",))):
+            pass
+
+    async def pause(self) -> None:
+        self.watch.announce(self.actor, "pause")
+        with suppress(Unreachable):
+            await pauses.pause(self.database, self.store.clock, self._lane, None, None)
+            self.watch.paused = self.watch.commits
+
+    async def resume(self) -> None:
+        self.watch.announce(self.actor, "resume")
+        self.watch.paused = None
+        try:
+            with suppress(Unreachable):
+                await pauses.resume(self.database, self.store.clock, self._lane)
+        finally:
+            self.watch.paused = None
+
+    @property
+    def _lane(self) -> pauses.Target:
+        return pauses.Target(self.store.lane.name)
+
+
+class ScriptedHeartbeat:
+    """Renews what a worker holds, from a connection of its own, while the worker is at something else."""
+
+    def __init__(self, actor: Actor, store: LaneStore, of: ScriptedWorker) -> None:
+        self.actor, self.store, self.of = actor, store, of
+
+    async def live(self) -> None:
+        """A few beats."""
+        schedule = self.of.schedule
+        assert schedule is not None
+        for _ in range(schedule.random.randint(1, 4)):
+            if await schedule.point(self.actor, "next", "renews") == DIE:
+                return
+            self.store.worker = self.of.store.worker
+            try:
+                await self.of.renew(self.actor, self.store)
+            except (Died, Busy):
+                return

@@ -1,0 +1,231 @@
+"""The caller's own transaction, whichever library it comes from: how to run a statement in it.
+
+Statements are written once, with ``:names``. A verb over them is a generator that yields a statement with its values
+and is sent the rows, so that the same verb runs in a transaction that is awaited and in one that is not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sqlite3
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from ..errors import RowmillError
+from .database import Run
+from .transactions import PlainTx, Tx
+
+T = TypeVar("T")
+Values = Mapping[str, Any]
+Rows = Sequence[Any]
+#: A verb: statements out, rows in, and at the end an answer.
+Verb = Generator[tuple[str, Values], Rows, T]
+
+_NAMES = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A transaction of somebody else's: its dialect, and ``run(sql, values)``, which may have to be awaited."""
+
+    dialect: str
+    run: Callable[[str, Values], Any]
+    awaited: bool
+
+
+def drive(verb: Verb[T], run: Callable[[str, Values], Rows]) -> T:
+    """A verb to its end, without waiting."""
+    try:
+        step = next(verb)
+        while True:
+            try:
+                rows = run(*step)
+            except Exception as error:
+                step = verb.throw(error)
+            else:
+                step = verb.send(rows)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+async def drive_async(verb: Verb[T], run: Callable[[str, Values], Awaitable[Rows]]) -> T:
+    """A verb to its end, awaiting each statement."""
+    try:
+        step = next(verb)
+        while True:
+            try:
+                rows = await run(*step)
+            except Exception as error:
+                step = verb.throw(error)
+            else:
+                step = verb.send(rows)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def numbered(sql: str, values: Values) -> tuple[str, tuple[Any, ...]]:
+    """``:names`` as ``$1, $2``, for asyncpg."""
+    if not values:  # a colon in a literal is no name
+        return sql, ()
+    text, order = _numbered(sql)
+    return text, tuple([values[name] for name in order])
+
+
+@lru_cache(maxsize=256)
+def _numbered(sql: str) -> tuple[str, tuple[str, ...]]:
+    order: dict[str, int] = {}
+    text = _NAMES.sub(lambda found: f"${order.setdefault(found.group(1), len(order) + 1)}", sql)
+    return text, tuple(order)
+
+
+def formatted(sql: str, values: Values) -> tuple[str, dict[str, Any]]:
+    """``:names`` as ``%(names)s``, for psycopg and Django."""
+    text = _NAMES.sub(lambda found: f"%({found.group(1)})s", sql.replace("%", "%%"))
+    return text, {name: values[name] for name in _NAMES.findall(sql)}
+
+
+def on(run: Run, dialect: str) -> Callable[[str, Values], Rows]:
+    """The store's own ``run``, for verbs with ``:names``."""
+    if dialect == "sqlite":
+        return lambda sql, values: run(sql, values)
+    return lambda sql, values: run(*numbered(sql, values))
+
+
+def caller(tx: Any) -> Caller:
+    """How to run statements in the transaction that ``tx`` stands for."""
+    own = next((one for one in (tx, getattr(tx, "_tx", None)) if isinstance(one, (Tx, PlainTx))), None)
+    if own is not None:  # a finish block, also one in a thread, or an on_settled hook
+        return _in_own(own, tx)
+    if isinstance(tx, async_scoped_session):
+        tx = tx()
+    if isinstance(tx, scoped_session):
+        tx = tx()
+    if isinstance(tx, (Session, sa.Connection)):
+        return Caller(_dialect(tx), lambda sql, values: _fetched(tx.execute(_text(sql), dict(values))), False)
+    if isinstance(tx, (AsyncSession, AsyncConnection)):
+        return Caller(_dialect(tx), _sqlalchemy(tx), True)
+    if isinstance(tx, sqlite3.Connection):
+        return Caller("sqlite", lambda sql, values: _tupled(tx.cursor()).execute(sql, values).fetchall(), False)
+    package = type(tx).__module__.partition(".")[0]
+    if package == "aiosqlite":
+        return Caller("sqlite", _aiosqlite(tx), True)
+    if package == "asyncpg":
+        return Caller("postgresql", _asyncpg(tx), True)
+    if package in ("psycopg", "psycopg2", "psycopg_pool"):
+        return _psycopg(tx)
+    if hasattr(tx, "settings_dict") or package == "django":
+        return _django(tx)
+    raise RowmillError(
+        f"tx={tx!r}: not a connection or session that rowmill knows",
+        hint="a psycopg, asyncpg, sqlite3 or aiosqlite connection, a SQLAlchemy connection or session, or Django's"
+        " connection; for others insert into rowmill_jobs by SQL",
+    )
+
+
+def _in_own(own: Tx | PlainTx, tx: Any) -> Caller:
+    """rowmill's own transactions; one that a handler's thread has is spoken to through its loop."""
+    if tx is own:
+        return caller(own.connection)
+    return Caller(
+        own.connection.dialect.name, lambda sql, values: _fetched(tx.execute(_text(sql), dict(values))), False
+    )
+
+
+def _text(sql: str) -> sa.TextClause:
+    return sa.text(sql)
+
+
+def _fetched(result: Any) -> Rows:
+    return result.fetchall() if result.returns_rows else []
+
+
+def _dialect(tx: Any) -> str:
+    bind = tx.get_bind() if hasattr(tx, "get_bind") else tx
+    name = bind.dialect.name
+    if name not in ("postgresql", "sqlite"):
+        raise RowmillError(f"tx is a connection to {name}, and rowmill_jobs lives in PostgreSQL or SQLite")
+    return str(name)
+
+
+def _sqlalchemy(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
+    async def run(sql: str, values: Values) -> Rows:
+        return _fetched(await tx.execute(_text(sql), dict(values)))
+
+    return run
+
+
+def _aiosqlite(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
+    async def run(sql: str, values: Values) -> Rows:
+        async with tx.cursor() as cursor:
+            _tupled(cursor)
+            await cursor.execute(sql, values)
+            return list(await cursor.fetchall())
+
+    return run
+
+
+def _tupled(cursor: Any) -> Any:
+    """Rows by position, whatever the connection's own rows are."""
+    cursor.row_factory = None
+    return cursor
+
+
+def _asyncpg(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
+    if not hasattr(tx, "fetch") or hasattr(tx, "acquire"):
+        raise RowmillError(
+            f"tx={tx!r} is no connection", hint="async with pool.acquire() as connection: ... tx=connection"
+        )
+
+    async def run(sql: str, values: Values) -> Rows:
+        text, given = numbered(sql, values)
+        return list(await tx.fetch(text, *given))
+
+    return run
+
+
+def _psycopg(tx: Any) -> Caller:
+    connection = getattr(tx, "connection", tx)  # a cursor has one
+    if not hasattr(connection, "cursor"):
+        raise RowmillError(
+            f"tx={tx!r} is no connection", hint="with pool.connection() as connection: ... tx=connection"
+        )
+
+    async def run_async(sql: str, values: Values) -> Rows:
+        async with connection.cursor(row_factory=_tuples()) as cursor:
+            await cursor.execute(*formatted(sql, values))
+            return list(await cursor.fetchall()) if cursor.description else []
+
+    def run(sql: str, values: Values) -> Rows:
+        options = {} if type(connection).__module__.startswith("psycopg2") else {"row_factory": _tuples()}
+        with connection.cursor(**options) as cursor:
+            cursor.execute(*formatted(sql, values))
+            return list(cursor.fetchall()) if cursor.description else []
+
+    awaited = inspect.iscoroutinefunction(getattr(connection, "commit", None))
+    return Caller("postgresql", run_async if awaited else run, awaited)
+
+
+def _tuples() -> Any:
+    from psycopg.rows import tuple_row
+
+    return tuple_row
+
+
+def _django(tx: Any) -> Caller:
+    def run(sql: str, values: Values) -> Rows:
+        with tx.cursor() as cursor:
+            cursor.execute(*formatted(sql, values))
+            return list(cursor.fetchall()) if cursor.description else []
+
+    if tx.vendor not in ("postgresql", "sqlite"):
+        raise RowmillError(f"tx is a connection to {tx.vendor}, and rowmill_jobs lives in PostgreSQL or SQLite")
+    return Caller(tx.vendor, run, False)

@@ -1,0 +1,135 @@
+"""What the drivers' errors mean: rowmill's own are raised for them here, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from typing import TYPE_CHECKING
+
+import asyncpg
+import sqlalchemy as sa
+
+from ..errors import Busy, DatabaseError, Refused, Unreachable, UnreadableReply, Unserved
+from .urls import redact
+
+if TYPE_CHECKING:
+    from .database import Database
+
+
+#: Classes of errors that no row brings about: the statement, a right, the transaction, the system, the server itself.
+_OF_NO_ROW = ("42", "0A", "25", "26", "34", "3F", "55", "58", "F0", "XX")
+#: A column, a table, a type or a function is no longer what it was when the lane was bound.
+_ALTERED = ("42703", "42P01", "42804", "42883", "42846", "0A000", "3F000")
+
+
+class translated:
+    """Raise rowmill's errors for the driver's, here and nowhere else."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            known = translate(error, self._database)
+            if known is not None and known is not error:
+                raise known from error
+
+
+def translate(error: BaseException, database: Database) -> DatabaseError | None:
+    """What a driver's error means; None for what is not the database's doing."""
+    if isinstance(error, DatabaseError):
+        return error
+    cause: BaseException = error
+    if isinstance(error, sa.exc.DBAPIError) and error.orig is not None:
+        cause = error.orig
+    state = getattr(cause, "sqlstate", None) or getattr(cause.__cause__, "sqlstate", None)
+    text = _first_line(cause)
+    where = redact(database.url)
+    if isinstance(state, str):
+        # 26000, 42P05: a prepared statement that is not there, or is there already
+        if not database.pooled and (state in ("26000", "42P05") or "unsupported startup parameter" in text):
+            mark = "&" if "?" in database.url else "?"
+            return Unreachable(
+                f"cannot use {where}: {text}",
+                hint=f"if a transaction pooler (PgBouncer, Supavisor) is in between, add {mark}pgbouncer=true to the"
+                " database URL",
+            )
+        # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login, 3D000 no such database
+        if state.startswith(("08", "57P0", "533", "28", "3D")):
+            return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
+        if state.startswith(("40", "55P03", "57014", "53", "25006")):
+            return Busy(text)
+        if _of_no_row(state, text):
+            return _unserved(text, altered=state in _ALTERED)
+        return _refused(text, in_the_way=state in ("23505", "23P01"))
+    if isinstance(cause, sqlite3.OperationalError):
+        if "locked" in text or "busy" in text or "full" in text or "interrupted" in text:
+            return Busy(text)
+        if "unable to open" in text or "disk I/O" in text or "malformed" in text or "readonly" in text:
+            return Unreachable(
+                f"cannot use {where}: {text}",
+                hint="check that the file's folder exists and may be written to",
+            )
+        if "Could not decode to UTF-8" in text:
+            return UnreadableReply(f"a value that Python cannot hold: {text}")
+        if "no such column" in text or "no such table" in text or "has no column" in text:
+            return _unserved(text, altered=True)
+        return Refused(text)
+    if isinstance(cause, sqlite3.DatabaseError) and "not a database" in text:
+        return Unreachable(f"cannot use {where}: {text}", hint="check that the URL names the right file")
+    if isinstance(cause, (sqlite3.Error, OverflowError)) and database.dialect.name == "sqlite":
+        return _refused(text, in_the_way=text.startswith("UNIQUE constraint"))
+    if isinstance(cause, asyncpg.InterfaceError) and "the server expects" in text:
+        return Refused(text)  # how many values, that is: the statement is wrong, not the connection
+    lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    away = (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, sa.exc.TimeoutError)
+    if lost or (isinstance(cause, away) and not isinstance(cause, ValueError)):
+        return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
+    if isinstance(error, (sa.exc.DBAPIError, asyncpg.PostgresError)):
+        return Refused(text)
+    if isinstance(cause, (ValueError, OverflowError, RecursionError)) and database.dialect.name == "postgresql":
+        kind = (
+            Refused if isinstance(cause, asyncpg.InterfaceError) else UnreadableReply
+        )  # a date before the year 1, for one
+        return kind(f"a value that the driver cannot read or send: {text}")
+    return None
+
+
+def from_standby(error: BaseException | None) -> bool:
+    """A server that takes no writes (25006): one that was the primary until a switchover. Also as another's cause."""
+    while error is not None:
+        if (
+            getattr(error, "sqlstate", None) == "25006"
+            or getattr(getattr(error, "orig", None), "sqlstate", "") == "25006"
+        ):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _of_no_row(state: str, text: str) -> bool:
+    # A policy on rows looks at the row's values, and answers with the code of a missing right.
+    return state.startswith(_OF_NO_ROW) and not (state == "42501" and "row-level security" in text)
+
+
+def _refused(text: str, *, in_the_way: bool) -> Refused:
+    error = Refused(text)
+    error.in_the_way = in_the_way
+    return error
+
+
+def _unserved(text: str, *, altered: bool) -> Unserved:
+    error = Unserved(text)
+    error.altered = altered
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    """The database's own words, without the driver's class names around them."""
+    text = str(error) or type(error).__name__
+    text = re.sub(r"^<class '[^']*'>: ", "", text)
+    return text.splitlines()[0]

@@ -1,0 +1,242 @@
+"""A lane's gates bound to its table: keys as SQL, and what stands in tables of the user's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...declare.gates import BreakerColumns, Group
+from ...errors import DeclarationError, Refused
+from ..database import Database, Run
+from ..lane.binding import Binding
+from ..lane.reflect import reflect_table, table_name
+from ..lane.statements import Statements
+from .gate_rows import GateRows
+from .rules import GateState
+
+#: Types of which equal values may be written differently (1.0 and 1.00), or one value by two sessions.
+_LOOSE = ("numeric", "float4", "float8", "interval", "timestamptz", "jsonb", "citext", "record")
+
+
+@dataclass(frozen=True)
+class UserTable:
+    """A table of the user's own that a gate reads from or writes to: a row per key."""
+
+    rows: GateRows
+    table: str
+    key: str
+    key_type: str
+    #: Column to its type in words.
+    types: dict[str, str]
+    quote: Callable[[str], str]
+
+    def of(self, key: str) -> str:
+        """The condition for the row of a key (SQL text for the key, as text)."""
+        return f"{self.key} = {key}::{self.key_type}" if self.rows.postgres else f"{self.key} = {key}"
+
+    def value(self, column: str, key: str) -> str:
+        """A column of the row of a key, as an SQL expression."""
+        return f"(select {self.quote(column)} from {self.table} where {self.of(key)})"
+
+    def until(self, column: str) -> str:
+        """Seconds from now to the time in a column."""
+        name, kind = self.quote(column), self.types[column]
+        if self.rows.postgres:
+            zoned = "with time zone" in kind
+            moment = self.rows.now() if zoned else f"({self.rows.now()} at time zone 'utc')"
+            return f"extract(epoch from {name} - {moment})::float8"
+        if kind == "seconds":
+            return f"({name} - (julianday({self.rows.now()}) - 2440587.5) * 86400.0)"
+        return self.rows.until(name)
+
+    def after(self, column: str, seconds: str) -> str:
+        """The time so many seconds from now, as the column holds it."""
+        moment = self.rows.after(seconds)
+        if self.rows.postgres and "with time zone" not in self.types[column]:
+            return f"(({moment}) at time zone 'utc')"
+        if self.types[column] == "seconds":
+            return f"cast(strftime('%s', {moment}) as integer)"
+        return moment
+
+
+@dataclass(frozen=True, eq=False)
+class BoundGates:
+    """One group of gates, bound to the lane's table."""
+
+    group: Group
+    #: The key as SQL over the lane's row; None: the whole lane.
+    phrase: str | None
+    #: PostgreSQL's name for the key's type, with its collation.
+    kind: str
+    #: Rows may have no key (NULL): they are not held back by these gates.
+    nullable: bool
+    rate: UserTable | None = None
+    breaker: UserTable | None = None
+
+    @property
+    def label(self) -> str:
+        """What stands in the ``dim`` column."""
+        return self.group.label
+
+    @property
+    def columns(self) -> BreakerColumns:
+        """Where the user's table has the breaker's state."""
+        assert self.group.breaker is not None
+        assert isinstance(self.group.breaker.columns, BreakerColumns)
+        return self.group.breaker.columns
+
+    def matches(self, key: str) -> str:
+        """The condition for the lane's rows of a key (SQL for the key, as text)."""
+        return f"{self.phrase} = {key}::{self.kind}" if self.kind else f"{self.phrase} = {key}"
+
+    def within(self, key: str) -> str:
+        """The same as a range. Equality would leave the planner to an index that gives the lane's order alone, and to
+        throw away the rows of all other keys; with a range only an index that begins with the key gives the order.
+        """
+        cast = f"{key}::{self.kind}" if self.kind else key
+        return f"{self.phrase} >= {cast} and {self.phrase} <= {cast}"
+
+    def overlay(self, run: Run, states: dict[str, GateState]) -> dict[str, GateState]:
+        """States with what the user's own tables say of them, by key."""
+        found = dict(states)
+        mark = "$1::text" if self.kind else ":key"
+        for key in states:
+            given: Any = (key,) if self.kind else {"key": key}
+            if self.rate is not None and self.group.rate is not None and self.group.rate.source is not None:
+                text = f"select {self.rate.quote(self.group.rate.source.column)} from {self.rate.table}"
+                rows = run(f"{text} where {self.rate.of(mark)}", given)
+                listed = float(rows[0][0]) if rows and rows[0][0] is not None else None
+                found[key] = replace(found[key], listed=listed)
+            if self.breaker is not None:
+                names, own = self.columns, self.breaker
+                text = f"select {own.quote(names.streak)}, {own.until(names.open_until)} from {own.table}"
+                rows = run(f"{text} where {own.of(mark)}", given)
+                streak, opened = rows[0] if rows else (0, None)
+                found[key] = replace(found[key], streak=streak or 0, open_for=opened)
+        return found
+
+
+class KeylessShare:
+    """Rows without a key have no turn: they take the room that is left, and this share of it however many keys wait."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def of(self, count: int) -> int:
+        """How many of so many rows are theirs first."""
+        self._owed = min(self._owed, 1.0) + count / 16
+        due = int(self._owed)
+        self._owed -= due
+        return due
+
+
+async def bind_gates(
+    binding: Binding, database: Database, statements: Statements, rows: GateRows
+) -> tuple[BoundGates, ...]:
+    """Resolve a lane's gates against its table; raises DeclarationError for what cannot work."""
+    where = f"lane {binding.lane.name!r}, table {binding.table.fullname!r}"
+    found = []
+    for group in binding.lane.groups:
+        if group.process is not None and "worker" not in binding.roles:
+            raise DeclarationError(
+                f'{where}: Concurrency(scope="process") needs a column with the role worker',
+                hint='a worker text column, or roles={"worker": "..."}',
+            )
+        phrase, kind, nullable = await _key(binding, database, statements, group, where)
+        rate = breaker = None
+        if group.rate is not None and (source := group.rate.source) is not None:
+            rate = await _foreign(database, rows, source.table, source.key, [source.column], where)
+        if group.breaker is not None and isinstance(names := group.breaker.columns, BreakerColumns):
+            wanted = [names.streak, names.open_until, names.last_success_at, names.last_failure_at]
+            breaker = await _foreign(database, rows, names.table, names.key, [c for c in wanted if c], where)
+        found.append(BoundGates(group, phrase, kind, nullable, rate, breaker))
+    return tuple(found)
+
+
+def key_phrase(binding: Binding, statements: Statements, by: str) -> str:
+    """A gate's key as SQL over the lane's row: a column, or an expression."""
+    return statements.name(by) if by in binding.table.c else f"({by})"
+
+
+async def _key(
+    binding: Binding, database: Database, statements: Statements, group: Group, where: str
+) -> tuple[str | None, str, bool]:
+    if group.by is None:
+        return None, "", False
+    by = group.by.strip()
+    postgres = database.dialect.name == "postgresql"
+    phrase, nullable = key_phrase(binding, statements, by), by not in binding.table.c or binding.nullable(by)
+    # The database reads the expression, and says of what type it is, without looking at a row.
+    probe = f"(select {phrase} from {statements.table} limit 0)"
+    kind, collation = "", None
+    try:
+        if postgres:
+            kind = (await database.read(lambda run: run(f"select pg_typeof({probe})::text", ())))[0][0]
+            collates = f"select typcollation <> 0 from pg_type where oid = '{kind}'::regtype"
+            if (await database.read(lambda run: run(collates, ())))[0][0]:
+                collation = (await database.read(lambda run: run(f"select pg_collation_for({probe})", ())))[0][0]
+        # Keys are compared and put in order, which not every type can be.
+        order = f"select 1 from {statements.table} where {phrase} > {phrase} limit 0"
+        await database.read(lambda run: run(order, ()))
+        loose = await database.read(lambda run: _loosely_written(run, phrase, statements.table, kind, collation))
+    except Refused as error:
+        if by in binding.lane.fills:
+            raise DeclarationError(
+                f"{where}: there is no column {by!r} yet", hint="rowmill migrate APP --apply adds it and fills it"
+            ) from error
+        raise DeclarationError(
+            f"{where}: by={by!r} cannot be a gate's key: {error.message}",
+            hint=f"one of the columns {', '.join(binding.columns)}, or SQL over them that gives text or a number",
+        ) from error
+    fixed = by in binding.table.c and re.fullmatch(r"numeric\(.*\)", binding.sql_types[by]) is not None
+    if loose and not fixed:
+        raise DeclarationError(
+            f"{where}: by={by!r} cannot be a gate's key: equal values of it may be written differently",
+            hint='SQL that gives each one form: "lower(domain::text)", "trim_scale(amount)::text"',
+        )
+    if not postgres:
+        return phrase, "", nullable
+    kind = "bpchar" if kind == "character" else kind
+    # The gate's key has an order of its own; without the column's no index on the column could be used.
+    return phrase, f"{kind} collate {collation}" if collation else kind, nullable
+
+
+def _loosely_written(run: Run, phrase: str, table: str, kind: str, collation: str | None) -> bool:
+    """Whether equal keys may be written differently: each would have a gate's row, and a limit, of its own."""
+    if not kind:  # SQLite
+        return bool(
+            run(f"select k = 'A' from (select {phrase} as k from {table} where 0 union all select 'a')", ())[0][0]
+        )
+    if collation is not None:
+        exact = "select collisdeterministic from pg_collation where oid = $1::text::regcollation"
+        if not run(exact, (collation,))[0][0]:
+            return True
+    text = """select b.typname, e.typname from pg_type t
+join pg_type b on b.oid = case when t.typbasetype <> 0 then t.typbasetype else t.oid end
+left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
+where t.oid = $1::text::regtype"""
+    return any(name in _LOOSE for name in run(text, (kind,))[0])
+
+
+async def _foreign(
+    database: Database, rows: GateRows, table: str, key: str, columns: Iterable[str], where: str
+) -> UserTable:
+    schema, name = table_name(table, database.dialect.name)
+    reflected, types, _, kinds = await database.reflect(
+        lambda connection: reflect_table(connection, table, schema, name, where)
+    )
+    preparer = database.dialect.identifier_preparer
+    for column in [key, *columns]:
+        if column not in reflected.c:
+            raise DeclarationError(
+                f"{where}: a gate looks at {table}.{column}, and there is no such column",
+                hint=f"one of {', '.join(reflected.c.keys())}",
+            )
+    numeric = (sa.Integer, sa.Numeric, sa.Float)
+    if database.dialect.name == "sqlite":
+        types = {c: "seconds" if isinstance(kinds[c], numeric) else "text" for c in kinds}
+    return UserTable(rows, preparer.format_table(reflected), preparer.quote(key), types[key], types, preparer.quote)

@@ -1,0 +1,220 @@
+"""The rows of ``rowmill_gates``: read, locked and written, on both databases.
+
+Whoever takes from a key, or changes its state, writes its row and bumps ``version``: that is how a claim knows that
+nothing has changed since it looked. (Where a limit is all there is, claims write the rows of stretches instead.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...clock import Clock
+from ..database import Database, Run
+from .rules import GateState
+
+Spot = tuple[str, str]  # dim, key
+#: A pause without an end: seconds further off than any end that was meant, and what then stands in the row.
+ENDLESS = 1e11
+_ENDLESS_FROM, _NEVER = 3e10, "9999-12-31 00:00:00"
+#: Bytes of a key beyond which no index of PostgreSQL takes it: its rows are not let through, and hold nobody else up.
+LONGEST = 2000
+_FORMAT = "'%Y-%m-%d %H:%M:%f'"
+#: What may be written: plainly, or as a time so many seconds from now.
+_PLAIN = {"tokens": "double precision", "delay": "double precision", "cells": "text", "streak": "integer",
+          "reason": "text", "most": "integer"}  # fmt: skip
+_TIMES = ("open_until", "closed_until", "paused_until", "paused_at", "last_success_at",
+          "last_failure_at", "touched_at")  # fmt: skip
+
+
+@dataclass
+class GateChange:
+    """What is to stand in a gate's row; None empties it. Times are seconds from now, ``refilled_at`` since 1970."""
+
+    dim: str
+    key: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class GateRows:
+    """The gate rows of one lane in one environment (or, with an empty lane, those of the environment)."""
+
+    def __init__(self, database: Database, clock: Clock, lane: str) -> None:
+        self.database, self.clock, self.lane = database, clock, lane
+        self.postgres = database.dialect.name == "postgresql"
+        self.table = database.own("rowmill_gates")
+
+    # -- time, told by the database
+
+    def now(self) -> str:
+        """The database's time, as these rows hold it: on PostgreSQL when the transaction began."""
+        shift = self.clock.shift.total_seconds()
+        if self.postgres:
+            return f"(now() + interval '{shift} seconds')" if shift else "now()"
+        return f"strftime({_FORMAT}, 'now', '{shift:+} seconds')"
+
+    def present(self) -> str:
+        """The time as it goes on within a transaction, which may have waited for a lock."""
+        return self.now().replace("now()", "clock_timestamp()")
+
+    def until(self, column: str) -> str:
+        """Seconds from the present to a column's time; negative where it is past."""
+        if self.postgres:
+            return f"extract(epoch from {column} - {self.present()})::float8"
+        return f"(julianday({column}) - julianday({self.present()})) * 86400.0"
+
+    def after(self, seconds: str) -> str:
+        """The time so many seconds (an SQL expression) from the present."""
+        if self.postgres:
+            return f"{self.present()} + {seconds} * interval '1 second'"
+        return f"strftime({_FORMAT}, {self.present()}, ({seconds}) || ' seconds')"
+
+    def _epoch(self) -> str:
+        """The present in seconds since 1970."""
+        if self.postgres:
+            return f"extract(epoch from {self.present()})::float8"
+        return f"(julianday({self.present()}) - 2440587.5) * 86400.0"
+
+    def endless(self) -> str:
+        """The condition for a pause that has no end."""
+        return f"{self.until('paused_until')} > {_ENDLESS_FROM}"
+
+    @staticmethod
+    def left(seconds: float) -> float:
+        """The seconds that ``until`` gave for a pause, infinite where it has no end."""
+        return math.inf if seconds > _ENDLESS_FROM else seconds
+
+    def epoch(self, run: Run) -> float:
+        """The database's present time in seconds since 1970."""
+        return float(run(f"select {self._epoch()}", ())[0][0])
+
+    def literal(self, text: str) -> str:
+        """Text as SQL."""
+        return "'" + text.replace("'", "''") + "'"
+
+    # -- read
+
+    def fields(self, g: str = "") -> str:
+        """What ``state`` is made from; ``g`` is the row's alias with a dot."""
+        times = [self.until(g + name) for name in ("refilled_at", "open_until", "closed_until", "paused_until")]
+        plain = [g + name for name in ("dim", "key", "version", "tokens", "delay", "streak", "reason", "most", "cells")]
+        return ", ".join([*plain, *times, self._epoch()])
+
+    @staticmethod
+    def state(row: Sequence[Any]) -> tuple[Spot, GateState]:
+        """A row of ``fields``, as words."""
+        dim, key, version, tokens, delay, streak, reason, most, cells, refilled, opened, closed, paused, at = row
+        paused = GateRows.left(paused) if paused is not None else None
+        state = GateState(
+            key=key,
+            version=version,
+            at=at,
+            tokens=tokens,
+            elapsed=-refilled if refilled is not None else 0.0,
+            delay=delay,
+            streak=streak,
+            open_for=opened,
+            closed_for=closed,
+            paused_for=paused,
+            reason=reason,
+            most=most,
+            cells=cells,
+        )
+        return (dim, key), state
+
+    def read(self, run: Run, spots: Iterable[Spot], *, lock: str = "") -> dict[Spot, GateState]:
+        """These rows, as far as they are there; ``lock``: PostgreSQL's words for how they are locked."""
+        wanted = list(dict.fromkeys(spots))
+        lane = self.literal(self.lane)
+        if self.postgres:
+            text = f"""select {self.fields("g.")} from {self.table} g
+where g.lane = {lane} and (g.dim, g.key) in (
+  select s.dim, s.key from jsonb_to_recordset($1::text::jsonb) as s(dim text, key text))
+order by g.dim, g.key {lock}"""
+            rows = run(text, (json.dumps([{"dim": dim, "key": key} for dim, key in wanted]),))
+        else:
+            text = f"select {self.fields()} from {self.table} where lane = {lane} and dim = :dim and key = :key"
+            rows = [row for dim, key in wanted for row in run(text, {"dim": dim, "key": key})]
+        return dict(self.state(row) for row in rows)
+
+    def lock(self, run: Run, spots: Iterable[Spot], *, wait: bool) -> dict[Spot, GateState]:
+        """These rows, made where they are missing, and held until the transaction ends.
+
+        Without ``wait`` those that somebody else holds are left out. All who wait do so in the order of the key.
+        """
+        wanted = sorted(dict.fromkeys(spots))
+        if not wanted:
+            return {}
+        lock = "for no key update" + ("" if wait else " skip locked")
+        found = self.read(run, wanted, lock=lock)
+        missing = [spot for spot in wanted if spot not in found]
+        if missing:
+            # Whoever made them: who comes second at the first use waits in the insert until the first has committed.
+            self.make(run, missing)
+            found |= self.read(run, missing, lock=lock)
+        return found
+
+    def make(self, run: Run, spots: Sequence[Spot]) -> None:
+        """Rows for keys that have none."""
+        lane = self.literal(self.lane)
+        if not self.postgres:
+            text = f"insert or ignore into {self.table} (lane, dim, key) values ({lane}, :dim, :key)"
+            for dim, key in spots:
+                run(text, {"dim": dim, "key": key})
+            return
+        text = f"""insert into {self.table} (lane, dim, key, touched_at)
+select {lane}, s.dim, s.key, {self.now()} from jsonb_to_recordset($1::text::jsonb) as s(dim text, key text)
+order by 2, 3
+on conflict do nothing"""
+        run(text, (json.dumps([{"dim": dim, "key": key} for dim, key in spots]),))
+
+    # -- write
+
+    def write(self, run: Run, changes: Iterable[GateChange]) -> None:
+        """Write rows that are held (``lock``), and bump their versions."""
+        alike: dict[tuple[str, ...], list[GateChange]] = {}
+        for change in changes:
+            alike.setdefault(tuple(sorted(change.values)), []).append(change)
+        for names, group in alike.items():
+            if self.postgres:
+                self._write_postgres(run, names, group)
+            else:
+                self._write_sqlite(run, names, group)
+
+    def _write_postgres(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
+        kinds = ["dim text", "key text"] + [f"v{i} {_PLAIN.get(name, 'float8')}" for i, name in enumerate(names)]
+        written = self._assigned(names, [f"s.v{i}" for i in range(len(names))], "g.version")
+        text = f"""update {self.table} g set {written}
+from jsonb_to_recordset($1::text::jsonb) as s({", ".join(kinds)})
+where g.lane = {self.literal(self.lane)} and g.dim = s.dim and g.key = s.key"""
+        rows = [{"dim": c.dim, "key": c.key} | {f"v{i}": c.values[name] for i, name in enumerate(names)} for c in group]
+        run(text, (json.dumps(rows),))
+
+    def _write_sqlite(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
+        written = self._assigned(names, [f":v{i}" for i in range(len(names))], "version")
+        text = f"""update {self.table} set {written}
+where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""
+        for change in group:
+            values = {f"v{i}": change.values[name] for i, name in enumerate(names)}
+            run(text, {"dim": change.dim, "key": change.key, **values})
+
+    def _assigned(self, names: Sequence[str], marks: Sequence[str], version: str) -> str:
+        parts = [f"version = {version} + 1"]
+        for name, mark in zip(names, marks, strict=True):
+            if name in _PLAIN:
+                parts.append(f"{name} = {mark}")
+            else:
+                assert name in (*_TIMES, "refilled_at"), name
+                parts.append(f"{name} = case when {mark} is null then null else {self._moment(name, mark)} end")
+        return ", ".join(parts)
+
+    def _moment(self, name: str, mark: str) -> str:
+        if name == "refilled_at":  # of the very moment at which its tokens were told
+            return f"to_timestamp({mark})" if self.postgres else f"strftime({_FORMAT}, {mark}, 'unixepoch')"
+        if name != "paused_until":
+            return self.after(mark)
+        never = f"timestamptz '{_NEVER}Z'" if self.postgres else f"'{_NEVER}'"
+        return f"case when {mark} > {_ENDLESS_FROM} then {never} else {self.after(mark)} end"

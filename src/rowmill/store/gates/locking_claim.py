@@ -1,0 +1,320 @@
+"""The gated claim, whatever the gates look at: one transaction that walks the keys, locks, counts and takes.
+
+A unit is what the gates of a lane see of a row: its keys, one for each group of gates. Units take turns. For each
+step the gate rows of some units are locked first and the running rows counted after that, so that what is counted
+holds until the commit; nobody else claims of these keys meanwhile. On SQLite one writer at a time does the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..database import Run
+from ..lane.claim import Claim
+from .gate_binding import BoundGates, KeylessShare
+from .gate_rows import LONGEST, GateChange, GateRows, Spot
+from .rules import LAG_SHARE, Allowed, GateState, Window, allowance, rate_in_force, refill_delay, tokens_now
+
+if TYPE_CHECKING:
+    from ..lane.lane_store import LaneStore
+
+Unit = tuple[Any, ...]
+#: Units locked in one step, and looked at in one claim at most; the rest has its turn in the next.
+_STEP, _MOST = 32, 2048
+#: Rows held back by what runs are looked for again after this, where no time is known.
+HELD_AGAIN, _LEAST_WAIT = 1.0, 0.005
+
+
+class LockingClaim:
+    """The gated claim of one lane in this worker."""
+
+    def __init__(self, store: LaneStore, dims: Sequence[BoundGates], rows: GateRows) -> None:
+        self.store, self.rows, self.say = store, rows, store.statements
+        self.keyed = [dim for dim in dims if dim.phrase is not None]
+        self.whole = [dim for dim in dims if dim.phrase is None]
+        #: The unit served last, by which of its keys are there.
+        self._last: dict[tuple[BoundGates, ...], Unit] = {}
+        self.share = KeylessShare()
+
+    async def claim(self, count: int) -> list[Claim]:
+        """Rows of as many units as it takes."""
+        began = time.monotonic()
+        step = await self.store.database.transact(
+            lambda run: _Claim(self, run, count).take(), tolerant=self.store.tolerant
+        )
+        claims = self.store.make_claims([row for _, row in step.rows], began)
+        for claim, (keys, _) in zip(claims, step.rows, strict=True):
+            claim.gates = keys
+        self.store.look_again = None
+        if len(claims) < count and step.wait is not None:
+            self.store.look_again = time.monotonic() + max(step.wait, _LEAST_WAIT)
+        return claims
+
+    def presences(self) -> Iterator[tuple[BoundGates, ...]]:
+        """Which keys a row may have: all of them; and, where a key may be NULL, the others alone."""
+        for chosen in itertools.product(*([True, False] if dim.nullable else [True] for dim in self.keyed)):
+            yield tuple(dim for dim, there in zip(self.keyed, chosen, strict=True) if there)
+
+
+class _Claim:
+    """One claim under way."""
+
+    def __init__(self, walk: LockingClaim, run: Run, count: int) -> None:
+        self.walk, self.run, self.count = walk, run, count
+        self.store, self.gate_rows, self.say = walk.store, walk.rows, walk.say
+        self.rows: list[tuple[dict[str, str], Any]] = []
+        self.wait: float | None = None
+        self._walked = 0
+        self._room: dict[Spot, float] = {}
+        self._why: dict[Spot, Allowed] = {}
+        self._states: dict[Spot, GateState] = {}
+        self._used: dict[Spot, int] = {}
+        #: Keys as the table has them: SQLite does not compare a number with its text.
+        self._raw: dict[Spot, Any] = {}
+
+    @property
+    def left(self) -> int:
+        return self.count - len(self.rows)
+
+    def take(self) -> _Claim:
+        """Walk until there is enough, or nothing more."""
+        if not self.run(f"select 1 where {self.say.unpaused()}", ()):
+            return self
+        # The whole lane's row is the first in order, and is waited for: a claim that left it out could take nothing.
+        whole = [(dim.label, "") for dim in self.walk.whole]
+        self._hold(self.walk.whole, whole, wait=True)
+        if all(self._room[spot] > 0 for spot in whole):
+            presences = list(self.walk.presences())
+            if len(presences) > 1:
+                whole_count, self.count = self.count, self.walk.share.of(self.count)
+                for present in presences[:0:-1]:
+                    self._walk(present)
+                self.count = whole_count
+            for present in presences:
+                self._walk(present)
+        else:
+            self._note_wait(whole)
+        self._write()
+        return self
+
+    def _walk(self, present: tuple[BoundGates, ...]) -> None:
+        """Units from the one served last on, and then around."""
+        start = self.walk._last.get(present) if present else None
+        for after, until in [(start, None), (None, start)] if start is not None else [(None, None)]:
+            while self.left > 0 and self._walked < _MOST:
+                units = self._units(present, after, until, min(_STEP, self.left))
+                if not units:
+                    break
+                after = units[-1]
+                self._walked += len(units)
+                self._serve(present, units)
+                if not present:
+                    break
+        if self._walked >= _MOST and self.left > 0:
+            self.wait = 0.0
+
+    def _serve(self, present: tuple[BoundGates, ...], units: list[Unit]) -> None:
+        keys = [{dim.label: str(part) for dim, part in zip(present, unit, strict=True)} for unit in units]
+        wanted = dict.fromkeys(spot for parts in keys for spot in parts.items())
+        self._raw |= {(dim.label, str(part)): part for unit in units for dim, part in zip(present, unit, strict=True)}
+        self._hold(present, [spot for spot in wanted if spot not in self._room], wait=False)
+        open_units = list(range(len(units)))
+        while open_units and self.left > 0:
+            asked: list[tuple[int, int]] = []
+            left = self.left
+            for i in list(open_units):
+                spots = [*keys[i].items(), *((dim.label, "") for dim in self.walk.whole)]
+                room = min((self._room.get(spot, 0.0) for spot in spots), default=math.inf)
+                most = int(min(room, left))
+                if most <= 0:
+                    if left > 0:
+                        self._note_wait(spots)
+                        open_units.remove(i)
+                    continue
+                asked.append((i, most))
+                for spot in spots:
+                    self._room[spot] -= most
+                left -= most
+            if not asked:
+                break
+            got = self._take(present, [(units[i], most) for i, most in asked])
+            for (i, most), rows in zip(asked, got, strict=True):
+                spots = [*keys[i].items(), *((dim.label, "") for dim in self.walk.whole)]
+                for spot in spots:
+                    self._room[spot] += most - len(rows)
+                    self._used[spot] = self._used.get(spot, 0) + len(rows)
+                self.rows += [(keys[i], row) for row in rows]
+                if rows and present:
+                    self.walk._last[present] = units[i]
+                if len(rows) < most:
+                    open_units.remove(i)
+
+    def _note_wait(self, spots: Sequence[Spot]) -> None:
+        """Rows of this unit are ready and held back: by what, until when."""
+        waits = []
+        for spot in spots:
+            if self._room.get(spot, 0.0) > 0:
+                continue
+            allowed = self._why.get(spot)
+            if allowed is None:
+                waits.append(0.02)  # somebody else has the key at this moment
+            elif self._used.get(spot) or allowed.most > 0:
+                waits.append(self._next_token(spot))
+            else:
+                waits.append(allowed.wait if allowed.wait is not None else HELD_AGAIN)
+        wait = max(waits, default=HELD_AGAIN)
+        self.wait = wait if self.wait is None else min(self.wait, wait)
+
+    def _next_token(self, spot: Spot) -> float:
+        """This very claim took what there was: when the next comes."""
+        group = next(dim.group for dim in (*self.walk.keyed, *self.walk.whole) if dim.label == spot[0])
+        if group.rate is not None and (force := rate_in_force(group.rate, self._states[spot])) and force[0] > 0:
+            return min((1.0 + LAG_SHARE) / force[0], HELD_AGAIN)
+        if group.pace is not None:
+            return min(group.pace.seconds, HELD_AGAIN)
+        return HELD_AGAIN
+
+    # -- gate rows
+
+    def _hold(self, dims: Sequence[BoundGates], spots: list[Spot], *, wait: bool) -> None:
+        """Lock gate rows, then count what runs, then say how many may start."""
+        if not spots:
+            return
+        if self.gate_rows.postgres:
+            long = [spot for spot in spots if len(spot[1].encode()) > LONGEST]
+            self._why |= dict.fromkeys(long, Allowed(0, "too long a key"))
+            spots = [spot for spot in spots if spot not in self._why]
+        states = self.gate_rows.lock(self.run, spots, wait=wait)
+        for dim in dims:
+            mine = {key: state for (label, key), state in states.items() if label == dim.label}
+            counts = self._running(dim, list(mine))
+            for key, state in dim.overlay(self.run, mine).items():
+                allowed = allowance(dim.group, state, *counts.get(key, (0, 0)))
+                self._states[dim.label, key], self._why[dim.label, key] = state, allowed
+                self._room[dim.label, key] = allowed.most
+        for spot in (*spots, *self._why):
+            self._room.setdefault(spot, 0.0)
+
+    def _running(self, dim: BoundGates, keys: list[str]) -> dict[str, tuple[int, int]]:
+        """Running rows by key, and those of this process among them; where a gate asks for it."""
+        if not keys or not (dim.group.counts_running or dim.group.process is not None):
+            return {}
+        say, postgres = self.say, self.gate_rows.postgres
+        worker = say.roles.get("worker") if dim.group.process is not None else None
+        mark = ("$1::text" if dim.phrase is None else "$2::text") if postgres else ":worker"
+        fields = f"count(*), {f'count(case when {say.name(worker)} = {mark} then 1 end)' if worker else '0'}"
+        source = f"from {say.table} where {say.running()}"
+        me: Any = ((self.store.worker,) if worker else ()) if postgres else {"worker": self.store.worker}
+        if dim.phrase is None:
+            n, mine = self.run(f"select {fields} {source}", me)[0]
+            return {"": (n, mine)}
+        if postgres:
+            text = f"""select s.key, r.* from jsonb_array_elements_text($1::text::jsonb) as s(key)
+cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
+            return {row[0]: (row[1], row[2]) for row in self.run(text, (json.dumps(keys), *me))}
+        text = f"select {fields} {source} and {dim.matches(':key')}"
+        found = {}
+        for key in keys:
+            n, mine = self.run(text, me | {"key": self._raw.get((dim.label, key), key)})[0]
+            found[key] = (n, mine)
+        return found
+
+    def _write(self) -> None:
+        changes = []
+        groups = {dim.label: dim.group for dim in (*self.walk.whole, *self.walk.keyed)}
+        taken = {spot: used for spot, used in self._used.items() if used}
+        timed = any(groups[label].rate or groups[label].pace for label, _ in taken)
+        # When the rows are taken, and so none before their claimed_at.
+        now = self.gate_rows.epoch(self.run) if timed else 0.0
+        for (label, key), used in sorted(taken.items()):
+            change, state = GateChange(label, key, {"touched_at": 0.0}), self._states[label, key]
+            if (rate := groups[label].rate) is not None:
+                tokens = tokens_now(rate, state)
+                if tokens < math.inf:
+                    # A refill that was put off, or that another clock reading had further on, stays there.
+                    delay = max(-state.elapsed, 0.0) + refill_delay(rate, state, now - state.at)
+                    change.values |= {"tokens": tokens - used, "refilled_at": state.at + delay}
+            if (pace := groups[label].pace) is not None:
+                window = Window.read(pace.seconds, state.cells, state.at)
+                window.add(used, now)
+                change.values["cells"] = window.text()
+            changes.append(change)
+        self.gate_rows.write(self.run, changes)
+
+    # -- the lane's rows
+
+    def _units(self, present: tuple[BoundGates, ...], after: Unit | None, until: Unit | None, most: int) -> list[Unit]:
+        """The next units that have a ready row, in the order of their keys: a loose index scan."""
+        if not present:
+            return [()] if after is None else []
+        absent = [dim for dim in self.walk.keyed if dim not in present]
+        tests = [self.say.ready(), *(f"{dim.phrase} is not null" for dim in present if dim.nullable)]
+        tests += [f"{dim.phrase} is null" for dim in absent]
+        phrases = [str(dim.phrase) for dim in present]
+        if self.gate_rows.postgres:
+            return self._units_postgres(present, phrases, tests, after, until, most)
+        names = ", ".join(phrases)
+        found: list[Unit] = []
+        while len(found) < most:
+            values: dict[str, Any] = {}
+            bounds = []
+            for sign, unit in ((">", after), ("<=", until)):
+                if unit is not None:
+                    marks = [f":{'a' if sign == '>' else 'u'}{i}" for i in range(len(unit))]
+                    values |= {mark[1:]: part for mark, part in zip(marks, unit, strict=True)}
+                    bounds.append(f"({names}) {sign} ({', '.join(marks)})")
+            where = " and ".join([*tests, *bounds])
+            rows = self.run(f"select {names} from {self.say.table} where {where} order by {names} limit 1", values)
+            if not rows:
+                break
+            after = tuple(rows[0])
+            found.append(after)
+        return found
+
+    def _units_postgres(
+        self,
+        present: tuple[BoundGates, ...],
+        phrases: list[str],
+        tests: list[str],
+        after: Unit | None,
+        until: Unit | None,
+        most: int,
+    ) -> list[Unit]:
+        width = len(present)
+        values: list[Any] = [most]
+        bounds: dict[str, str] = {}
+        for sign, unit in ((">", after), ("<=", until)):
+            if unit is None:
+                continue
+            marks = []
+            for dim, part in zip(present, unit, strict=True):
+                values.append(part)
+                marks.append(f"${len(values)}::text::{dim.kind}")
+            bounds[sign] = f"({', '.join(phrases)}) {sign} ({', '.join(marks)})"
+        names, listed = ", ".join(phrases), ", ".join(f"{p} as k{i}" for i, p in enumerate(phrases))
+        first = " and ".join([*tests, *bounds.values()])
+        behind = " and ".join(
+            [*tests, *(b for s, b in bounds.items() if s == "<="), f"({names}) > ({_names('k', width)})"]
+        )
+        text = f"""with recursive k as (
+  (select {listed} from {self.say.table} where {first} order by {names} limit 1)
+  union all
+  select _n.* from k cross join lateral (
+    select {listed} from {self.say.table} where {behind} order by {names} limit 1) _n
+)
+select {", ".join(f"k{i}::text" for i in range(width))} from k limit $1::bigint"""
+        return [tuple(row) for row in self.run(text, tuple(values))]
+
+    def _take(self, present: tuple[BoundGates, ...], asked: list[tuple[Unit, int]]) -> list[list[Any]]:
+        """Claim up to so many rows of each unit; the rows of each, in order."""
+        absent = [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
+        return self.store.take_units(self.run, present, absent, asked)
+
+
+def _names(letter: str, width: int) -> str:
+    return ", ".join(f"k.{letter}{i}" for i in range(width))

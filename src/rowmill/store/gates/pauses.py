@@ -1,0 +1,176 @@
+"""Pauses: of an environment, of a lane, or of one key of a lane's gates. Each stands in a row of ``rowmill_gates``.
+
+A pause keeps rows from being claimed. What runs goes on; nothing of the rows themselves is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ...clock import Clock
+from ...errors import RowmillError
+from ..database import Database, Run
+from ..lane.lane_store import LaneStore
+from ..own import schema
+from .gate_rows import ENDLESS, GateChange, GateRows
+
+#: Pauses that are listed at most, and ready rows that are counted at most.
+_LISTED, COUNTED = 200, 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is paused: an environment (no lane), a lane (no key), or one key of one group of its gates."""
+
+    lane: str = ""
+    dim: str = ""
+    key: str = ""
+
+    @property
+    def kind(self) -> str:
+        """environment, lane or key."""
+        return "environment" if not self.lane else "key" if self.dim else "lane"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause that stands. ``since`` is seconds ago; ``left`` seconds to its end, infinite where it has none."""
+
+    target: Target
+    reason: str | None
+    since: float | None
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What is left of a lane when a drain ends: ready rows (``COUNTED`` at most), and what keeps them."""
+
+    count: int
+    why: str
+
+
+async def ensure_gates(database: Database) -> bool:
+    """Make the table that pauses and gates stand in; whether it was missing. Raises where the role may not."""
+    if (await schema.taken(database)).has(schema.GATES):
+        return False
+    own = await schema.ensure(database)
+    if not own.has(schema.GATES):
+        raise RowmillError(
+            f"rowmill_gates, where pauses stand, is not there and cannot be made: {own.refused}",
+            hint="let somebody who may create tables run: rowmill migrate APP --apply",
+        )
+    return True
+
+
+async def standing(database: Database, clock: Clock, lanes: Iterable[str]) -> list[Pause]:
+    """The pauses of an environment and of these lanes that have not ended: the environment's first, keys last."""
+    if not (await schema.taken(database)).has(schema.GATES):
+        return []
+    return await database.read(lambda run: read_standing(run, GateRows(database, clock, ""), lanes))
+
+
+def read_standing(run: Run, rows: GateRows, lanes: Iterable[str]) -> list[Pause]:
+    """The same where the table is known to be there."""
+    listed = ", ".join(rows.literal(lane) for lane in ("", *lanes))
+    text = f"""select lane, dim, key, reason, {rows.until("paused_at")}, {rows.until("paused_until")}
+from {rows.table} where paused_until > {rows.now()} and lane in ({listed})
+order by case when lane = '' then 0 when dim = '' then 1 else 2 end, lane, dim, key limit {_LISTED}"""
+    return [_pause(Target(*row[:3]), row[3], row[4], row[5]) for row in run(text, ())]
+
+
+def _pause(target: Target, reason: str | None, at: float | None, until: float) -> Pause:
+    since = None if at is None else max(-float(at), 0.0)
+    return Pause(target, reason, since, GateRows.left(float(until)))
+
+
+async def pause(
+    database: Database, clock: Clock, target: Target, reason: str | None, end: timedelta | datetime | None
+) -> Pause:
+    """Pause from now on, until ``end``, or until somebody resumes. One that is paused already gets this end."""
+
+    def verb(run: Run) -> Pause:
+        rows = GateRows(database, clock, target.lane)
+        left = ENDLESS
+        if isinstance(end, timedelta):
+            left = end.total_seconds()
+        elif end is not None:
+            left = end.timestamp() - rows.epoch(run)
+            if left <= 0:
+                raise RowmillError(f"{end.isoformat()} is past, by the database's time", hint="--for 10m")
+        spot = (target.dim, target.key)
+        state = rows.lock(run, [spot], wait=True)[spot]
+        values = {"paused_until": left, "reason": reason}
+        if not (state.paused_for or 0.0) > 0:
+            values["paused_at"] = 0.0
+        rows.write(run, [GateChange(*spot, values)])
+        return next(p for p in read_one(run, rows, target))
+
+    return await database.transact(verb)
+
+
+async def resume(database: Database, clock: Clock, target: Target) -> Pause | None:
+    """End a pause. The pause that stood, if one did."""
+    if not (await schema.taken(database)).has(schema.GATES):
+        return None
+
+    def verb(run: Run) -> Pause | None:
+        rows = GateRows(database, clock, target.lane)
+        stood = read_one(run, rows, target)
+        if stood:
+            rows.lock(run, [(target.dim, target.key)], wait=True)
+            ended = {"paused_until": None, "paused_at": None, "reason": None}
+            rows.write(run, [GateChange(target.dim, target.key, ended)])
+        return stood[0] if stood else None
+
+    return await database.transact(verb)
+
+
+def read_one(run: Run, rows: GateRows, target: Target) -> list[Pause]:
+    """The pause of this very target, if one stands."""
+    spot = " and ".join(f"{name} = {rows.literal(getattr(target, name))}" for name in ("lane", "dim", "key"))
+    text = f"""select reason, {rows.until("paused_at")}, {rows.until("paused_until")} from {rows.table}
+where {spot} and paused_until > {rows.now()}"""
+    return [_pause(target, *row) for row in run(text, ())]
+
+
+async def held_back(store: LaneStore) -> HeldBack | None:
+    """Where nothing of a lane runs and every ready row is paused without end: those rows. None: some may still run."""
+    if store.statements.gates is None:
+        return None
+    rows, say = GateRows(store.database, store.clock, store.lane.name), store.statements
+    dims = [dim for dim in (store.notes.dims.values() if store.notes else ()) if dim.phrase is not None]
+
+    def verb(run: Run) -> HeldBack | None:
+        labels = {"", *(dim.label for dim in dims)}
+        standing = read_standing(run, rows, [store.lane.name])
+        endless = [pause for pause in standing if pause.left == math.inf and pause.target.dim in labels]
+        if not endless:
+            return None
+        tests = [say.ready()]
+        if any(not pause.target.dim for pause in endless):
+            tests.append("1 = 0")
+        for dim in dims:
+            # Outside of the inner select: a column of the user's may have the name of one of the gate's.
+            key = f"({dim.phrase})::text" if rows.postgres else f"cast({dim.phrase} as text)"
+            paused = f"""select key from {rows.table} where lane = {rows.literal(rows.lane)}
+  and dim = {rows.literal(dim.label)} and paused_until > {rows.now()} and {rows.endless()}"""
+            tests.append(f"coalesce({key} not in ({paused}), {'true' if rows.postgres else '1'})")
+        free = f"exists (select 1 from {say.table} where {' and '.join(tests)})"
+        if run(f"select 1 where {store.running_probe()} or {free}", ()):
+            return None
+        some = f"select 1 from {say.table} where {say.ready()} limit {COUNTED}"
+        count = run(f"select count(*) from ({some}) x", ())[0][0]
+        return HeldBack(count, "; ".join(dict.fromkeys(_said(pause) for pause in endless[:3])))
+
+    return await store.database.read(verb)
+
+
+def _said(pause: Pause) -> str:
+    """``the lane is paused: maintenance``"""
+    target = pause.target
+    what = f"{target.dim} {target.key}" if target.kind == "key" else f"the {target.kind}"
+    return f"{what} is paused{f': {pause.reason}' if pause.reason else ''}"

@@ -1,0 +1,224 @@
+"""What is shown, as plain values that JSON has: one form for the command line, the API and the dashboard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from ...declare.gates import Group as Gates
+from ...plural import counted, plural
+from ..gates.gate_binding import BoundGates
+from ..gates.pauses import Pause
+from ..lane.statements import INCARNATION
+from . import why_rules
+from .gate_view import KeyView
+from .lane_view import MOST, SAMPLE, Counts, LaneView, Row, UncountedRows
+from .why_rules import Reason, WhyAnswer
+
+TIMES = ("created_at", "run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at")
+
+
+def from_now(seconds: float) -> str:
+    """The time so many seconds from now, as ISO text in UTC."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+
+
+def moment(value: Any) -> Any:
+    """A time as ISO text in UTC, whichever way the table keeps it."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return datetime.fromtimestamp(value, UTC).isoformat()
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return value
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+    return value
+
+
+def simple(value: Any) -> Any:
+    """A column's value as JSON has it, or as text."""
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return "\\x" + bytes(value).hex()
+    return value
+
+
+def role(view: LaneView, row: Row, name: str) -> Any:
+    """The value a row has for a role; None where the lane does without."""
+    column = view.binding.roles.get(name)
+    value = row.values.get(column) if column else None
+    if name == "worker" and value is not None and view.binding.incarnated:
+        return str(value).partition(INCARNATION)[0]
+    return value
+
+
+def row_value(view: LaneView, row: Row, *, whole: bool = False) -> dict[str, Any]:
+    """One row, for scripts; ``whole`` with all its columns."""
+    names = ("worker", "attempts", "failures", "reclaims", "error", "progress")
+    roles = {name: role(view, row, name) for name in names if name in view.binding.roles}
+    columns = {**view.binding.roles, **({"created_at": view.created} if view.created else {})}
+    times = {name: moment(row.values.get(columns[name])) for name in TIMES if name in columns}
+    found = {
+        "environment": view.environment,
+        "lane": view.lane.name,
+        "id": list(row.id) if isinstance(row.id, tuple) else row.id,
+        "state": row.state,
+        **roles,
+        **times,
+    }
+    if row.state == "running":
+        found |= {"running_seconds": row.ages.get("claimed_at"), "silent_seconds": row.silent_for}
+    if whole:
+        found["columns"] = {column: simple(value) for column, value in row.values.items()}
+    return found
+
+
+def counts_value(view: LaneView, counts: Counts) -> dict[str, Any]:
+    """One lane's counts, for scripts."""
+    return {
+        "environment": view.environment,
+        "lane": view.lane.name,
+        "table": view.binding.table.fullname,
+        "counts": {state: None if n is None else min(n, MOST) for state, n in counts.states.items()},
+        "at_least": [state for state, n in counts.states.items() if n is not None and n > MOST],
+        "unknown": list(counts.unknown),
+        "oldest_ready_seconds": counts.oldest_ready,
+    }
+
+
+def elsewhere_value(found: UncountedRows) -> dict[str, Any]:
+    """The same, for scripts."""
+    kinds = [{"columns": {c: simple(v) for c, v in values.items()}, "rows": n} for values, n in found.kinds]
+    where = {"environment": found.environment, "table": found.table, "rows": found.rows}
+    return {**where, "at_least": found.rows >= SAMPLE, "kinds": kinds}
+
+
+def pause_value(pause: Pause, environment: str) -> dict[str, Any]:
+    """A pause, for scripts. ``until`` is null where it has no end."""
+    endless = pause.left == math.inf
+    return {
+        "environment": environment,
+        "lane": pause.target.lane or None,
+        "by": pause.target.dim or None,
+        "key": pause.target.key if pause.target.dim else None,
+        "reason": pause.reason,
+        "since": None if pause.since is None else from_now(-pause.since),
+        "until": None if endless else from_now(pause.left),
+        "seconds_left": None if endless else round(pause.left, 1),
+    }
+
+
+def worker_value(worker: dict[str, Any]) -> dict[str, Any]:
+    """A worker as it is now: silence ends a worker; a run goes on after the last word about it."""
+    silent, alive = round(worker.pop("silent_for"), 1), worker.pop("alive")
+    if alive:
+        worker["current"] = [{**job, "seconds": round(job["seconds"] + silent, 1)} for job in worker["current"]]
+    elif worker["state"] != "stopped":
+        worker["state"] = "dead"
+    return {**worker, "silent_seconds": silent}
+
+
+def why_value(answer: WhyAnswer, environment: str, lane: str, key: str) -> dict[str, Any]:
+    where = {"environment": environment, "lane": lane, "id": key, "state": answer.state}
+    times = _times(answer.wait)
+    goes_on = answer.state == "done" or (answer.state == "running" and answer.wait is None)
+    return {
+        **where,
+        "reasons": [_reason_value(reason) for reason in answer.reasons],
+        "runs_at": times["until"],
+        "runs_in_seconds": times["seconds"],
+        "by_itself": None if goes_on else answer.wait != math.inf,
+    }
+
+
+def _reason_value(reason: Reason) -> dict[str, Any]:
+    since = {"since": None if reason.since is None else from_now(-reason.since)}
+    return {"code": reason.code, "text": reason.text, **since, **_times(reason.wait)}
+
+
+def _times(wait: float | None) -> dict[str, Any]:
+    """``until`` and ``seconds`` are null where the end is not known, or there is none."""
+    if wait is None or wait == math.inf:
+        return {"until": None, "seconds": None}
+    return {"until": from_now(wait), "seconds": round(wait, 1)}
+
+
+def declared(group: Gates) -> list[str]:
+    """A group's gates, in words."""
+    told = []
+    if group.concurrency is not None:
+        told.append(f"at most {group.concurrency.limit} running")
+    if group.process is not None:
+        told.append(f"at most {group.process.limit} running in each process")
+    if (rate := group.rate) is not None:
+        if rate.adaptive is not None:
+            told.append(f"adaptive rate, {rate.adaptive.least:g} to {rate.adaptive.most:g} s between starts")
+        elif rate.source is not None:
+            told.append(f"rate from {rate.source.table}.{rate.source.column} per {_per(rate.per.total_seconds())}")
+        else:
+            starts = f"{rate.n:g} {plural(rate.n, 'start')} per {_per(rate.per.total_seconds())}"
+            told.append(f"{starts}, {rate.capacity(rate.n):g} at once")
+    if group.breaker is not None:
+        cooldown = why_rules.span(group.breaker.cooldown.total_seconds())
+        told.append(f"breaker after {counted(group.breaker.failures, 'failure')}, for {cooldown}")
+    if group.pace is not None:
+        told.append(f"pace of {counted(group.pace.n, 'start')} per {_per(group.pace.seconds)}")
+    if group.closes:
+        told.append("closed by refusals")
+    return told
+
+
+def _per(seconds: float) -> str:
+    return {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "d"}.get(seconds, f"{seconds:g} s")
+
+
+def gate_value(view: LaneView, dim: BoundGates, keys: Sequence[KeyView]) -> dict[str, Any]:
+    """One group of gates with some of its keys, for scripts."""
+    return {
+        "environment": view.environment,
+        "lane": view.lane.name,
+        "by": dim.group.by,
+        "label": dim.label,
+        "declared": declared(dim.group),
+        "keys": [key_value(key) for key in keys],
+    }
+
+
+def key_value(view: KeyView) -> dict[str, Any]:
+    """One key's state, for scripts; durations in seconds, past ones left out."""
+    state, group = view.state, view.dim.group
+    found: dict[str, Any] = {
+        "key": view.key if view.dim.phrase is not None else None,
+        "held_back": [{"by": a.why, "seconds": _finite(a.wait)} for a in view.held],
+        "running": view.running if group.counts_running else None,
+        "most": most_of(view),
+        "tokens": None if view.tokens is None else round(view.tokens, 3),
+        "streak": state.streak if group.breaker is not None else None,
+        "delay_seconds": state.delay,
+        "open_seconds": _ahead(state.open_for),
+        "closed_seconds": _ahead(state.closed_for),
+        "paused": (state.paused_for or 0.0) > 0,
+        "paused_seconds": _ahead(state.paused_for),
+        "reason": state.reason if (state.paused_for or 0.0) > 0 else None,
+    }
+    return found
+
+
+def most_of(view: KeyView) -> int | None:
+    limit = view.dim.group.concurrency
+    if limit is None:
+        return None
+    return view.state.most if view.state.most is not None else limit.limit
+
+
+def _finite(seconds: float | None) -> float | None:
+    return None if seconds is None or seconds == math.inf else round(seconds, 3)
+
+
+def _ahead(seconds: float | None) -> float | None:
+    return _finite(seconds) if seconds is not None and seconds > 0 else None

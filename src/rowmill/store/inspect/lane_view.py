@@ -1,0 +1,414 @@
+"""Read-only questions about a lane: how many rows are in which state, which rows, what hangs, what will run.
+
+No question scans a big table without a bound: counts stop beyond ``MOST``, and on PostgreSQL every question has a
+time limit of its own, so that a look at a live system never weighs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import DOMAIN
+
+from ...clock import Clock
+from ...declare import states as states_words
+from ...declare.lane import Lane
+from ...declare.roles import snake
+from ...errors import Busy, DeclarationError, Unreachable, UnreadableValue
+from ..database import Database, Sqlite
+from ..jobs.queue_lane import lane_kind
+from ..json_limits import readable, too_deep
+from ..lane.binding import CREATED, bind
+from ..lane.postgres import PostgresLane
+from ..lane.postgres_statements import PostgresStatements
+from ..lane.reflect import table_name
+from ..lane.row_keys import Key, Placeholders, among
+from ..lane.settlements import ERROR_LENGTH
+from ..lane.sqlite import SqliteLane, SqliteStatements
+from ..lane.statements import INCARNATION
+from ..own import schema
+from ..own.workers import WorkersTable
+
+#: A row is ``waiting`` for its time; one that the lane's ``where`` does not hold for is ``excluded``.
+STATES = ("ready", "waiting", "excluded", "running", "done", "dead", "canceled")
+#: States of rows that nobody holds and that have not ended.
+OPEN = ("ready", "waiting", "excluded")
+#: A count beyond this is "at least".
+MOST = 100_000
+#: How many rows of a table are looked at to tell what they are, and how many kinds of them are told.
+SAMPLE, KINDS = 10_000, 5
+#: Roles a row is shown with, beside its key and its state.
+SHOWN = ("worker", "attempts", "failures", "reclaims", "run_after", "claimed_at", "heartbeat_at", "finished_at",
+         "updated_at", "progress", "error")  # fmt: skip
+#: Characters of a cell in a list of rows, and on the page of one row: longer ones are cut in the database.
+CELL, PAGE_CELL = ERROR_LENGTH, 100_000
+#: Types whose values cannot be long.
+_SHORT = (sa.Integer, sa.Float, sa.Numeric, sa.Boolean, sa.DateTime, sa.Date, sa.Time, sa.Interval, sa.Uuid, sa.Enum)
+_TIMES = ("run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at", "created_at")
+#: Seconds PostgreSQL may take: for all counts of a lane at once, for each alone after that, for rows.
+_ALL, _EACH, _ROWS = 3.0, 1.5, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows by state. None: the lane has no such state, or it took too long to count (then in ``unknown``).
+
+    ``stuck`` rows are among the ``running``. A count above ``MOST`` stands for that many or more.
+    """
+
+    states: dict[str, int | None]
+    oldest_ready: float | None
+    unknown: tuple[str, ...]
+
+    @property
+    def none(self) -> bool:
+        """No row is in any of the lane's states, for sure."""
+        return not self.unknown and not any(self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
+class UncountedRows:
+    """Rows of a table that no lane counts: ``SAMPLE`` stands for that many or more."""
+
+    environment: str
+    table: str
+    rows: int
+    #: The values of the state columns that most of them have, each with how many have them, the most first.
+    kinds: list[tuple[dict[str, Any], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as an operator sees it. ``ages`` are seconds, by the database's time, negative for what is to come."""
+
+    id: Any
+    #: None: the row is in none of this lane's states.
+    state: str | None
+    values: dict[str, Any]
+    ages: dict[str, float | None]
+    #: Since the holder's last sign of life; None: there was none.
+    silent_for: float | None
+
+
+class LaneView:
+    """One lane in one environment, to be looked at. Made by ``view_lane``."""
+
+    def __init__(self, store: PostgresLane | SqliteLane, *, fleet: bool) -> None:
+        self.store, self.binding, self.lane = store, store.binding, store.lane
+        self.environment, self.database = store.binding.environment, store.database
+        self.statements: PostgresStatements | SqliteStatements = store.statements
+        self.postgres = isinstance(store, PostgresLane)
+        #: Where only the workers table can tell that a holder is gone, and it is not there, nothing is called stuck.
+        self._fleet = fleet
+        columns = self.binding.columns
+        self.created = next((c for c in columns if snake(c) in CREATED and self._age(c)), None)
+        #: Which times a row tells, looked up once and not for every row.
+        self._timed = list(self._ages())
+
+    # -- states as conditions
+
+    def condition(self, state: str) -> str | None:
+        """What rows in a state look like, as SQL; None where the lane has no such state. Also for ``stuck``."""
+        say, lane = self.statements, self.lane
+        match state:
+            case "ready":
+                return say.ready()
+            case "waiting":
+                eligible = f" and ({say.further()})" if lane.where is not None else ""
+                return f"{self._idle()}{eligible} and ({say.ready()}) is not true{self._alive()}"
+            case "excluded":
+                return (
+                    f"{self._idle()} and ({say.further()}) is not true{self._alive()}"
+                    if lane.where is not None
+                    else None
+                )
+            case "running":
+                return say.running()
+            case "stuck":
+                silent = (test(lane.lease, f"{say.table}.") for test in (say.stale, say.timeless))
+                return f"{say.running()} and ({' or '.join(silent)})" if self._fleet else None
+            case "done":
+                return say.final(lane.done)
+            case "dead":
+                return say.final(lane.dead) if lane.dead else f"{self._idle()} and {self._spent()}"
+            case _:
+                return say.final(lane.canceled) if lane.canceled else None
+
+    def _idle(self) -> str:
+        """Ready or waiting to be, by the state alone; a retried row counts even where ``ready`` does not name it."""
+        lane, say = self.lane, self.statements
+        if lane.retry is None or isinstance(lane.ready, str) or states_words.overlaps(lane.ready, lane.retry):
+            return say.ready_state()
+        return f"({say.ready_state()} or {say.condition(lane.retry)})"
+
+    def _spent(self) -> str:
+        """Where no state says dead: the counter is at its limit."""
+        assert self.binding.counter is not None  # a lane with neither is refused when it is bound
+        return f"coalesce({self.statements.name(self.binding.counter)}, 0) >= {self.statements.limit()}"
+
+    def _alive(self) -> str:
+        return "" if self.lane.dead else f" and not ({self._spent()})"
+
+    def need(self, state: str) -> str:
+        """Like ``condition``, with an error for a state that the lane does not have."""
+        condition = self.condition(state)
+        if condition is None:
+            why, hint = {
+                "canceled": ("it has no such state", 'canceled={"status": "..."} in its declaration'),
+                "excluded": ("it has no where=", "--state waiting"),
+            }.get(state, ("nothing shows a sign of life", "add a heartbeat_at column"))
+            raise DeclarationError(f"lane {self.lane.name!r}: no row can be {state}: {why}", hint=hint)
+        return condition
+
+    def same_table(self, other: Lane) -> bool:
+        """Whether another lane works on the same table."""
+        schema, name = table_name(other.table, self.binding.dialect.name)
+        mine = self.binding.table
+        return name == mine.name and (schema == mine.schema or None in (schema, mine.schema))
+
+    # -- time
+
+    def _age(self, column: str) -> str | None:
+        """Seconds since the column's time, as SQL; None where the column does not tell time."""
+        kind, say, name = self.binding.table.c[column].type, self.statements, self.statements.name(column)
+        if self.postgres:
+            if not isinstance(kind, (sa.DateTime, sa.Date)):
+                return None
+            return f"case when isfinite({name}) then extract(epoch from {say.now(column)} - {name}) end"
+        if isinstance(kind, (sa.Integer, sa.Numeric, sa.Float)):
+            return f"({say.now(column)} - {name})"
+        return f"(julianday({say.plain_now()}) - julianday({name})) * 86400.0"
+
+    def _ages(self) -> dict[str, str]:
+        """Every time a row tells, as SQL for its age."""
+        columns = {**self.binding.roles, **({"created_at": self.created} if self.created else {})}
+        found = {role: self._age(columns[role]) for role in _TIMES if role in columns}
+        return {role: age for role, age in found.items() if age is not None}
+
+    def _silence(self) -> str:
+        evidence = self.statements.evidence()
+        if evidence is not None:
+            return self._age(evidence) or "null"
+        if not self._fleet or "worker" not in self.binding.roles:
+            return "null"
+        now, say = self.statements.plain_now(), self.statements
+        age = (
+            f"extract(epoch from {now} - w.seen_at)"
+            if self.postgres
+            else f"(julianday({now}) - julianday(w.seen_at)) * 86400.0"
+        )
+        worker = f"{say.table}.{say.name(self.binding.roles['worker'])}"
+        return f"(select min({age}) from {say.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation)"
+
+    async def ask(self, text: str, marks: Placeholders | None = None, seconds: float = _ROWS) -> Sequence[Any]:
+        """Read within a time limit; Busy when it ran out."""
+        values = marks.given() if marks else ()
+        return await self.database.read_within(lambda run: run(text, values), seconds)
+
+    # -- questions
+
+    async def count(self) -> Counts:
+        """Rows by state, and how long the oldest ready row has been ready."""
+        wait = self.waited()
+        steps, counts, unknown = {}, dict[str, int | None](), []
+        for state in (*STATES, "stuck"):
+            counts[state] = None
+            if (condition := self.condition(state)) is not None:
+                age = wait if state == "ready" else "null"
+                inner = f"select {age} as age from {self.statements.table} where {condition} limit {MOST + 1}"
+                steps[state] = f"(select count(*) as n, max(age) as age from ({inner}) x)"
+        found: dict[str, Any] = {}
+        try:
+            fields = ", ".join(f"{state}.n, {state}.age" for state in steps)
+            sources = ",\n".join(f"{step} {state}" for state, step in steps.items())
+            row = (await self.ask(f"select {fields} from\n{sources}", seconds=_ALL))[0]
+            found = {state: row[2 * i : 2 * i + 2] for i, state in enumerate(steps)}
+        except Busy:  # some state has no index: the others are still worth knowing
+            for state, step in steps.items():
+                try:
+                    found[state] = (await self.ask(f"select n, age from {step} x", seconds=_EACH))[0]
+                except Busy:
+                    unknown.append(state)
+        counts |= {state: pair[0] for state, pair in found.items()}
+        return Counts(counts, _seconds(found.get("ready", (0, None))[1]), tuple(unknown))
+
+    async def rows(self, state: str | None = None, limit: int = 20) -> list[Row]:
+        """Rows of a state, or of all the lane's states: ready ones as they will be claimed, others newest first."""
+        condition = self.need(state) if state is not None else self.any_state()
+        text = f"{self._select(self._brief(), cut=CELL)} where {condition}"
+        try:
+            found = await self.ask(f"{text} order by {self.order(state)} limit {limit}")
+        except Busy:  # too many to sort: some of them, then
+            found = await self.ask(f"{text} limit {limit}")
+        return [self._row(row, self._brief(), CELL) for row in found]
+
+    async def sample(self, columns: Sequence[str]) -> UncountedRows | None:
+        """What the table's first rows have in these columns, whatever their state; None where it has no rows."""
+        table, names = self.statements.table, self.statements.names(columns)
+        some = f"select {names} from {table} limit {SAMPLE}"
+        text = f"select {names}, count(*) as n, sum(count(*)) over () from ({some}) x group by {names}"
+        found = await self.ask(f"{text} order by n desc, {names} limit {KINDS}")
+        if not found:
+            return None
+        kinds = [(self._values(row, columns, None), int(row[-2])) for row in found]
+        return UncountedRows(self.environment, self.binding.table.fullname, int(found[0][-1]), kinds)
+
+    async def find(self, keys: Sequence[Key], *, whole: bool = True, cut: int | None = None) -> list[Row]:
+        """The rows with these keys, in whatever state: with all their columns, those cut to ``cut`` characters where
+        that is given; or only with the columns that a list shows.
+        """
+        marks, columns = Placeholders(self.binding), list(self.binding.columns) if whole else self._brief()
+        cut = cut if whole else CELL
+        text = f"{self._select(columns, cut=cut)} where {among(self.statements.names(self.binding.key), keys, marks)}"
+        return [self._row(row, columns, cut) for row in await self.ask(text, marks)]
+
+    async def examine(self, key: Key, further: Sequence[str]) -> tuple[Row, Sequence[Any]] | None:
+        """One row with all its columns, cut as in a list, and what further SQL expressions say of it, all at one
+        moment.
+        """
+        marks, columns = Placeholders(self.binding), list(self.binding.columns)
+        which = among(self.statements.names(self.binding.key), [key], marks)
+        text = f"{self._select(columns, further, CELL)} where {which}"
+        for raw in await self.ask(text, marks):
+            split = len(raw) - len(further)
+            return self._row(raw[:split], columns, CELL), raw[split:]
+        return None
+
+    def owns(self, row: Row) -> bool:
+        """Whether a row belongs to this lane: it is in one of its states, or in its queue of ``rowmill_jobs``."""
+        return row.state is not None or (self.lane.own and row.values.get("queue") == self.lane.name)
+
+    def age_of(self, role: str) -> str | None:
+        """Seconds since a role's time, as SQL."""
+        return self._ages().get(role)
+
+    def claim_order(self) -> str:
+        """The order in which ready rows are claimed, for ORDER BY."""
+        return self.order("ready")
+
+    def waited(self) -> str:
+        """Seconds since a ready row became so, as SQL: since its run_after or its creation, whichever is later."""
+        since = [age for role in ("run_after", "created_at") if (age := self._ages().get(role))]
+        if len(since) < 2:
+            return (since or ["null"])[0]
+        due, born = since
+        return f"least({due}, {born})" if self.postgres else f"min(coalesce({due}, {born}), coalesce({born}, {due}))"
+
+    def any_state(self) -> str:
+        """True for rows that are in one of the lane's states, as SQL."""
+        known = [self._idle(), *(self.condition(s) for s in ("running", "done", "dead", "canceled"))]
+        return " or ".join(f"({part})" for part in known if part)
+
+    async def select(self, rest: str, marks: Placeholders, seconds: float, further: Sequence[str] = ()) -> list[Row]:
+        """Rows with what they are shown with, and further columns; ``rest``: WHERE and all that follows."""
+        columns = list(dict.fromkeys([*self._brief(), *further]))
+        found = await self.ask(f"{self._select(columns, cut=CELL)} {rest}", marks, seconds)
+        return [self._row(row, columns, CELL) for row in found]
+
+    def _brief(self) -> list[str]:
+        roles = (self.binding.roles.get(role) for role in SHOWN)
+        return list(dict.fromkeys(c for c in (*self.binding.key, *roles, self.created) if c))
+
+    def _kind(self, column: str) -> Any:
+        """A column's type without what a domain or a decorator adds to it."""
+        kind: Any = self.binding.table.c[column].type
+        while isinstance(kind, (sa.TypeDecorator, DOMAIN)):
+            kind = kind.data_type if isinstance(kind, DOMAIN) else kind.impl_instance
+        return kind
+
+    def cell(self, column: str, cut: int | None) -> str:
+        """A column as SQL, cut to one character more than ``cut``: the last one tells that there was more."""
+        name, kind = self.statements.name(column), self._kind(column)
+        if column in self.binding.key:
+            return name
+        if cut is None:  # the driver fails with JSON that Python cannot read
+            return f"{name}::text" if self.postgres and isinstance(kind, sa.JSON) else name
+        if not self.postgres:  # any column may hold anything
+            return f"case when typeof({name}) in ('text', 'blob') then substr({name}, 1, {cut + 1}) else {name} end"
+        if isinstance(kind, _SHORT):
+            return name
+        if isinstance(kind, sa.LargeBinary):
+            return f"substring({name} from 1 for {cut + 1})"
+        return f"left({f'to_json({name})' if isinstance(kind, sa.ARRAY) else name}::text, {cut + 1})"
+
+    def _select(self, columns: list[str], further: Sequence[str] = (), cut: int | None = None) -> str:
+        tests = [
+            (s, self.condition(s)) for s in ("running", "ready", "waiting", "excluded", "canceled", "dead", "done")
+        ]
+        state = " ".join(f"when {test} then '{s}'" for s, test in tests if test)
+        extra = ", ".join([f"case {state} end", self._silence(), *self._ages().values(), *further])
+        # With a name of their own: ORDER BY must mean the table's column, also where that is called "left".
+        cells = ", ".join(f"{self.cell(column, cut)} as _cell{n}" for n, column in enumerate(columns))
+        return f"select {cells}, {extra} from {self.statements.table}"
+
+    def order(self, state: str | None) -> str:
+        """In what order rows of a state are shown: ready ones as they will be claimed."""
+        say, roles = self.statements, self.binding.roles
+        keys = [f"{say.name(c)} desc" for c in self.binding.key]
+        if state == "ready":
+            # The claim takes rows without a place in the order in a statement of their own, after the others.
+            loose = say.loose() if isinstance(say, SqliteStatements) else None
+            return f"{say.name(loose)} is null, {say.order()}" if loose else say.order()
+        if state == "stuck":
+            evidence = say.evidence()
+            return f"{say.name(evidence)} nulls first" if evidence else ", ".join(keys)
+        if state == "waiting" and "run_after" in roles:
+            return f"{say.name(roles['run_after'])} nulls last"
+        times = {"running": ("claimed_at",), None: ()}.get(state, ("finished_at", "updated_at"))
+        first = next((roles[role] for role in times if role in roles), self.created)
+        return ", ".join([f"{say.name(first)} desc nulls last", *keys] if first else keys)
+
+    def _row(self, raw: Sequence[Any], columns: list[str], cut: int | None) -> Row:
+        state, silent, *ages = raw[len(columns) :]
+        key = tuple(raw[columns.index(c)] for c in self.binding.key)
+        return Row(
+            id=key[0] if len(key) == 1 else key,
+            state=state,
+            values=self._values(raw, columns, cut),
+            ages={role: _seconds(age) for role, age in zip(self._timed, ages, strict=True)},
+            silent_for=_seconds(silent) if state == "running" else None,
+        )
+
+    def _values(self, raw: Sequence[Any], columns: Sequence[str], cut: int | None) -> dict[str, Any]:
+        """What stands in these columns, the first of a row, as Python has it; text where Python cannot read it."""
+        sparse: list[Any] = [None] * len(self.binding.columns)
+        for value, column in zip(raw, columns, strict=False):
+            sparse[self.binding.columns.index(column)] = value
+        return {column: self._value(sparse, column, cut) for column in columns}
+
+    def _value(self, sparse: list[Any], column: str, cut: int | None) -> Any:
+        """One of them. On PostgreSQL JSON comes as text, and in a list also arrays and types that we do not know."""
+        raw, kind = sparse[self.binding.columns.index(column)], self._kind(column)
+        if column not in self.binding.key and isinstance(raw, (str, bytes)):
+            if cut is not None and len(raw) > cut:
+                return (raw[:cut] if isinstance(raw, str) else "\\x" + raw[: cut // 2].hex()) + "…"
+            if self.postgres and not isinstance(kind, (*_SHORT, sa.String, sa.LargeBinary)):
+                return readable(raw) if isinstance(kind, (sa.JSON, sa.ARRAY)) else raw
+        try:
+            value = self.store.value(sparse, column)
+        except UnreadableValue:
+            return str(raw)  # what the database says
+        return raw if isinstance(raw, str) and too_deep(value) else value
+
+
+async def view_lane(lane: Lane, environment: str, database: Database, clock: Clock) -> LaneView:
+    """Bind a lane to its table in one environment, to look at it; raises what ``open_lane`` raises."""
+    check_file(database)
+    binding = await bind(lane, environment, database)
+    kind = lane_kind(lane) if database.dialect.name == "postgresql" else SqliteLane
+    store = kind(binding, database, clock, "", "", (await schema.taken(database)).has(schema.GATES))
+    return LaneView(store, fleet=not store.needs_fleet or await WorkersTable(database).exists())
+
+
+def check_file(database: Database) -> None:
+    """Refuse a SQLite file that is not there: a look would make an empty one of a mistyped name."""
+    if isinstance(database, Sqlite) and not Path(database.path).exists():
+        raise Unreachable(f"there is no file {database.path!r}", hint="check the database URL")
+
+
+def _seconds(age: Any) -> float | None:
+    return None if age is None else round(float(age), 3)

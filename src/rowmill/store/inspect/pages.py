@@ -1,0 +1,204 @@
+"""Rows page by page, filtered by any column, in a bounded time however large the table.
+
+Pages follow the key, newest first, and each begins where the one before it ended: no offset, no sort. A filter that
+few rows pass would still walk the whole table; so where it takes too long, the walk goes in stretches of keys, stops
+when its time is up, and says how far it came.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...errors import Busy, DeclarationError, did_you_mean
+from ..lane.row_keys import Key, Placeholders, parse, written
+from .lane_view import LaneView, Row
+
+#: What a filter may say of a column.
+OPERATORS = {
+    "eq": "is", "ne": "is not", "has": "contains", "lt": "is below", "gt": "is above", "null": "is empty",
+    "set": "is not empty",
+}  # fmt: skip
+SIZE = 50
+#: Seconds for a page at once, for one in stretches, and for one stretch, as it should be and at most.
+_AT_ONCE, _BUDGET, _AIM, _ONE = 0.1, 0.08, 0.03, 1.0
+#: Rows of the first stretch, and of the longest: by a key without an order in the table each costs a page.
+_STRETCH, _LONGEST = 1_000, 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A condition on one column."""
+
+    column: str
+    operator: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows, from where on."""
+
+    state: str | None = None
+    filters: tuple[Filter, ...] = ()
+    #: In any text column, or the id.
+    search: str = ""
+    #: The key of the last row, or of the last one that was looked at.
+    after: str | None = None
+    oldest_first: bool = False
+    #: The walk goes in stretches from the start: the page before this one had to.
+    stretches: bool = False
+    size: int = SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows, and where the next page begins; None: there are no more."""
+
+    rows: list[Row]
+    after: str | None
+    stretches: bool = False
+    #: Rows that were looked at, where the walk went in stretches.
+    looked_at: int | None = None
+
+
+async def page(view: LaneView, wanted: Wanted) -> Page:
+    """One page of rows."""
+    walk = _Walk(view, wanted)
+    if not wanted.stretches:
+        try:
+            return walk.page(await walk.rows(None, wanted.size + 1, _AT_ONCE))
+        except Busy:  # few rows pass: so in stretches
+            pass
+    return await walk.stretches()
+
+
+class _Walk:
+    def __init__(self, view: LaneView, wanted: Wanted) -> None:
+        self.view, self.wanted, self.say, self.binding = view, wanted, view.statements, view.binding
+        self.keys = self.say.names(self.binding.key)
+        self.start: Key | None = parse(self.binding, wanted.after) if wanted.after is not None else None
+        self.further = [f.column for f in wanted.filters if f.column in self.binding.columns]
+
+    def order(self) -> str:
+        """By key."""
+        way = "" if self.wanted.oldest_first else " desc"
+        return ", ".join(f"{self.say.name(column)}{way}" for column in self.binding.key)
+
+    def _beyond(self, key: Key, marks: Placeholders, *, included: bool = False) -> str:
+        sign = (">" if self.wanted.oldest_first else "<") + ("=" if included else "")
+        return f"({self.keys}) {sign} {marks.key(key)}"
+
+    def _tests(self, marks: Placeholders) -> list[str]:
+        view, wanted = self.view, self.wanted
+        tests = [f"({view.need(wanted.state) if wanted.state else view.any_state()})"]
+        tests += [self._filter(given, marks) for given in wanted.filters]
+        if wanted.search:
+            tests.append(self._search(wanted.search, marks))
+        return tests
+
+    def _text(self, column: str) -> str:
+        name = self.say.name(column)
+        return f"{name}::text" if self.view.postgres else f"cast({name} as text)"
+
+    def _contains(self, column: str, mark: str) -> str:
+        how = "ilike" if self.view.postgres else "like"
+        return f"{self._text(column)} {how} {mark} escape '\\'"
+
+    def _filter(self, given: Filter, marks: Placeholders) -> str:
+        if given.column not in self.binding.columns:
+            raise DeclarationError(
+                f"table {self.binding.table.fullname!r} has no column {given.column!r}",
+                hint=did_you_mean(given.column, self.binding.columns),
+            )
+        name = self.say.name(given.column)
+        match given.operator:
+            case "null":
+                return f"{name} is null"
+            case "set":
+                return f"{name} is not null"
+            case "has":
+                return self._contains(given.column, marks.add(f"%{_escaped(given.value)}%"))
+            case "eq" | "ne" | "lt" | "gt":
+                sign = {"eq": "=", "ne": "is distinct from", "lt": "<", "gt": ">"}[given.operator]
+                if given.operator == "ne" and not self.view.postgres:
+                    sign = "is not"
+                if isinstance(self.binding.table.c[given.column].type, sa.JSON):  # has no order, and json no equality
+                    return f"{self._text(given.column)} {sign} {marks.add(given.value)}"
+                return f"{name} {sign} {marks.add(given.value, given.column)}"
+            case _:
+                raise DeclarationError(
+                    f"there is no filter {given.operator!r}", hint=did_you_mean(given.operator, OPERATORS)
+                )
+
+    def _search(self, text: str, marks: Placeholders) -> str:
+        mark = marks.add(f"%{_escaped(text)}%")
+        columns = self.binding.table.c
+        parts = [
+            self._contains(c, mark) for c in self.binding.columns if isinstance(columns[c].type, (sa.String, sa.Enum))
+        ]
+        try:
+            key = parse(self.binding, text)
+        except DeclarationError:
+            key = None
+        if key is not None:
+            parts.append(f"({self.keys}) = {marks.key(key)}")
+        return f"({' or '.join(parts)})" if parts else "1 = 0"
+
+    async def rows(self, end: Key | None, limit: int, seconds: float) -> list[Row]:
+        """Rows from where the walk stands, up to and with ``end``."""
+        marks = Placeholders(self.binding)
+        tests = self._tests(marks)
+        if self.start is not None:
+            tests.append(self._beyond(self.start, marks))
+        if end is not None:
+            other = "<=" if self.wanted.oldest_first else ">="
+            tests.append(f"({self.keys}) {other} {marks.key(end)}")
+        rest = f"where {' and '.join(tests)} order by {self.order()} limit {limit}"
+        return await self.view.select(rest, marks, seconds, self.further)
+
+    def page(self, rows: list[Row], **more: Any) -> Page:
+        """What was found as a page; there is a next one where a row beyond its size was found."""
+        if len(rows) > self.wanted.size:
+            rows = rows[: self.wanted.size]
+            return Page(rows, written(rows[-1].id), **more)
+        return Page(rows, None, **more)
+
+    async def stretches(self) -> Page:
+        """Stretch by stretch of keys, as long as they are quick, until the page is full or the time is up."""
+        began, length, found, looked = time.monotonic(), _STRETCH, list[Row](), 0
+        while True:
+            since = time.monotonic()
+            end = await self._end(length)
+            try:
+                found += await self.rows(end, self.wanted.size + 1 - len(found), _ONE)
+            except Busy:
+                if length <= 100:
+                    raise
+                length //= 8
+                continue
+            looked += length
+            if len(found) > self.wanted.size:
+                return self.page(found, stretches=True, looked_at=looked)
+            if end is None:
+                return Page(found, None, True, looked)
+            self.start = end
+            if time.monotonic() - began > _BUDGET:
+                return Page(found, written(end if len(end) > 1 else end[0]), True, looked)
+            took = max(time.monotonic() - since, 0.001)
+            length = int(min(max(length * min(_AIM / took, 8.0), 100), _LONGEST))
+
+    async def _end(self, length: int) -> Key | None:
+        """The key at which a stretch ends; None: the table ends before."""
+        marks = Placeholders(self.binding)
+        test = f"where {self._beyond(self.start, marks)} " if self.start is not None else ""
+        text = f"select {self.keys} from {self.say.table} {test}order by {self.order()} limit 1 offset {length - 1}"
+        rows = await self.view.ask(text, marks, 2.0)
+        return tuple(rows[0]) if rows else None
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

@@ -1,0 +1,182 @@
+"""Counts of a lane that cost next to nothing, however large its table: for pages that are looked at all day.
+
+Counting stops at ``BOUND``. Where even that would be dear, and for what is beyond it, PostgreSQL's own statistics
+answer, and the count says that it is an estimate. An exact one is made on request, with a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import Busy
+from .lane_view import STATES, LaneView
+
+BOUND = 10_000
+#: What the planner may think a bounded count costs: about as many pages, read one after the other.
+_COST = 8_000.0
+#: Seconds for all counts at once, for each of them after that, and in all; and for an exact one.
+_ALL, _EACH, _BUDGET, EXACT = 0.2, 0.12, 0.3, 10.0
+#: A count that took too long is not tried again for this long.
+_SLOW = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many: ``exact``, ``at_least`` so many, an ``estimate``, ``unknown`` (then None); ``none``: no such state."""
+
+    number: int | None
+    how: str
+
+    def value(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"number": self.number, "how": self.how}
+
+
+@dataclass(frozen=True, slots=True)
+class QuickCounts:
+    """A lane's counts by state; ``stuck`` rows are among the running."""
+
+    counts: Mapping[str, Count]
+    oldest_ready: float | None
+    #: The oldest of those that were looked at; there may be older ones.
+    oldest_at_least: bool = False
+
+    def __getitem__(self, state: str) -> Count:
+        return self.counts[state]
+
+    def value(self) -> dict[str, Any]:
+        """As plain values."""
+        counts = {state: count.value() for state, count in self.counts.items() if count.how != "none"}
+        return {"counts": counts, "oldest_ready_seconds": self.oldest_ready, "oldest_at_least": self.oldest_at_least}
+
+
+class QuickCounter:
+    """Looks at one lane again and again, and remembers what was dear."""
+
+    def __init__(self, view: LaneView) -> None:
+        self.view = view
+        self._slow: dict[str, float] = {}
+
+    async def look(self) -> QuickCounts:
+        """All counts, in a fraction of a second."""
+        tests = {s: test for s in (*STATES, "stuck") if (test := self.view.condition(s)) is not None}
+        counts = {state: Count(None, "none" if state not in tests else "unknown") for state in (*STATES, "stuck")}
+        guesses: dict[str, int] = {}
+        cheap = list(tests)
+        if self.view.postgres:
+            guesses, cheap = await self._guess(tests)
+        now = time.monotonic()
+        found = await self._bounded([s for s in cheap if self._slow.get(s, 0.0) <= now], tests)
+        for state, guess in guesses.items():
+            counts[state] = Count(_rounded(guess), "estimate")
+        for state, (number, _) in found.items():
+            if number <= BOUND:
+                counts[state] = Count(number, "exact")
+            elif guesses.get(state, 0) > BOUND:
+                counts[state] = Count(_rounded(guesses[state]), "estimate")
+            else:  # statistics that are older than the rows know nothing of them
+                counts[state] = Count(BOUND, "at_least")
+        oldest = found.get("ready", (0, None))[1]
+        more = counts["ready"].how != "exact"
+        if more and (head := await self._head(tests["ready"])) is not None:
+            oldest, more = max(head, oldest or head), False
+        return QuickCounts(counts, oldest, more and oldest is not None)
+
+    async def exact(self, state: str, seconds: float = EXACT) -> Count:
+        """Every row of a state counted, within the time limit."""
+        text = f"select count(*) from {self.view.statements.table} where {self.view.need(state)}"
+        try:
+            return Count(int((await self.view.ask(text, seconds=seconds))[0][0]), "exact")
+        except Busy:
+            return Count(None, "unknown")
+
+    # -- how
+
+    def _step(self, state: str, test: str) -> str:
+        age = self.view.waited() if state == "ready" else "null"
+        inner = f"select {age} as age from {self.view.statements.table} where {test} limit {BOUND + 1}"
+        return f"(select count(*) as n, max(age) as age from ({inner}) x)"
+
+    async def _guess(self, tests: Mapping[str, str]) -> tuple[dict[str, int], list[str]]:
+        """What the planner expects of every state, and which states are cheap to count. One statement, no row read."""
+        table = self.view.statements.table
+        steps = [
+            f"(select count(*) from (select 1 from {table} where {t} limit {BOUND + 1}) x)" for t in tests.values()
+        ]
+        rows = await self.view.ask(f"explain (format json) select {', '.join(steps)}", seconds=1.0)
+        document = json.loads(rows[0][0]) if isinstance(rows[0][0], str) else rows[0][0]
+        plans = [p for p in document[0]["Plan"].get("Plans", ()) if p.get("Parent Relationship") == "InitPlan"]
+        if len(plans) != len(tests):  # another version may draw its plans in another way: then nothing is known
+            return {}, list(tests)
+        guesses, cheap = {}, []
+        for state, plan in zip(tests, plans, strict=True):
+            limit = _limit(plan)
+            if limit is None:
+                cheap.append(state)
+                continue
+            guesses[state] = int(limit["Plans"][0]["Plan Rows"])
+            # What is far beyond the bound is estimated anyway: no need to count up to it.
+            if float(limit["Total Cost"]) <= _COST and guesses[state] <= 2 * BOUND:
+                cheap.append(state)
+        return guesses, cheap
+
+    async def _bounded(self, states: Sequence[str], tests: Mapping[str, str]) -> dict[str, tuple[int, float | None]]:
+        steps = {state: self._step(state, tests[state]) for state in states}
+        if not steps:
+            return {}
+        fields = ", ".join(f"{state}.n, {state}.age" for state in steps)
+        sources = ",\n".join(f"{step} {state}" for state, step in steps.items())
+        began = time.monotonic()
+        try:
+            row = (await self.view.ask(f"select {fields} from\n{sources}", seconds=_ALL))[0]
+            return {state: (int(row[2 * i]), _seconds(row[2 * i + 1])) for i, state in enumerate(steps)}
+        except Busy:
+            began = time.monotonic()
+        found = {}
+        for state, step in steps.items():
+            if time.monotonic() - began > _BUDGET:
+                break
+            try:
+                row = (await self.view.ask(f"select n, age from {step} x", seconds=_EACH))[0]
+                found[state] = int(row[0]), _seconds(row[1])
+            except Busy:
+                self._slow[state] = time.monotonic() + _SLOW
+        return found
+
+    async def _head(self, test: str) -> float | None:
+        """How long the row that will be claimed next has been ready; None where that is not to be had cheaply."""
+        if self._slow.get("head", 0.0) > time.monotonic():
+            return None
+        view = self.view
+        order = view.claim_order()
+        text = f"select {view.waited()} from {view.statements.table} where {test} order by {order} limit 1"
+        try:
+            rows = await view.ask(text, seconds=_EACH)
+        except Busy:
+            self._slow["head"] = time.monotonic() + _SLOW
+            return None
+        return _seconds(rows[0][0]) if rows else None
+
+
+def _limit(plan: dict[str, Any]) -> dict[str, Any] | None:
+    """The node at which a bounded count stops."""
+    while plan.get("Plans"):
+        if plan["Node Type"] == "Limit":
+            return plan
+        plan = plan["Plans"][0]
+    return None
+
+
+def _rounded(number: int) -> int:
+    """An estimate with three digits: more would look like knowledge. Where the planner knows of none, it says one."""
+    number = 0 if number == 1 else number
+    digits = len(str(number))
+    return round(number, 3 - digits) if digits > 3 else number
+
+
+def _seconds(age: Any) -> float | None:
+    return None if age is None else round(float(age), 3)

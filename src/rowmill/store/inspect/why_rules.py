@@ -1,0 +1,399 @@
+"""Why a row is not running: from facts to reasons. No I/O; whatever a gate holds back is asked of the gate's own words.
+
+All times are seconds: ``since`` ago, ``wait`` from now. A wait of ``inf`` ends only when somebody acts; None is not
+known, because it depends on how long others run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ...declare.gates import Group
+from ...plural import counted, plural
+from ..gates.rules import Allowed, GateState, allowances, rate_in_force
+
+INF = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A running row, and who has it."""
+
+    id: str
+    worker: str | None
+    seconds: float | None
+
+    def __str__(self) -> str:
+        return f"{self.id} ({self.worker})" if self.worker else self.id
+
+
+@dataclass(frozen=True, slots=True)
+class GateFacts:
+    """One group of gates, as the row meets it."""
+
+    group: Group
+    key: str
+    state: GateState
+    running: int
+    #: Running rows of this key by live worker, where a gate asks for each process; none: no worker is known.
+    by_process: Mapping[str, int] = field(default_factory=dict)
+    runners: tuple[Runner, ...] = ()
+    now: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """``domain example.org``"""
+        return f"{self.group.by} {self.key}" if self.group.by is not None else "the lane"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseFacts:
+    """A pause that is about this row."""
+
+    kind: str
+    name: str
+    reason: str | None
+    since: float | None
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """A worker that serves, or served, the lane."""
+
+    id: str
+    alive: bool
+    silent_for: float
+    #: Its runs in this lane, and in all.
+    here: int = 0
+    runs: int = 0
+    #: How many runs it may have in all; None: no limit of its own.
+    at_once: int | None = None
+    #: Seconds since its process began.
+    up_for: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LockFacts:
+    """Somebody's transaction has the row locked."""
+
+    who: str | None = None
+    since: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFacts:
+    """All that decides whether a row runs, and when. The defaults are a row that nothing holds back."""
+
+    environment: str
+    lane: str
+    #: running, done, dead, canceled, exhausted (no state says dead), open (ready, waiting or excluded), or None: no
+    #: state.
+    state: str | None = "open"
+    found: bool = True
+    #: The parts of the lane's ready condition that do not hold.
+    fails: tuple[str, ...] = ()
+    ages: Mapping[str, float | None] = field(default_factory=dict)
+    worker: str | None = None
+    error: str | None = None
+    silent_for: float | None = None
+    stuck: bool = False
+    lease: float = 300.0
+    sweep_every: float = 60.0
+    attempts: int | None = None
+    limit: int | None = None
+    untouched_for: float = 0.0
+    where: str = ""
+    #: What another lane over the same table makes of it, where it is in no state of this one.
+    elsewhere: str | None = None
+    served: bool = True
+    served_in: tuple[str, ...] = ()
+    pauses: tuple[PauseFacts, ...] = ()
+    gates: tuple[GateFacts, ...] = ()
+    #: None: there is no table that would tell.
+    workers: tuple[WorkerFacts, ...] | None = ()
+    slots: int = 1
+    above: tuple[str, ...] = ()
+    locked: LockFacts | None = None
+    #: The database's words where it would refuse the claim of this row.
+    refused: str | None = None
+    #: Ready rows that go before it; -1: more than were counted.
+    ahead: int | None = 0
+
+    @property
+    def live(self) -> list[WorkerFacts]:
+        """Workers that serve the lane and have been heard of."""
+        return [worker for worker in self.workers or () if worker.alive]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that holds a row back, or says where it is."""
+
+    code: str
+    text: str
+    since: float | None = None
+    wait: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WhyAnswer:
+    """Why, the decisive reason first. ``state``: none, running, stuck, done, dead, canceled, exhausted, excluded,
+    elsewhere, held or ready. ``wait``: seconds until it should run; 0: at the next claim; None: not known; infinite:
+    not by itself.
+    """
+
+    state: str
+    reasons: tuple[Reason, ...]
+    wait: float | None = None
+
+
+#: What is asked first when nothing else decides. A reason without an end goes before all others.
+_ORDER = ("refused", "attempts", "ready", "version", "where", "not_served", "environment_paused", "lane_paused",
+          "key_paused", "no_worker", "run_after", "untouched_for", "closed", "breaker", "concurrency",
+          "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")  # fmt: skip
+_BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")
+
+
+def why(facts: RowFacts) -> WhyAnswer:
+    """Everything that holds the row back."""
+    if not facts.found:
+        return WhyAnswer("none", (Reason("no_row", "there is no such row"),), INF)
+    match facts.state:
+        case "running":
+            return _running(facts)
+        case "done":
+            return WhyAnswer("done", (Reason("done", "it is done", _ended(facts)),))
+        case "dead" | "canceled":
+            error = f": {facts.error}" if facts.error else ""
+            return WhyAnswer(
+                facts.state, (Reason(facts.state, f"it is {facts.state}{error}", _ended(facts), INF),), INF
+            )
+        case None:
+            text = "it is in no state of this lane" + (f"; {facts.elsewhere}" if facts.elsewhere else "")
+            return WhyAnswer("elsewhere", (Reason("no_state", text, None, INF),), INF)
+        case _:
+            return _open(facts)
+
+
+def _ended(facts: RowFacts) -> float | None:
+    return next((age for role in ("finished_at", "updated_at") if (age := facts.ages.get(role)) is not None), None)
+
+
+def _running(facts: RowFacts) -> WhyAnswer:
+    by = f" by {facts.worker}" if facts.worker else ""
+    since = facts.ages.get("claimed_at")
+    sweep = Reason("sweep", f"the next sweep takes it back: they come about every {span(facts.sweep_every)}")
+    nobody = list(_no_worker(facts)) if facts.workers is not None and not facts.live else []
+    if not facts.stuck:
+        sign = f", last sign of life {span(facts.silent_for)} ago" if facts.silent_for is not None else ""
+        text = f"it is running{by}{sign}; its lease is {span(facts.lease)}"
+        if (gone := _gone(facts)) is None:
+            return WhyAnswer("running", (Reason("running", text, since),))
+        left = max(facts.lease - (facts.silent_for or 0.0), 0.0)
+        text = f"it was running{by}, and {gone}: it is taken back when its lease of"
+        text += f" {span(facts.lease)} is over, in about {span(left)}"
+        wait = INF if nobody else left + facts.sweep_every
+        return WhyAnswer("running", (Reason("running", text, since), *(nobody or [sweep])), wait)
+    silent = "never a sign of life" if facts.silent_for is None else f"no sign of life for {span(facts.silent_for)}"
+    text = f"it is running{by}, but stuck: {silent}, and its lease is {span(facts.lease)}"
+    stuck = Reason("stuck", text, since, facts.sweep_every)
+    return WhyAnswer("stuck", (stuck, *(nobody or [sweep])), INF if nobody else facts.sweep_every)
+
+
+def _gone(facts: RowFacts) -> str | None:
+    """What shows that the holder is gone although the lease still runs; None where nothing does."""
+    same = next((worker for worker in facts.workers or () if worker.id == facts.worker), None)
+    if same is None or facts.silent_for is None:
+        return None
+    if not same.alive:
+        return f"{same.id} is dead, silent for {span(same.silent_for)}"
+    # The process that has the holder's name now is younger than the row's last sign of life: it is another one.
+    younger = same.up_for is not None and same.up_for < facts.silent_for
+    return "that worker has begun anew since" if younger else None
+
+
+def _open(facts: RowFacts) -> WhyAnswer:
+    found = [*_unready(facts), *_pauses(facts), *_gates(facts), *_serving(facts)]
+    ready = not facts.fails and facts.state == "open"
+    if ready:
+        found += _in_line(facts)
+    found.sort(key=_weight)
+    holding = [reason for reason in found if reason.code not in ("line", "above")]
+    if ready:
+        found.append(_place(facts))
+    waits = [reason.wait for reason in (holding if holding else found)]
+    wait = (
+        None
+        if any(w is None for w in waits) and INF not in waits
+        else max((w for w in waits if w is not None), default=0.0)
+    )
+    state = "held" if holding else "ready"
+    if {"attempts", "where"} & set(facts.fails):
+        state = "exhausted" if "attempts" in facts.fails else "excluded"
+    return WhyAnswer(state, tuple(found), wait)
+
+
+def _weight(reason: Reason) -> tuple[int, float, int]:
+    """Without an end, then by time the longest first, then what depends on others' runs."""
+    place = _ORDER.index(reason.code)
+    if reason.wait == INF or reason.code in ("where", "ready"):
+        return 0, 0.0, place
+    if reason.code in _BY_RUNS:
+        return 2, 0.0, place
+    return 1, -(reason.wait or 0.0), place
+
+
+def _unready(facts: RowFacts) -> Iterable[Reason]:
+    age = facts.ages.get
+    if "attempts" in facts.fails:
+        used = f"{facts.attempts} of {facts.limit}" if facts.limit is not None else str(facts.attempts)
+        yield Reason("attempts", f"its attempts are used up ({used}), and no state says dead", age("updated_at"), INF)
+    if "state" in facts.fails:
+        yield Reason("ready", "it waits for its retry, but the lane's ready condition does not hold", None, None)
+    if "where" in facts.fails:
+        yield Reason("where", f"the lane's where does not hold: {facts.where}", None, None)
+    if "version" in facts.fails:
+        yield Reason("version", "it is at the lane's version already", None, None)
+    changed = age("updated_at") if age("updated_at") is not None else age("created_at")
+    if "run_after" in facts.fails:
+        due = age("run_after")
+        if due is None:
+            yield Reason("run_after", "its time never comes", changed, INF)
+        else:
+            yield Reason("run_after", "its time has not come", changed, max(-due, 0.0))
+    if "untouched_for" in facts.fails:
+        left = max(facts.untouched_for - (age("updated_at") or 0.0), 0.0)
+        yield Reason(
+            "untouched_for", f"it was touched, and must be left alone for {span(facts.untouched_for)}",
+            age("updated_at"), left,
+        )  # fmt: skip
+
+
+def _pauses(facts: RowFacts) -> Iterable[Reason]:
+    for pause in facts.pauses:
+        text = f"{pause.name} is paused" + (f": {pause.reason}" if pause.reason else "")
+        yield Reason(f"{pause.kind}_paused", text, pause.since, pause.left)
+
+
+def _gates(facts: RowFacts) -> Iterable[Reason]:
+    for gate in facts.gates:
+        for allowed in _held(gate):
+            if (reason := _gate(facts, gate, allowed)) is not None:
+                yield reason
+
+
+def _held(gate: GateFacts) -> list[Allowed]:
+    """The gates of a group that let nothing through; a limit of each process only where no live one has room."""
+
+    def closed(mine: int) -> list[Allowed]:
+        return [a for a in allowances(gate.group, gate.state, gate.running, mine) if a.most <= 0]
+
+    tries = [closed(mine) for mine in gate.by_process.values()] or [closed(0)]
+    return min(tries, key=len)
+
+
+def _gate(facts: RowFacts, gate: GateFacts, allowed: Allowed) -> Reason | None:
+    group, state = gate.group, gate.state
+    ahead = max(facts.ahead or 0, 0)
+    listed = ", ".join(map(str, gate.runners)) + (", ..." if gate.running > len(gate.runners) else "")
+    youngest = min((r.seconds for r in gate.runners if r.seconds is not None), default=None)
+    match allowed.why:
+        case "paused":
+            return None  # told with the pauses, which know since when and why
+        case "closed":
+            return Reason("closed", f"{gate.name} is closed: the other side asked to wait", None, allowed.wait)
+        case "concurrency":
+            assert group.concurrency is not None
+            most = state.most if state.most is not None else group.concurrency.limit
+            if most <= 0:
+                return Reason("concurrency", f"{gate.name}: its limit was set to 0", None, INF)
+            return Reason("concurrency", f"{gate.name}: {gate.running} of {most} running: {listed}", youngest)
+        case "concurrency of this process":
+            assert group.process is not None
+            return Reason(
+                "process_concurrency", f"{gate.name}: {group.process.limit} running in every process that serves the"
+                f" lane: {listed}", youngest,
+            )  # fmt: skip
+        case "breaker":
+            assert group.breaker is not None
+            since = group.breaker.cooldown.total_seconds() - (allowed.wait or 0.0)
+            text = f"{gate.name}: its breaker is open, after {counted(state.streak, 'failure')} in a row"
+            return Reason("breaker", text, since if since >= 0 else None, allowed.wait)
+        case "breaker's probe":
+            text = f"{gate.name}: its breaker is half open, and the one probe is running: {listed}"
+            return Reason("probe", text, youngest)
+        case "rate":
+            force = rate_in_force(group.rate, state) if group.rate is not None else None
+            if allowed.wait is None or force is None:
+                return Reason("rate", f"{gate.name}: its rate is 0", None, INF)
+            text = f"{gate.name}: its rate is used up, the next start is in {span(allowed.wait)}"
+            if ahead:
+                text += f", and {ahead:,} of the same key go before"
+            return Reason("rate", text, max(state.elapsed, 0.0) or None, allowed.wait + ahead / force[0])
+        case _:
+            assert group.pace is not None
+            text = f"the lane's pace is used up: {counted(group.pace.n, 'start')} per {span(group.pace.seconds)}"
+            turns = ahead // group.pace.n * group.pace.seconds
+            return Reason("pace", text, None, (allowed.wait or 0.0) + turns)
+
+
+def _serving(facts: RowFacts) -> Iterable[Reason]:
+    if not facts.served:
+        others = f"; it works in {', '.join(facts.served_in)}" if facts.served_in else ""
+        yield Reason("not_served", f"lane {facts.lane!r} does not work in {facts.environment!r}{others}", None, INF)
+    elif facts.workers is not None and not facts.live:
+        yield from _no_worker(facts)
+
+
+def _no_worker(facts: RowFacts) -> Iterable[Reason]:
+    last = min(facts.workers or (), key=lambda worker: worker.silent_for, default=None)
+    text = "no live worker serves the lane" + (f"; {last.id} was the last" if last else "")
+    yield Reason("no_worker", text, last.silent_for if last else None, INF)
+
+
+def _in_line(facts: RowFacts) -> Iterable[Reason]:
+    live = facts.live
+    full = [w for w in live if w.here >= facts.slots or (w.at_once is not None and w.runs >= w.at_once)]
+    if live and len(full) == len(live):
+        told = ", ".join(f"{w.id} ({w.runs} running)" for w in full[:3]) + (", ..." if len(full) > 3 else "")
+        yield Reason("capacity", f"all slots are busy: {told}")
+    if facts.refused is not None:
+        yield Reason("refused", f"the database refuses its claim: {facts.refused}", None, INF)
+    if facts.above:
+        yield Reason("above", f"what goes before it has ready rows: {', '.join(facts.above)}")
+    if facts.locked is not None:
+        who = f" ({facts.locked.who})" if facts.locked.who else ""
+        yield Reason("locked", f"somebody's transaction has it locked{who}", facts.locked.since)
+
+
+def _place(facts: RowFacts) -> Reason:
+    since = ready_for(facts.ages)
+    where = "of its key" if any(gate.group.by is not None for gate in facts.gates) else "of the lane"
+    if facts.ahead is None:
+        text = "it is ready"
+    elif facts.ahead < 0:
+        text = f"it is ready; more than 1,000 rows {where} go before it"
+    elif facts.ahead == 0:
+        text = f"it is ready, and the first {where} in line"
+    else:
+        go = plural(facts.ahead, "goes", "go")
+        text = f"it is ready; {counted(facts.ahead, 'row')} {where} {go} before it"
+    return Reason("line", text, since, 0.0 if facts.ahead == 0 else None)
+
+
+def ready_for(ages: Mapping[str, float | None]) -> float | None:
+    """How long a ready row has been ready: since its run_after, or since its creation where that is later."""
+    return min((age for role in ("run_after", "created_at") if (age := ages.get(role)) is not None), default=None)
+
+
+def span(seconds: float | None) -> str:
+    """A duration in one unit, as people say it."""
+    if seconds is None:
+        return ""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.3g} s" if seconds < 10 else f"{seconds:.0f} s"

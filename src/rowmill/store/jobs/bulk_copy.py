@@ -1,0 +1,149 @@
+"""Many jobs at once by COPY: the fastest way into ``rowmill_jobs``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from typing import Any
+
+from ...clock import Clock
+from ...declare.call import Call, CallBatch, different
+from ..asyncpg_pool import AsyncpgPool
+from ..database import Postgres
+from ..json_documents import as_json
+from .enqueue import CHANNEL, common_values
+
+#: By task and options, by identity: what the lines of their calls end with.
+Common = dict[tuple[int, int], str]
+_FROM = 100  # jobs from which on COPY is worth its second round trip
+#: Jobs in the first part, how many times as many are in each that follows, and the most: the server begins soon, and
+#: takes three times as long to take one in as it takes here to make it ready.
+_PART, _MORE, _MOST = 500, 3, 10_000
+#: What a column has where nothing is sent for it: as the table declares it.
+_DEFAULTS = {"queue": "default", "priority": 0, "max_attempts": None, "run_after": None}
+#: The sequence is looked up once: for every id anew it would take longer than adding the job.
+_RESERVE = """with own as materialized (select pg_get_serial_sequence($1, 'id')::regclass as ids)
+select array_agg(nextval(own.ids)), now() from own, generate_series(1, $2)"""
+
+
+def copies(calls: Sequence[Call]) -> bool:
+    """Whether these go by COPY: many, and none with a key to look up."""
+    return len(calls) >= _FROM and not any(call.options.key is not None for call in different(calls))
+
+
+async def copy(direct: AsyncpgPool, database: Postgres, clock: Clock, calls: Sequence[Call], wake: bool) -> list[int]:
+    """Add jobs; their ids, which are taken from the sequence first.
+
+    In parts, all in one transaction: the server takes one in while the next is made ready here.
+    """
+    async with direct.connection() as connection:
+        ids: list[int]
+        ids, now = await connection.fetchrow(_RESERVE, database.own("rowmill_jobs"), len(calls))
+        columns, common = _in_common(calls, now, clock.shift)
+        async with connection.transaction() if len(calls) > _PART else nullcontext(), _Sender() as sender:
+            for part in _parts(len(calls)):
+                lines = _lines(ids[part], calls[part], common)
+                await sender.send(
+                    connection.copy_to_table(
+                        "rowmill_jobs", source=lines, columns=columns, schema_name=database.schema, format="text"
+                    )
+                )
+            await sender.taken()
+            if wake:
+                await connection.execute(f"select pg_notify('{CHANNEL}', '')")
+    return ids
+
+
+class _Sender:
+    """One part after the other: each is sent when the last has been taken in, and nobody waits for it to be."""
+
+    def __init__(self) -> None:
+        self._under_way: asyncio.Future[Any] | None = None
+
+    async def __aenter__(self) -> _Sender:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._under_way is not None:
+            await asyncio.wait([self._under_way])  # the connection is its own until then
+            if not self._under_way.cancelled():
+                self._under_way.exception()  # seen: who comes here with an error says that one
+
+    async def taken(self) -> None:
+        """Wait until the last part has been taken in."""
+        if self._under_way is not None:
+            await self._under_way
+
+    async def send(self, copy: Coroutine[Any, Any, Any]) -> None:
+        """Returns when it has left, as far as the connection takes it at once."""
+        try:
+            await self.taken()
+        except BaseException:
+            copy.close()
+            raise
+        self._under_way = asyncio.ensure_future(copy)
+        await asyncio.sleep(0)
+
+
+def _parts(count: int) -> Iterator[slice]:
+    start, size = 0, _PART
+    while start < count:
+        yield slice(start, start + size)
+        start, size = start + size, min(size * _MORE, _MOST)
+
+
+def _lines(ids: Sequence[int], calls: Sequence[Call], common: Common) -> memoryview:
+    """Jobs as COPY reads them. As text: the driver takes longer to put rows together, one value after the other, and
+    these would be thousands of objects more.
+    """
+    args = [as_json(each) for each in calls.args] if isinstance(calls, CallBatch) else [as_json(c.args) for c in calls]
+    if any("\\" in text for text in args):
+        args = [_escaped(text) for text in args]
+    if len(common) == 1:
+        (end,) = common.values()
+        lines = [f"{id}\t{text}\t{end}" for id, text in zip(ids, args, strict=True)]
+    else:
+        ends = [common[id(call.task), id(call.options)] for call in calls]
+        lines = [f"{id}\t{text}\t{end}" for id, text, end in zip(ids, args, ends, strict=True)]
+    return memoryview("".join(lines).encode())  # bytes would be read as the name of a file
+
+
+def _field(value: Any) -> str:
+    """A value as COPY reads it."""
+    if value is None:
+        return "\\N"
+    return _escaped(value.isoformat() if isinstance(value, datetime) else str(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _in_common(calls: Sequence[Call], now: datetime, shift: timedelta) -> tuple[list[str], Common]:
+    """The columns that have to be sent, and what of them calls of one task with the same options have in common."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    task = options = None
+    for call in different(calls):
+        if call.task is not task or call.options is not options:
+            task, options = call.task, call.options
+            found[id(task), id(options)] = {**common_values(call), "run_after": _due(call, now, shift)}
+    names = [
+        name
+        for name in ("task", *_DEFAULTS)
+        if name == "task" or any(values[name] != _DEFAULTS[name] for values in found.values())
+    ]
+    if "run_after" in names:
+        for values in found.values():
+            values["run_after"] = values["run_after"] or now
+    ends = {alike: "\t".join([_field(values[n]) for n in names]) + "\n" for alike, values in found.items()}
+    return ["id", "args", *names], ends
+
+
+def _due(call: Call, now: datetime, shift: timedelta) -> datetime | None:
+    """When it is due; None: now, by the clock of the database."""
+    after = call.options.run_after
+    if isinstance(after, datetime):
+        return after
+    return now + shift + (after or timedelta(0)) if after is not None or shift else None

@@ -1,0 +1,291 @@
+"""Enqueue: rows into ``rowmill_jobs``, one, many, with keys, in whosever transaction.
+
+NOTIFY stands in the statement that adds the rows, so it is sent when they are there and not before. PostgreSQL keeps
+one of equal ones per transaction, however many rows that adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ...clock import Clock
+from ...declare.call import Call
+from ...declare.options import UNFINISHED, Key
+from ...errors import KeyTaken, RowmillError
+from ..asyncpg_pool import AsyncpgPool
+from ..caller_transactions import Verb, numbered
+from ..database import Database
+from ..json_documents import as_json
+
+CHANNEL = "rowmill"
+_CHUNK = 5000
+_TRIES = 10
+_COLUMNS = (
+    ("task", "text"), ("queue", "text"), ("args", "jsonb"), ("priority", "smallint"), ("max_attempts", "int"),
+    ("key", "text"), ("only_one", "boolean"), ("parent_id", "bigint"), ("branch", "text"), ("needs", "text"),
+    ("state", "text"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FlowPosition:
+    """Where a job stands in a flow: whose child it is, and, where it waits itself, whether for ``all`` its children
+    to end or for all of them to be ``done``.
+    """
+
+    parent_id: int | None = None
+    branch: str | None = None
+    needs: str | None = None
+
+
+@dataclass(frozen=True)
+class EnqueueStatements:
+    """The statements, as one database takes them."""
+
+    dialect: str
+    table: str
+    clock: Clock
+
+    @staticmethod
+    def to(database: Database, clock: Clock) -> EnqueueStatements:
+        """What is said to a database."""
+        return EnqueueStatements(database.dialect.name, database.own("rowmill_jobs"), clock)
+
+    @property
+    def postgres(self) -> bool:
+        return self.dialect == "postgresql"
+
+    def now(self, seconds: str = "0") -> str:
+        """The database's time, and that many seconds."""
+        shift = self.clock.shift.total_seconds()
+        if self.postgres:
+            return f"now() + ({seconds} + {shift}) * interval '1 second'"
+        return f"strftime('%Y-%m-%d %H:%M:%f', 'now', ({seconds} + {shift}) || ' seconds')"
+
+    def _told(self, insert: str, wake: bool) -> str:
+        """With a word to idle workers, sent when the rows are there."""
+        if not self.postgres or not wake:
+            return insert
+        return f"""with added as (
+{insert}
+), told as materialized (
+  select pg_notify('{CHANNEL}', '')
+)
+select added.id from added, told order by added.id"""
+
+    def one(self, wake: bool) -> str:
+        """A job without time, key or place in a flow: the plainest case, and the most frequent."""
+        args = "cast(cast(:args as text) as jsonb)" if self.postgres else ":args"
+        # The column's default is the database's time, and knows nothing of a test that has moved it.
+        due = (", run_after", f", {self.now()}") if self.clock.shift else ("", "")
+        return self._told(
+            f"insert into {self.table} (task, queue, args, priority, max_attempts{due[0]})\n"
+            f"values (:task, :queue, {args}, :priority, :max_attempts{due[1]})\nreturning id",
+            wake,
+        )
+
+    def many(self, wake: bool, conflict: str | None = None) -> str:
+        """Jobs from one JSON document; ``conflict`` says what becomes of one whose key is taken."""
+        names = [name for name, _ in _COLUMNS]
+        if self.postgres:
+            types = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS)
+            given = ", ".join(f"s.{name}" for name in names)
+            source = (
+                f"jsonb_to_recordset(cast(cast(:doc as text) as jsonb)) as s(ord int, run_after timestamptz,"
+                f" delay double precision, {types})"
+            )
+            due = f"coalesce(s.run_after, {self.now('coalesce(s.delay, 0)')})"
+            order = "s.ord"
+        else:
+            given = ", ".join(_json_part(name) for name in names)
+            source = "json_each(:doc) s"
+            delay = "coalesce(json_extract(s.value, '$.delay'), 0)"
+            due = f"coalesce(json_extract(s.value, '$.run_after'), {self.now(delay)})"
+            order = "s.key"
+        # On SQLite "on conflict" behind a select without a where would be read as a join's.
+        insert = (
+            f"insert into {self.table} as j ({', '.join(names)}, run_after)\n"
+            f"select {given}, {due}\nfrom {source}\nwhere true\norder by {order}\n"
+        )
+        if conflict is not None:
+            insert += f"on conflict (task, key) where {self._only_one()} do {conflict}\n"
+        return self._told(f"{insert}returning id", wake)
+
+    def _only_one(self) -> str:
+        unfinished = ", ".join(f"'{state}'" for state in UNFINISHED)
+        return f"key is not null and only_one and state in ({unfinished})"
+
+    def holder(self) -> str:
+        """The job that keeps a strict key."""
+        return f"select id, state from {self.table} where task = :task and key = :key and {self._only_one()}"
+
+    def counting(self, key: Key) -> str:
+        """The newest job that counts for a key that looks further than the unique index."""
+        states = ", ".join(f"'{state}'" for state in key.states)
+        recent = ""
+        if key.within is not None:
+            since = self.now(f"-{key.within.total_seconds()}")
+            recent = (
+                f" and created_at > {since}" if self.postgres else f" and julianday(created_at) > julianday({since})"
+            )
+        return (
+            f"select id, state from {self.table} where task = :task and key = :key and state in ({states}){recent}"
+            " order by id desc limit 1"
+        )
+
+    def replace(self, wake: bool) -> str:
+        """New arguments for a job that has not begun."""
+        args = "cast(cast(:args as text) as jsonb)" if self.postgres else ":args"
+        due = self.now("cast(:delay as double precision)" if self.postgres else ":delay")
+        after = "cast(cast(:run_after as text) as timestamptz)" if self.postgres else ":run_after"
+        return self._told(
+            f"update {self.table} set args = {args}, priority = :priority, run_after = coalesce({after}, {due})"
+            " where id = :id and state = 'ready' returning id",
+            wake,
+        )
+
+
+def _json_part(name: str) -> str:
+    part = f"json_extract(s.value, '$.{name}')"
+    return f"json({part})" if name == "args" else part
+
+
+def simple(call: Call) -> bool:
+    """A job that needs nothing but its task and arguments."""
+    return call.options.run_after is None and call.options.key is None
+
+
+def add(
+    say: EnqueueStatements, calls: Sequence[Call], *, wake: bool, place: FlowPosition | None = None
+) -> Verb[list[int]]:
+    """Add jobs, in order; the ids of those that stand for them."""
+    ids: list[int] = []
+    pending: list[Call] = []
+    if place is None and len(calls) == 1 and simple(calls[0]):
+        call = calls[0]
+        rows = yield say.one(wake), _plain_values(call)
+        return [rows[0][0]]
+    for call in calls:
+        if call.options.unique is None:
+            pending.append(call)
+            continue
+        ids += yield from _add_many(say, pending, wake, place)
+        pending = []
+        ids.append((yield from _add_keyed(say, call, call.options.unique, wake, place)))
+    ids += yield from _add_many(say, pending, wake, place)
+    return ids
+
+
+def _add_many(say: EnqueueStatements, calls: Sequence[Call], wake: bool, place: FlowPosition | None) -> Verb[list[int]]:
+    ids: list[int] = []
+    for start in range(0, len(calls), _CHUNK):
+        rows = yield say.many(wake), {"doc": _document(say, calls[start : start + _CHUNK], place)}
+        ids += sorted(row[0] for row in rows)
+    return ids
+
+
+def _add_keyed(say: EnqueueStatements, call: Call, key: Key, wake: bool, place: FlowPosition | None) -> Verb[int]:
+    where = {"task": call.task.name, "key": key.value}
+    if key.looks_back and say.postgres:
+        # Whoever else is about to add this key waits here until we have committed, and then sees our row.
+        yield (
+            "select pg_advisory_xact_lock(hashtextextended(cast(:task as text) || ' ' || cast(:key as text), 0))",
+            where,
+        )
+    text = say.many(wake, "nothing" if key.strict else None)
+    for _ in range(_TRIES):
+        found = (yield say.counting(key), where) if key.looks_back else []
+        if not found:
+            added = yield text, {"doc": _document(say, [call], place)}
+            if added:
+                return int(added[0][0])
+            found = yield say.holder(), where
+        if found:
+            answer = yield from _taken(say, call, key, int(found[0][0]), wake)
+            if answer is not None:
+                return answer
+    raise RowmillError(f"task {call.task.name!r}: the job with key {key.value!r} ended again and again; try once more")
+
+
+def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) -> Verb[int | None]:
+    """The key is taken by that job: what the call does then."""
+    if key.conflict == "raise":
+        raise KeyTaken(f"task {call.task.name!r}: job {id} has the key {key.value!r}", id=id)
+    if key.conflict == "replace":
+        timing = _timing(say, call)
+        yield (
+            say.replace(wake),
+            {
+                "id": id,
+                **_plain_values(call),
+                "delay": timing.get("delay") or 0,
+                "run_after": timing.get("run_after"),
+            },
+        )
+    return id
+
+
+def _timing(say: EnqueueStatements, call: Call) -> dict[str, Any]:
+    after = call.options.run_after
+    if isinstance(after, timedelta):
+        return {"delay": after.total_seconds()}
+    if isinstance(after, datetime):
+        return {"run_after": _moment(say, after)}
+    return {}
+
+
+def _moment(say: EnqueueStatements, moment: datetime) -> str:
+    if say.postgres:
+        return moment.isoformat()
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "milliseconds")
+
+
+def _plain_values(call: Call) -> dict[str, Any]:
+    """What every job has."""
+    return {**common_values(call), "args": as_json(call.args)}
+
+
+def common_values(call: Call) -> dict[str, Any]:
+    """What calls of one task with the same options have in common."""
+    task = call.task
+    return {
+        "task": task.name,
+        "queue": task.queue,
+        "priority": task.priority if call.options.priority is None else call.options.priority,
+        "max_attempts": task.max_attempts,
+    }
+
+
+def _document(say: EnqueueStatements, calls: Sequence[Call], place: FlowPosition | None) -> str:
+    rows = []
+    for number, call in enumerate(calls):
+        unique = call.options.unique
+        row = {
+            **_plain_values(call),
+            "args": call.args,
+            "ord": number,
+            "key": unique.value if unique else None,
+            "only_one": unique is None or unique.strict,
+            "state": "joining" if place is not None and place.needs is not None else "ready",
+            **_timing(say, call),
+        }
+        if place is not None:
+            row |= {"parent_id": place.parent_id, "branch": place.branch, "needs": place.needs}
+        rows.append(row)
+    return as_json(rows)
+
+
+def one_statement(calls: Sequence[Call]) -> bool:
+    """Whether these are added by one statement, or by such as need no transaction around them."""
+    keys = [unique for call in calls if (unique := call.options.unique) is not None]
+    if len(calls) == 1:
+        return not keys or not keys[0].looks_back
+    return not keys and len(calls) <= _CHUNK
+
+
+async def add_one(direct: AsyncpgPool, say: EnqueueStatements, call: Call, wake: bool) -> int:
+    """The plainest and most frequent call."""
+    return int((await direct.fetch(*numbered(say.one(wake), _plain_values(call))))[0][0])

@@ -1,0 +1,139 @@
+"""Flows: jobs that wait for others, and steps that ran once.
+
+There is no counter to keep right. A job in ``joining`` goes on when none of its children is unfinished, which one
+statement finds and writes at once; how many are done or failed is counted when it is asked. So a child that ends in
+any way (settled, swept as poison, canceled, deleted by hand) is right from that moment, no row is written by every
+child's end, and a job goes on once, whoever finds it first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ...declare.call import Call
+from ...declare.options import UNFINISHED
+from ...errors import LostClaim
+from ..caller_transactions import drive, on
+from ..database import Database, runner
+from ..driver_errors import translated
+from ..handler_connections import uncut
+from ..json_documents import clean
+from ..lane.claim import Claim, Settlement
+from ..lane.lane_store import LaneStore
+from ..lane.postgres import PostgresLane
+from .enqueue import CHANNEL, EnqueueStatements, FlowPosition, add
+from .job_rows import listed, read
+
+
+def _unfinished(table: str) -> str:
+    return (
+        f"exists (select 1 from {table} c where c.parent_id = p.id and c.parent_id is not null"
+        f" and c.state in ({listed(UNFINISHED)}))"
+    )
+
+
+def _join(say: EnqueueStatements, which: str) -> str:
+    """Let jobs go on whose children have all ended: to ready, or, where one that needed all of them done did not get
+    that, to canceled. Found without a lock, and locked and looked at again by the update itself.
+    """
+    failed = f"exists (select 1 from {say.table} f where f.parent_id = p.id and f.state <> 'done')"
+    chosen = f"p.state = 'joining'{which} and not {_unfinished(say.table)}"
+    update = f"""update {say.table} as p set
+    state = case when p.needs = 'done' and {failed} then 'canceled' else 'ready' end,
+    error = case when p.needs = 'done' and {failed} then 'a job that it waited for did not end well' else p.error end,
+    finished_at = case when p.needs = 'done' and {failed} then {say.now()} else p.finished_at end,
+    run_after = case when p.run_after < {say.now()} then {say.now()} else p.run_after end
+where {chosen}
+returning id, parent_id, state"""
+    if not say.postgres:
+        return update
+    return f"""with moved as (
+{update}
+), told as materialized (
+  select pg_notify('{CHANNEL}', '') where exists (select 1 from moved where state = 'ready')
+)
+select id, parent_id, state from moved left join told on true"""
+
+
+async def join(database: Database, say: EnqueueStatements, parents: Sequence[int] | None = None) -> int:
+    """Let jobs go on whose children have all ended, of these or of all; how many did, or were canceled for it.
+
+    Called after the children's ends are committed: whoever commits last then sees them all.
+    """
+    moved = 0
+    waits = f"select 1 from {say.table} where state = 'joining' limit 1"
+    if not say.postgres and not await database.read(lambda run: run(waits, ())):
+        return 0  # a look that finds nothing takes no write lock
+    wanted = None if parents is None else set(parents)
+    while wanted is None or wanted:
+        which = "" if wanted is None else f" and p.id in ({', '.join(str(int(id)) for id in wanted)})"
+        text = _join(say, which)
+        rows = await database.write(lambda run, text=text: on(run, say.dialect)(text, {}))  # type: ignore[misc]
+        moved += len(rows)
+        # One that was canceled for its children has ended, too, for whoever waits for it.
+        wanted = {row[1] for row in rows if row[2] == "canceled" and row[1] is not None}
+    return moved
+
+
+async def suspend(
+    store: LaneStore, connection: AsyncConnection, claim: Claim, calls: Sequence[Call], branch: str
+) -> Settlement:
+    """Inside a transaction: give the claim up, add its children, and let it wait for them. Fenced."""
+    say = EnqueueStatements.to(store.database, store.clock)
+    settlement = Settlement(claim, "snooze")
+    if not await store.settle_in(connection, [settlement]):
+        raise LostClaim(f"job {claim.id!r} is no longer this run's")
+
+    def verb(plain: Any) -> None:
+        run = on(runner(plain), say.dialect)
+        run(
+            f"update {say.table} set state = 'joining', needs = 'all', run_after = {say.now()} where id = :id",
+            {"id": claim.id},
+        )
+        drive(add(say, calls, wake=True, place=FlowPosition(parent_id=claim.id, branch=branch)), run)
+
+    with translated(store.database):
+        await uncut(connection.run_sync(verb))
+    return settlement
+
+
+async def steps(store: LaneStore, id: int) -> dict[str, Any]:
+    """What a job's steps returned."""
+    table = store.database.own("rowmill_steps")
+    text = f"select name, result from {table} where job_id = :id"
+    rows = await store.database.read(lambda run: on(run, store.database.dialect.name)(text, {"id": id}))
+    return {row[0]: read(row[1], store.database.dialect.name) for row in rows}
+
+
+async def keep_step(store: LaneStore, claim: Claim, name: str, result: Any) -> bool:
+    """Write what a step returned, only while the claim holds; False where the row was locked at that moment."""
+    table = store.database.own("rowmill_steps")
+    if isinstance(store, PostgresLane):
+        say = store.statements
+        text = f"""{say._held(say.sent(extra=("_name text", "_result jsonb")))}
+insert into {table} (job_id, name, result) select held._k0, held._name, held._result from held
+on conflict (job_id, name) do update set result = excluded.result
+returning 1"""
+        document = store._document([claim], [{"_name": name, "_result": clean(result)}])
+        return bool(await store.database.write(lambda run: run(text, store._parameters(document))))
+    say_lite: Any = store.statements
+    text = f"""insert into {table} (job_id, name, result)
+select :_k0, :_name, :_result where exists (select 1 from {say_lite.table} where {say_lite._this()})
+on conflict (job_id, name) do update set result = excluded.result
+returning 1"""
+    lite: Any = store
+    values = {**lite._values(claim), "_name": name, "_result": json.dumps(result)}
+    return bool(await store.database.write(lambda run: run(text, values)))
+
+
+async def results(database: Database, say: EnqueueStatements, parent: int, branch: str | None) -> list[Any]:
+    """What a job's children returned, in the order in which they were spawned; None for those not done."""
+    which = "" if branch is None else " and branch = :branch"
+    text = f"select result from {say.table} where parent_id = :id{which} order by id"
+    values = {"id": parent} if branch is None else {"id": parent, "branch": branch}
+    rows = await database.read(lambda run: on(run, say.dialect)(text, values))
+    return [read(row[0], say.dialect) for row in rows]

@@ -1,0 +1,139 @@
+"""Jobs of ``rowmill_jobs`` as their callers see them: how they stand, canceled, and, when they are old, gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ...clock import Clock
+from ...declare.call import Status
+from ...declare.options import UNFINISHED, Keep
+from ..caller_transactions import on
+from ..database import Database
+from ..json_limits import readable
+from ..lane.settlements import bounded
+from .enqueue import EnqueueStatements
+
+OVER = ("done", "dead", "canceled")
+_STATUS = ("id", "task", "state", "attempts", "run_after", "progress", "error", "result", "history")
+_JSON = ("progress", "result", "history")
+PRUNE = 1000  # rows in one step
+
+
+def listed(values: Iterable[str]) -> str:
+    """Words as SQL literals."""
+    return ", ".join("'" + value.replace("'", "''") + "'" for value in values)
+
+
+class Jobs:
+    """The jobs of one environment."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.database, self.clock = database, clock
+        self.say = EnqueueStatements.to(database, clock)
+        self.table, self.dialect = self.say.table, database.dialect.name
+
+    async def _run(self, sql: str, values: dict[str, Any], *, write: bool = False) -> Sequence[Any]:
+        verb = self.database.write if write else self.database.read
+        return await verb(lambda run: on(run, self.dialect)(sql, values))
+
+    # -- how a job stands
+
+    async def status(self, id: int) -> Status | None:
+        """One job as it is now."""
+        # JSON as text: what Python cannot read is shown as that.
+        columns = ", ".join(f"cast({c} as text)" if c in _JSON else c for c in _STATUS)
+        rows = await self._run(f"select {columns} from {self.table} where id = :id", {"id": id})
+        if not rows:
+            return None
+        children = await self.children([id])
+        task = rows[0]
+        return Status(
+            id=task[0], task=task[1], state=task[2], attempts=task[3], run_after=moment(task[4]),
+            progress=_shown(task[5]), error=task[6], result=_shown(task[7]), history=_shown(task[8]) or [],
+            children=children.get(id, {}),
+        )  # fmt: skip
+
+    async def children(self, parents: Sequence[int], branch: str | None = None) -> dict[int, dict[str, int]]:
+        """How many children of each are in which state."""
+        ids = ", ".join(str(int(parent)) for parent in parents)
+        which = "" if branch is None else " and branch = :branch"
+        text = (
+            f"select parent_id, state, count(*) from {self.table} where parent_id in ({ids}){which}"
+            " group by parent_id, state"
+        )
+        found: dict[int, dict[str, int]] = {}
+        for parent, state, count in await self._run(text, {} if branch is None else {"branch": branch}):
+            found.setdefault(parent, {})[state] = count
+        return found
+
+    async def over(self, ids: Iterable[int]) -> set[int]:
+        """Which of these have ended, or are gone."""
+        wanted = set(ids)
+        if not wanted:
+            return wanted
+        text = f"select id, state from {self.table} where id in ({', '.join(str(int(id)) for id in wanted)})"
+        states = {row[0]: row[1] for row in await self._run(text, {})}
+        return {id for id in wanted if states.get(id) not in UNFINISHED}
+
+    # -- cancel
+
+    async def cancel(self, id: int, reason: str) -> tuple[bool, int | None]:
+        """Whether the job was canceled, from whatever unfinished state, and whose child it was."""
+        text = (
+            f"update {self.table} set state = 'canceled', finished_at = {self.say.now()}, error = :reason"
+            f" where id = :id and state in ({listed(UNFINISHED)}) returning parent_id"
+        )
+        rows = await self._run(
+            text, {"id": id, "reason": bounded(str(reason), encoding=self.database.encoding)}, write=True
+        )
+        return bool(rows), rows[0][0] if rows else None
+
+    # -- retention
+
+    async def prune(self, tasks: Sequence[str], keep: Keep) -> int:
+        """Delete jobs of these tasks that have been over for long enough, one bounded step each way; how many."""
+        deletes = []
+        if keep.age is not None:
+            deletes.append(self._delete(tasks, f"state <> 'dead' and {self._older('finished_at', keep.age)}"))
+        if keep.dead is not None:
+            deletes.append(self._delete(tasks, f"state = 'dead' and {self._older('finished_at', keep.dead)}"))
+        for task in tasks if keep.count is not None else ():
+            oldest = (
+                f"(select finished_at, id from {self.table} where task = {listed([task])} and finished_at is not null"
+                f" and state <> 'dead' order by finished_at desc, id desc limit 1 offset {keep.count})"
+            )
+            deletes.append(self._delete([task], f"state <> 'dead' and (finished_at, id) <= {oldest}"))
+        return sum([len(await self._run(text, {}, write=True)) for text in deletes])
+
+    def _older(self, column: str, than: timedelta) -> str:
+        since = self.say.now(f"-{than.total_seconds()}")
+        return f"{column} <= {since}" if self.say.postgres else f"julianday({column}) <= julianday({since})"
+
+    def _delete(self, tasks: Sequence[str], test: str) -> str:
+        """Not the children of a job that is still to look at them."""
+        lock = "\n  for update skip locked" if self.say.postgres else ""
+        return f"""delete from {self.table} where id in (
+  select id from {self.table} j
+  where task in ({listed(tasks)}) and finished_at is not null and {test}
+    and (parent_id is null or not exists (
+      select 1 from {self.table} p where p.id = j.parent_id and p.state in ({listed(UNFINISHED)})))
+  limit {PRUNE}{lock}
+) returning id"""
+
+
+def _shown(text: str | None) -> Any:
+    return None if text is None else readable(text)
+
+
+def read(value: Any, dialect: str) -> Any:
+    """A JSON column as the drivers give it: SQLite's as text."""
+    return json.loads(value) if dialect == "sqlite" and value is not None else value
+
+
+def moment(value: Any) -> datetime:
+    """A time column as the drivers give it, in UTC."""
+    at: datetime = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

@@ -1,0 +1,241 @@
+"""Values that a lane would write and its table refuses: found before the first claim, not after the first work.
+
+The database is asked itself. Each check constraint that is about nothing but the columns of a state is tried on the
+values of that state, in a row that is nowhere. Each foreign key is looked up in the table it refers to. Triggers are
+tried on one ready row, in a transaction that is rolled back. A row whose outcome is refused would be dead, and its work
+done for nothing; with a wrong word in ``done`` that is every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...declare import states
+from ...errors import DatabaseError, DeclarationError, Refused, did_you_mean
+from ..database import Run, runner
+from .lane_store import LaneStore
+from .postgres_statements import PostgresStatements
+from .row_keys import Placeholders, among
+from .sql_literals import allowed_by_check, mentions
+
+#: What is written, by the name that it has in the declaration.
+WRITTEN = ("running", "done", "retry", "dead", "canceled")
+#: Constraints may be said to be not enforced from PostgreSQL 18 on.
+_CHECKS = """select pg_get_expr(c.conbin, c.conrelid) from pg_constraint c
+where c.contype = 'c' and c.conrelid = to_regclass($1::text)
+  and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)"""
+
+
+_NAMES = """array(select a.attname from unnest(c.{0}key) with ordinality k(n, o)
+  join pg_attribute a on a.attrelid = c.{0}relid and a.attnum = k.n order by k.o)::text[]"""
+#: The server adds a constraint for each partition of the table that is referred to: those are left out.
+_REFERENCES = f"""select {_NAMES.format("con")}, c.confrelid::regclass::text, {_NAMES.format("conf")}
+from pg_constraint c
+where c.contype = 'f' and c.conrelid = to_regclass($1::text)
+  and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)
+  and not exists (select 1 from pg_constraint p where p.oid = c.conparentid and p.conrelid = c.conrelid)"""
+#: 16: on update. Its definition has its WHEN condition, the function has the rest.
+_TRIGGERS = """select pg_get_triggerdef(t.oid) || ' ' || p.prosrc from pg_trigger t join pg_proc p on p.oid = t.tgfoid
+where t.tgrelid = to_regclass($1::text) and not t.tgisinternal and t.tgenabled <> 'D' and t.tgtype & 16 <> 0"""
+#: How many values of a table that is referred to are named.
+_NAMED = 20
+
+
+async def check_states(store: LaneStore, written: Sequence[str] = WRITTEN, *, trial: bool = True) -> None:
+    """Raises DeclarationError for the first value in these states that the table would refuse.
+
+    ``trial``: ask the triggers, too, by writing to a row in a transaction that is rolled back.
+    """
+    if store.lane.own:
+        return
+    for text in await _constraints(store):
+        for state in written:
+            await _ask(store, text, state, _plain(getattr(store.lane, state)))
+    for reference in await _references(store):
+        for state in written:
+            await _look_up(store, reference, state, _plain(getattr(store.lane, state)))
+    for state, reason in (await _tried(store, written, certain=True) if trial else {}).items():
+        raise DeclarationError(
+            f"lane {store.lane.name!r}, table {store.binding.table.fullname!r}: a trigger of the table refuses {state}"
+            f" ({_said(_plain(getattr(store.lane, state)))}): {reason}",
+            hint=f"another value in {state}, or a trigger that allows it",
+        )
+
+
+async def doubtful_states(store: LaneStore) -> dict[str, str]:
+    """States that a trigger refused on a trial, with its message, where other columns may be the reason: those that a
+    handler writes.
+    """
+    found = {} if store.lane.own else await _tried(store, WRITTEN, certain=False)
+    return {f"{state} ({_said(_plain(getattr(store.lane, state)))})": reason for state, reason in found.items()}
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{column} = {value!r}" for column, value in values.items())
+
+
+def _plain(values: Any) -> Mapping[str, Any]:
+    """What of a state is known beforehand."""
+    if not isinstance(values, Mapping):
+        return {}
+    return {column: value for column, value in states.written(values).items() if value is not states.NOW}
+
+
+async def _constraints(store: LaneStore) -> Sequence[str]:
+    if isinstance(store.statements, PostgresStatements):
+        rows = await store.database.read(lambda run: run(_CHECKS, (store.statements.table,)))
+        return [row[0] for row in rows]
+
+    def read(connection: sa.Connection) -> list[str]:
+        table = store.binding.table
+        text = connection.exec_driver_sql("select sql from sqlite_master where name = ?", (table.name,)).scalar()
+        # Which texts are the same, a collation of the table's own says, and a row that is nowhere does not have it.
+        if "collate" in str(text).lower():
+            return []
+        return [str(check["sqltext"]) for check in sa.inspect(connection).get_check_constraints(table.name)]
+
+    return await store.database.reflect(read)
+
+
+async def _ask(store: LaneStore, text: str, state: str, values: Mapping[str, Any]) -> None:
+    say, table = store.statements, store.binding.table
+    about = [column.name for column in table.c if mentions(text, column.name)]
+    if not about or not values.keys() >= set(about):
+        return
+    row = ", ".join(f"{_typed(store, column, values[column])} as {say.name(column)}" for column in about)
+    question = f"select 1 from (select {row}) as {say.name(table.name)} where not ({text})"
+    try:
+        refused = await store.database.read(lambda run: run(question, ()))
+    except Refused:
+        return  # it speaks of something that is only in the table: what the first row will tell
+    if refused:
+        said = _said({column: values[column] for column in about})
+        allowed = allowed_by_check(text, about[0], about, "int" if isinstance(values[about[0]], int) else "text")
+        raise DeclarationError(
+            f"lane {store.lane.name!r}, table {table.fullname!r}: {state} sets {said}, and a check constraint of the"
+            f" table refuses that: {text}",
+            hint=did_you_mean(str(values[about[0]]), [str(each) for each in allowed])
+            if allowed
+            else "a value it allows",
+        )
+
+
+async def _references(store: LaneStore) -> Sequence[tuple[Sequence[str], str, Sequence[str]]]:
+    """Foreign keys: the columns, the table they refer to as it stands in SQL, and its columns."""
+    if isinstance(store.statements, PostgresStatements):
+        rows = await store.database.read(lambda run: run(_REFERENCES, (store.statements.table,)))
+        return [(row[0], row[1], row[2]) for row in rows]
+
+    def read(connection: sa.Connection) -> list[tuple[Sequence[str], str, Sequence[str]]]:
+        quote = connection.dialect.identifier_preparer.quote
+        keys = sa.inspect(connection).get_foreign_keys(store.binding.table.name)
+        return [(key["constrained_columns"], quote(key["referred_table"]), key["referred_columns"]) for key in keys]
+
+    return await store.database.reflect(read)
+
+
+async def _look_up(
+    store: LaneStore, reference: tuple[Sequence[str], str, Sequence[str]], state: str, values: Mapping[str, Any]
+) -> None:
+    columns, relation, referred = reference
+    if any(values.get(column) is None for column in columns):
+        return  # NULL refers to nothing; a column outside of the state is the row's own
+    say = store.statements
+    pairs = zip(columns, referred, strict=True)
+    tests = " and ".join(f"{say.name(other)} = {_typed(store, column, values[column])}" for column, other in pairs)
+    name = say.name(referred[0])
+    try:
+        if await store.database.read(lambda run: run(f"select 1 from {relation} where {tests} limit 1", ())):
+            return
+        text = f"select distinct {name} from {relation} order by {name} limit {_NAMED + 1}"
+        known = [str(row[0]) for row in await store.database.read(lambda run: run(text, ()))]
+    except Refused:
+        return  # the role may not read that table: what the first row will tell
+    listed = len(columns) == 1 and 0 < len(known) <= _NAMED
+    raise DeclarationError(
+        f"lane {store.lane.name!r}, table {store.binding.table.fullname!r}: {state} sets"
+        f" {_said({column: values[column] for column in columns})}, and table {relation!r} has no such row: a foreign"
+        " key refuses that",
+        hint=f"known: {', '.join(known)}; or insert it into {relation}" if listed else f"insert it into {relation}",
+    )
+
+
+class _RollBackTrial(Exception):
+    """The trial is over."""
+
+
+async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> dict[str, str]:
+    """States that a trigger refused on one ready row, with what it said. ``certain``: only states for which the
+    triggers look at nothing but the state's own columns; otherwise only the others.
+    """
+    sources = await _triggers(store)
+    about = {column.name for column in store.binding.table.c if any(mentions(text, column.name) for text in sources)}
+    wanted = [s for s in written if (v := getattr(store.lane, s)) and (about <= _plain(v).keys()) is certain]
+    refused: dict[str, str] = {}
+    if not sources or not wanted:
+        return refused
+    try:
+        async with store.database.begin() as connection:
+            await connection.run_sync(lambda c: _try(store, runner(c), wanted, refused))
+            raise _RollBackTrial
+    except (_RollBackTrial, DatabaseError, sa.exc.DBAPIError):
+        pass  # a role or a database that may not write cannot try
+    return refused
+
+
+async def _triggers(store: LaneStore) -> Sequence[str]:
+    """The triggers that run when a row is updated, as SQL."""
+    if isinstance(store.statements, PostgresStatements):
+        return [row[0] for row in await store.database.read(lambda run: run(_TRIGGERS, (store.statements.table,)))]
+    text = "select sql from sqlite_master where type = 'trigger' and tbl_name = :n and sql like '%update%'"
+    return [row[0] for row in await store.database.read(lambda run: run(text, {"n": store.binding.table.name}))]
+
+
+def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, str]) -> None:
+    say, marks = store.statements, Placeholders(store.binding)
+    keys, postgres = say.names(store.binding.key), isinstance(store.statements, PostgresStatements)
+    if postgres:
+        run("set local statement_timeout = '5s'", ())
+        run("set local lock_timeout = '2s'", ())
+    lock = " for no key update skip locked" if postgres else ""
+    rows = run(f"select {keys} from {say.table} where {say.ready_state()} limit 1{lock}", ())
+    if not rows:
+        return
+    this = among(keys, [tuple(rows[0])], marks)
+
+    def write(values: dict[str, str]) -> None:
+        run(f"update {say.table} set {say.assignments(values)} where {this}", marks.given())
+        if postgres:
+            run("set constraints all immediate", ())
+
+    for state in wanted:
+        run("savepoint trial", ())
+        reached = "running"  # a refusal on the way there says nothing about the state itself
+        try:
+            write(say.claim_set("'w'"))
+            if state != "running":
+                reached = state
+                write(say.settle_set(state, "'trial'", "0"))
+        except sa.exc.DBAPIError as error:
+            if reached == state and (said := _raised_by_trigger(error)) is not None:
+                refused[state] = said
+        run("rollback to savepoint trial", ())
+
+
+def _raised_by_trigger(error: BaseException | None) -> str | None:
+    """What the trigger said; None for a refusal that has another reason."""
+    while error is not None:
+        if getattr(error, "context", None) or getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_TRIGGER":
+            return str(error).splitlines()[0]
+        error = getattr(error, "orig", None) or error.__cause__
+    return None
+
+
+def _typed(store: LaneStore, column: str, value: Any) -> str:
+    literal = store.statements.literal(column, value)
+    if not isinstance(store.statements, PostgresStatements):
+        return literal
+    return f"cast({literal} as {store.binding.sql_types[column]})"

@@ -1,0 +1,135 @@
+"""A row's key as people write it, and as a statement takes it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from ...errors import DeclarationError
+from .binding import Binding
+
+Key = tuple[Any, ...]
+
+
+class Placeholders:
+    """The parameters of one statement, in the order in which they were put in."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding = binding
+        self._postgres = binding.dialect.name == "postgresql"
+        self._values: list[Any] = []
+
+    def copy(self) -> Placeholders:
+        """The same parameters, to which others can be added."""
+        other = Placeholders(self._binding)
+        other._values = list(self._values)
+        return other
+
+    def given(self) -> Any:
+        """The values, as the driver takes them. SQLite's are named: a statement need not use them all."""
+        if self._postgres:
+            return tuple(self._values)
+        return {f"p{i}": value for i, value in enumerate(self._values, 1)}
+
+    def add(self, value: Any, column: str | None = None) -> str:
+        """SQL that stands for the value; on PostgreSQL of the column's type, which the server makes of text."""
+        self._values.append(value)
+        if not self._postgres:
+            return f":p{len(self._values)}"
+        mark = f"${len(self._values)}" + ("::text" if isinstance(value, str) else "")
+        return f"{mark}::{self._binding.sql_types[column]}" if column else mark
+
+    def key(self, key: Key) -> str:
+        """SQL that stands for a whole key."""
+        return f"({', '.join(self.add(part, c) for part, c in zip(key, self._binding.key, strict=True))})"
+
+
+def written(key: Any) -> str:
+    """A key as it is given on a command line: the parts of a composite one with commas between."""
+    if not isinstance(key, tuple):
+        return str(key)
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(key)
+    return line.getvalue()
+
+
+def parse(binding: Binding, text: str) -> Key:
+    """The key that such text means, by the types of the key's columns."""
+    columns = binding.key
+    parts = [text] if len(columns) == 1 else _parts(text, len(columns))
+    if len(parts) != len(columns):
+        raise DeclarationError(
+            f"{text!r} is not an id in table {binding.table.fullname!r}: its key is ({', '.join(columns)})",
+            hint=f"--id {','.join(f'<{column}>' for column in columns)}",
+        )
+    return tuple(_part(binding, column, part) for column, part in zip(columns, parts, strict=True))
+
+
+def _parts(text: str, count: int) -> list[str]:
+    """The parts of a composite key: with commas between, or as the log has it, a list in JSON."""
+    try:
+        listed = json.loads(text, parse_int=str, parse_float=str) if text.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):  # a part that begins with a bracket
+        listed = None
+    if isinstance(listed, list) and len(listed) == count:
+        return [part if isinstance(part, str) else json.dumps(part) for part in listed]
+    # A part that has a comma in it stands in double quotes.
+    try:
+        return next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:  # a line's end outside of quotes, or a part without an end
+        return []
+
+
+def _part(binding: Binding, column: str, text: str) -> Any:
+    kind = binding.table.c[column].type
+    lite = binding.dialect.name == "sqlite"
+    try:
+        if isinstance(kind, sa.Integer):
+            return _whole(int(text), binding.sql_types.get(column, "bigint").lower())
+        if isinstance(kind, sa.Uuid):
+            # SQLite has no such type: the column's own says how it is kept.
+            processor = kind.dialect_impl(binding.dialect).bind_processor(binding.dialect) if lite else None
+            return processor(UUID(text)) if processor else UUID(text)
+        if lite and isinstance(kind, (sa.Numeric, sa.Float, sa.types.NullType)):
+            return int(text) if text.lstrip("-").isdigit() else text  # whatever was put in
+        if isinstance(kind, sa.Numeric):
+            return Decimal(text)
+        if isinstance(kind, (sa.DateTime, sa.Date)) and not lite:
+            return _moment(kind, text)
+    except (ValueError, OverflowError, InvalidOperation) as error:
+        known = binding.sql_types.get(column, str(kind)).lower()
+        raise DeclarationError(
+            f"{text!r} is not an id in table {binding.table.fullname!r}: its key column {column!r} is {known}",
+            hint="rowmill jobs lists rows with their ids",
+        ) from error
+    return text
+
+
+def _whole(number: int, kind: str) -> int:
+    """A number that the column can hold: the driver's own complaint would name neither column nor table."""
+    bits = {"smallint": 15, "integer": 31, "int": 31}.get(kind, 63)
+    if not -(2**bits) <= number < 2**bits:
+        raise ValueError(number)
+    return number
+
+
+def _moment(kind: sa.DateTime | sa.Date, text: str) -> date:
+    """A time as the driver takes it; without a zone it is UTC."""
+    if isinstance(kind, sa.Date):
+        return date.fromisoformat(text)
+    moment = datetime.fromisoformat(text)
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return moment if kind.timezone else moment.replace(tzinfo=None)
+
+
+def among(names: str, keys: Sequence[Key], marks: Placeholders) -> str:
+    """SQL that is true for the rows with these keys; ``names`` are the key's columns, as SQL."""
+    return f"({names}) in (values {', '.join(marks.key(key) for key in keys)})"

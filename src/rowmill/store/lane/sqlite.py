@@ -1,0 +1,339 @@
+"""A lane on SQLite: the statements, and the verbs that run them.
+
+Every write is one transaction that begins IMMEDIATE, so there is one writer at a time and what was read inside
+it still holds when it is written. RETURNING gives rows in whatever order they were found: claims are sorted here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as clock_time
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from ...clock import Clock
+from ..database import Database, Run
+from ..gates.gate_binding import BoundGates
+from ..unreadable_values import Unreadable
+from .binding import Binding, fence_time
+from .claim import Claim, Settlement, Swept
+from .lane_store import LaneStore
+from .settlements import encoding
+from .statements import Statements
+from .sweep import sweep
+
+_NUMBERS = (sa.Integer, sa.Numeric, sa.Float)  # Float is a Numeric only before SQLAlchemy 2.1
+_FORMAT = "'%Y-%m-%d %H:%M:%f'"
+
+
+class SqliteStatements(Statements):
+    """What a lane says to SQLite."""
+
+    greatest = "max"
+
+    def _moment(self, *modifiers: str) -> str:
+        shift = self.clock.shift.total_seconds()
+        moved = [f"'{shift:+} seconds'"] if shift else []
+        return ", ".join(["'now'", *moved, *modifiers])
+
+    def _in(self, column: str, moment: str) -> str:
+        """A moment in the column's own form: text, or seconds since 1970."""
+        kind = self.binding.kinds[column]
+        if isinstance(kind, sa.Integer):
+            return f"cast(strftime('%s', {moment}) as integer)"
+        if isinstance(kind, (sa.Numeric, sa.Float)):
+            return f"(julianday({moment}) - 2440587.5) * 86400.0"
+        return f"strftime({_FORMAT}, {moment})"
+
+    def _read(self, column: str, prefix: str = "") -> str:
+        """A column's time in a form that compares, whichever way it was written (with T, with Z, with neither)."""
+        kind = self.binding.kinds[column]
+        name = prefix + self.name(column)
+        return name if isinstance(kind, _NUMBERS) else f"julianday({name})"
+
+    def _compared(self, column: str, moment: str) -> str:
+        kind = self.binding.kinds[column]
+        return self._in(column, moment) if isinstance(kind, _NUMBERS) else f"julianday({moment})"
+
+    def now(self, column: str) -> str:
+        return self._in(column, self._moment())
+
+    def later(self, column: str, seconds: str) -> str:
+        return self._in(column, self._moment(f"{seconds} || ' seconds'"))
+
+    def due(self, column: str) -> str:
+        if self.lane.own:  # one form of times is sure there: the index itself can be compared, parked rows and all
+            return f"{self.name(column)} <= {self.now(column)}"
+        return f"{self._read(column)} <= {self._compared(column, self._moment())}"
+
+    def older(self, column: str, than: timedelta, prefix: str = "") -> str:
+        moment = self._moment(f"'-{than.total_seconds()} seconds'")
+        return f"{self._read(column, prefix)} < {self._compared(column, moment)}"
+
+    def older_own(self, column: str, than: timedelta) -> str:
+        moment = self._moment(f"'-{than.total_seconds()} seconds'")
+        return f"julianday({column}) < julianday({moment})"
+
+    def instant(self, column: str, prefix: str = "") -> str:
+        kind, name = self.binding.kinds[column], prefix + self.name(column)
+        if isinstance(kind, sa.Integer):  # the end of that second: no lease is cut short
+            return f"(({name} + 1) / 86400.0 + 2440587.5)"
+        return f"({name} / 86400.0 + 2440587.5)" if isinstance(kind, _NUMBERS) else f"julianday({name})"
+
+    def own_instant(self, column: str) -> str:
+        return f"julianday({column})"
+
+    def instant_now(self, by: timedelta) -> str:
+        moment = self._moment(f"'{by.total_seconds():+} seconds'")
+        return f"julianday({moment})"
+
+    long_ago = "0.0"
+
+    def plain_now(self) -> str:
+        return f"strftime({_FORMAT}, {self._moment()})"
+
+    def order(self) -> str:
+        """SQLite sorts NULL first going up; here it goes last. The leading column is left as its index has it."""
+        parts = []
+        for n, (column, descending) in enumerate(self.binding.order):
+            last = " nulls last" if n and not descending and self.binding.nullable(column) else ""
+            parts.append(f"{self.name(column)}{' desc' if descending else ''}{last}")
+        return ", ".join(parts)
+
+    def loose(self) -> str | None:
+        """The leading column of the order, if it goes up and may be NULL: rows without a place in it go last."""
+        column, descending = self.binding.order[0]
+        return column if self.binding.nullable(column) and column not in self.binding.key and not descending else None
+
+    def only_arguments(self, names: str) -> str:
+        others = f"exists (select 1 from json_each(args) where key not in ({names}))"
+        return f"case when not json_valid(args) or json_type(args) <> 'object' then 1 else not {others} end"
+
+    def claim(self, *, placed: bool | None = None, also: Sequence[str] = ()) -> str:
+        """:worker, :count. ``placed`` True: only rows with a place in the order; False: only those without."""
+        keys = self.names(self.binding.key)
+        place = ""
+        if (column := self.loose()) and placed is not None:
+            place = f" and {self.name(column)} is {'not ' if placed else ''}null"
+        further = "".join(f" and {test}" for test in (also or ([self.unpaused()] if self.gates else [])))
+        return f"""update {self.table} set
+    {self.assignments(self.claim_set(":worker"))}
+where ({keys}) in (
+  select {keys} from {self.table}
+  where {self.ready()}{place}{further}
+  order by {self.order()}
+  limit :count
+)
+returning {self.names(self.binding.taken)}"""
+
+    def _this(self) -> str:
+        """The one row of a claim, if the claim still holds."""
+        return f"{self.same_key()} and {self.fence(self.table, ':_at', ':_n', ':worker')}"
+
+    def same_key(self) -> str:
+        return " and ".join(f"{self.name(column)} = :_k{i}" for i, column in enumerate(self.binding.key))
+
+    def settle(self, kind: str, columns: Sequence[str]) -> str:
+        written = self.settle_set(kind, ":_error", ":_delay")
+        written |= {column: f":_v{i}" for i, column in enumerate(columns)}
+        return f"""update {self.table} set
+    {self.assignments(written)}
+where {self._this()}
+returning 1"""
+
+    def renew(self) -> str:
+        column = self.roles[self.binding.renew]
+        return f"""update {self.table} set {self.name(column)} = {self.now(column)}
+where {self._this()}
+returning {self.name(column)}"""
+
+    def progress(self) -> str:
+        column = self.roles["progress"]
+        return f"update {self.table} set {self.name(column)} = :_v0\nwhere {self._this()}\nreturning 1"
+
+    def read(self) -> str:
+        fence = self.fence(self.table, ":_at", ":_n", ":worker")
+        return f"""select coalesce({fence}, 0), {self.names(self.binding.columns)}
+from {self.table}
+where {self.same_key()}"""
+
+    def find_stale(self, lease: timedelta) -> str:
+        worker = self.name(self.roles["worker"]) if "worker" in self.roles else "null"
+        return f"""select {worker}, {self.poison() or "0"}, {self.names(self.binding.key)}
+from {self.table}
+where {self.running()} and {self.stale(lease, self.table + ".")}{self.not_passed()}
+limit :most"""
+
+    def sweep(self, *, poison: bool) -> str:
+        back, dead = self.sweep_set()
+        return f"""update {self.table} set
+    {self.assignments(dead if poison else back)}
+where {self.same_key()} and {self.running()}"""
+
+
+class SqliteLane(LaneStore):
+    """The verbs on SQLite."""
+
+    def __init__(
+        self, binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
+    ) -> None:
+        super().__init__(binding, database, clock, worker, incarnation)
+        self.statements: SqliteStatements = SqliteStatements(binding, clock, gates="rowmill_gates" if gates else None)
+        self.statements.passed = self.passed
+        self._texts = {}
+
+    def _text(self, key: Any, render: Any) -> str:
+        key = (key, self.clock.shift, self.passed.version)
+        if key not in self._texts:
+            self._texts[key] = render()
+        return self._texts[key]
+
+    async def claim_ungated(self, count: int) -> list[Claim]:
+        began = time.monotonic()
+        rows = await self.database.write(lambda run: self._take(run, count), tolerant=self.tolerant)
+        return self.make_claims(rows, began)
+
+    @property
+    def claims_in_transaction(self) -> bool:
+        return True
+
+    def _take(self, run: Run, count: int, also: tuple[str, ...] = (), given: dict[str, Any] | None = None) -> list[Any]:
+        """Rows with a place in the order first; those without only where room is left."""
+        rows: list[Any] = []
+        for placed in [True, False] if self.statements.loose() else [None]:
+            text = self._text(
+                ("claim", placed, also), lambda placed=placed: self.statements.claim(placed=placed, also=also)
+            )
+            values = {"worker": self.worker, "count": count - len(rows), **(given or {})}
+            rows += self._sorted(run(text, values))
+            if len(rows) >= count:
+                break
+        return rows
+
+    def take_units(
+        self, run: Run, present: Sequence[BoundGates], absent: Sequence[str], asked: Sequence[tuple[Any, int]]
+    ) -> list[list[Any]]:
+        also = (*(dim.matches(f":k{i}") for i, dim in enumerate(present)), *absent) or ("1 = 1",)
+        return [self._take(run, n, also, {f"k{i}": part for i, part in enumerate(unit)}) for unit, n in asked]
+
+    def _sorted(self, rows: Sequence[Any]) -> list[Any]:
+        """In the lane's order, one column after the other from the last to the first; NULL last both ways."""
+        found = list(rows)
+        for column, descending in reversed(self.binding.order):
+            at = self._at[column]
+            placed = sorted((row for row in found if row[at] is not None), key=_sort_key(at), reverse=descending)
+            found = placed + [row for row in found if row[at] is None]
+        return found
+
+    def _values(self, claim: Claim) -> dict[str, Any]:
+        values = {f"_k{i}": part for i, part in enumerate(claim.key)}
+        return {**values, "_at": claim.claimed_at, "_n": claim.attempts, "worker": self.worker}
+
+    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
+        return lambda run: self._settle_one_by_one(run, group)
+
+    def _settle_one_by_one(self, run: Run, group: Sequence[Settlement]) -> set[int]:
+        kind, columns = group[0].kind, tuple(sorted(group[0].columns))
+        text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
+        written = set()
+        for position, settlement in enumerate(group):
+            values = self._values(settlement.claim)
+            values["_error"] = settlement.error
+            values["_delay"] = settlement.delay.total_seconds() if settlement.delay is not None else 0
+            with encoding():
+                for i, column in enumerate(columns):
+                    values[f"_v{i}"] = self._stored(column, settlement.columns[column])
+            if run(text, values):
+                written.add(position)
+        return written
+
+    def _stored(self, column: str, value: Any) -> Any:
+        kind = self.binding.table.c[column].type
+        if isinstance(kind, sa.DateTime) and isinstance(value, datetime) and value.tzinfo is not None:
+            value = value.astimezone(UTC).replace(tzinfo=None)  # columns without a time zone are UTC
+        value = self.encode(column, value)
+        if isinstance(kind, sa.JSON) or isinstance(value, (dict, list, tuple, set, frozenset)):
+            return None if value is None else json.dumps(value, default=_plain)
+        if isinstance(value, datetime):
+            plain = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+            return plain.isoformat(" ", "microseconds")
+        if isinstance(value, clock_time):
+            return value.isoformat()
+        if isinstance(value, (date, UUID, Decimal)):
+            return str(value)
+        if isinstance(value, timedelta):
+            return value.total_seconds()
+        if isinstance(value, str):
+            return value.encode("utf-8", "replace").decode("utf-8")
+        return value
+
+    def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
+        text = self._text("read", self.statements.read)
+        found = {}
+        for position, claim in enumerate(claims):
+            for row in run(text, self._values(claim)):
+                found[position] = (bool(row[0]), row[1:])
+        return found
+
+    async def mine(self) -> list[Claim]:
+        text = self._text("mine", lambda: self.statements.mine(":worker", ":since"))
+        rows = await self.database.read(lambda run: run(text, {"worker": self.worker, "since": self.opened_at}))
+        return self.find_claims(rows)
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+        text = self._text("renew", self.statements.renew)
+
+        def verb(run: Run) -> list[tuple[Claim, Any]]:
+            found = [(claim, run(text, self._values(claim))) for claim in claims]
+            return [(claim, rows[0][0]) for claim, rows in found if rows]
+
+        renewed = await self.database.write(verb)
+        if self.binding.renew == "claimed_at" and fence_time(self.binding):
+            for claim, moment in renewed:
+                claim.claimed_at = moment  # the fence moves with the renewal
+        return [claim for claim, _ in renewed]
+
+    async def progress(self, claim: Claim, value: Any) -> bool:
+        text = self._text("progress", self.statements.progress)
+        values = {**self._values(claim), "_v0": self._stored(self.binding.roles["progress"], value)}
+        return bool(await self.database.write(lambda run: run(text, values)))
+
+    async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
+        find = self._text(("stale", lease), lambda: self.statements.find_stale(lease))
+        texts = {p: self._text(("sweep", p), lambda p=p: self.statements.sweep(poison=p)) for p in (False, True)}
+
+        def verb(run: Run) -> list[Swept]:
+            swept = []
+            for worker, poison, *key in run(find, {"most": most}):
+                run(texts[bool(poison)], {f"_k{i}": part for i, part in enumerate(key)})
+                swept.append(Swept(key[0] if len(key) == 1 else tuple(key), worker, bool(poison)))
+            return swept
+
+        return await sweep(self, verb, lease, most, look=True)
+
+    def ready_probe(self) -> str:
+        return self._text("ready", self.statements.ready_probe)
+
+    def running_probe(self) -> str:
+        return self._text("running", self.statements.running_probe)
+
+
+def _plain(value: Any) -> Any:
+    """Values JSON has no word for."""
+    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
+
+
+def _sort_key(position: int) -> Callable[[Any], tuple[int, Any]]:
+    """One column in SQLite's own order: numbers, text, blobs."""
+
+    def key(row: Any) -> tuple[int, Any]:
+        value = row[position].raw if isinstance(row[position], Unreadable) else row[position]
+        return (0 if isinstance(value, (int, float)) else 1 if isinstance(value, str) else 2, value)
+
+    return key

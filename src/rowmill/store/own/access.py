@@ -1,0 +1,277 @@
+"""Who may use the dashboard and the API, and what was done there: ``rowmill_tokens`` and ``rowmill_audit``.
+
+Both stand in the Mill's first environment. Of a token only its SHA-256 is kept: it has 256 random bits, so there is
+nothing to guess, and nothing that a slower hash would protect. A login makes a session: a token that ends soon, and
+with the one it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ...errors import DeclarationError, did_you_mean
+from ..database import Database, Run
+from . import schema
+
+SCOPES = ("read", "operate", "enqueue")
+#: Hours a login holds, and days that the audit log is kept.
+SESSION_HOURS, AUDIT_DAYS = 12, 180
+_COLUMNS = "id, name, scopes, lanes, session_of, created_at, created_by, expires_at, used_at, revoked_at"
+_ENTRY = "id, at, who, token, address, action, environment, lane, target, outcome, detail"
+_LONGEST = 2000
+#: Seconds between two looks for entries of the audit log that are too old.
+_FORGET_EVERY = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token as it is kept; the secret itself is not."""
+
+    id: str
+    name: str
+    scopes: frozenset[str]
+    #: None: all lanes.
+    lanes: frozenset[str] | None
+    #: The token that this session was opened with; None: it is no session.
+    session_of: str | None
+    created_at: str
+    created_by: str
+    expires_at: str | None
+    used_at: str | None
+    revoked_at: str | None
+    #: Not revoked, not past its end, by the database's time.
+    valid: bool
+
+    def value(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "scopes": [scope for scope in SCOPES if scope in self.scopes],
+            "lanes": None if self.lanes is None else sorted(self.lanes),
+            "created_at": self.created_at,
+            "created_by": self.created_by,
+            "expires_at": self.expires_at,
+            "used_at": self.used_at,
+            "revoked_at": self.revoked_at,
+            "valid": self.valid,
+        }
+
+
+def digest(secret: str) -> str:
+    """What is kept of a token."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class _AccessTable:
+    """One of the two tables, with the dialect's words."""
+
+    name: str
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.postgres = database.dialect.name == "postgresql"
+        self.table = database.own(self.name)
+        self.now = "now()" if self.postgres else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+
+    def marks(self, count: int) -> list[str]:
+        """Parameters; on PostgreSQL all of them text."""
+        return [f"${i}::text" if self.postgres else f"?{i}" for i in range(1, count + 1)]
+
+    def from_now(self, hours: float) -> str:
+        """A time so many hours from now (before, where negative), as SQL."""
+        seconds = int(hours * 3600)
+        if self.postgres:
+            return f"now() + interval '{seconds} seconds'"
+        return f"strftime('%Y-%m-%d %H:%M:%f', 'now', '{seconds:+d} seconds')"
+
+    async def ensure(self) -> None:
+        """Make the tables where they are not there; raises DeclarationError where the role may not."""
+        await schema.need(self.database, schema.ACCESS)
+
+    async def exists(self) -> bool:
+        """Whether the table is there."""
+        return await self.database.read(lambda run: schema.exists(self.database, run, self.name))
+
+
+class Tokens(_AccessTable):
+    """The tokens of a Mill."""
+
+    name = "rowmill_tokens"
+
+    async def create(
+        self, name: str, scopes: Collection[str], lanes: Collection[str] | None, days: float | None, by: str
+    ) -> tuple[Token, str]:
+        """A new token, and its secret, which is told this once."""
+        await self.ensure()
+        if not name.strip() or not scopes:
+            raise DeclarationError("a token needs a name and a scope", hint="--scope read")
+        if [token for token in await self.all() if token.name == name and token.valid]:
+            raise DeclarationError(f"there is a token {name!r} already", hint="another name, or revoke that one first")
+        ends = None if days is None else self.from_now(days * 24)
+        return await self._add(name, scopes, lanes, None, by, ends)
+
+    async def open_session(self, token: Token) -> tuple[Token, str]:
+        """A session with a token's rights, and its secret. Those that have ended are dropped."""
+        gone = f"delete from {self.table} where session_of is not null and expires_at < {self.now}"
+        await self.database.write(lambda run: run(gone, ()))
+        ends = self.from_now(SESSION_HOURS)
+        return await self._add(token.name, token.scopes, token.lanes, token.id, token.created_by, ends)
+
+    async def _add(
+        self,
+        name: str,
+        scopes: Collection[str],
+        lanes: Collection[str] | None,
+        of: str | None,
+        by: str,
+        ends: str | None,
+    ) -> tuple[Token, str]:
+        secret, id = f"rm_{secrets.token_urlsafe(32)}", secrets.token_hex(5)
+        marks = self.marks(7)
+        text = f"""insert into {self.table}
+  (id, name, digest, scopes, lanes, session_of, created_by, created_at, expires_at)
+values ({", ".join(marks)}, {self.now}, {ends or "null"})"""
+        listed = None if lanes is None else json.dumps(sorted(lanes))
+        values = (id, name, digest(secret), " ".join(s for s in SCOPES if s in scopes), listed, of, by)
+        await self.database.write(lambda run: run(text, values))
+        found = await self._read(f"id = {self.marks(1)[0]}", (id,))
+        return found[0], secret
+
+    async def find(self, secret: str) -> Token | None:
+        """The token with this secret, if it is valid; a session only as long as its token is."""
+        found = await self._read(f"digest = {self.marks(1)[0]}", (digest(secret),))
+        if not found or not found[0].valid:
+            return None
+        if found[0].session_of is not None:
+            parents = await self._read(f"id = {self.marks(1)[0]}", (found[0].session_of,))
+            if not parents or not parents[0].valid:
+                return None
+        return found[0]
+
+    async def used(self, token: Token) -> None:
+        """Note that a token was used; a session's use is its token's."""
+        ids = (token.id, token.session_of or token.id)
+        marks = self.marks(2)
+        text = f"update {self.table} set used_at = {self.now} where id in ({', '.join(marks)})"
+        await self.database.write(lambda run: run(text, ids))
+
+    async def any(self) -> bool:
+        """Whether a token was ever made here. One that was revoked counts: to revoke the last one opens nothing."""
+        if not await self.exists():
+            return False
+        text = f"select 1 from {self.table} where session_of is null limit 1"
+        return bool(await self.database.read(lambda run: run(text, ())))
+
+    async def all(self) -> list[Token]:
+        """Every token, the newest last; no sessions."""
+        return await self._read("session_of is null", ()) if await self.exists() else []
+
+    async def revoke(self, word: str) -> Token | None:
+        """End a token, by its id or its name, and all sessions that were opened with it. None: there is none."""
+        valid = [token for token in await self.all() if token.valid and word in (token.id, token.name)]
+        if not valid:
+            return None
+        marks = self.marks(2)
+        text = f"""update {self.table} set revoked_at = {self.now}
+where revoked_at is null and (id = {marks[0]} or session_of = {marks[1]})"""
+        await self.database.write(lambda run: run(text, (valid[0].id, valid[0].id)))
+        return (await self._read(f"id = {self.marks(1)[0]}", (valid[0].id,)))[0]
+
+    async def close_session(self, token: Token) -> None:
+        """Log out."""
+        text = f"delete from {self.table} where session_of is not null and id = {self.marks(1)[0]}"
+        await self.database.write(lambda run: run(text, (token.id,)))
+
+    async def _read(self, test: str, values: Sequence[Any]) -> list[Token]:
+        valid = f"case when revoked_at is null and (expires_at is null or expires_at > {self.now}) then 1 else 0 end"
+        text = f"select {_COLUMNS}, {valid} from {self.table} where {test} order by created_at, id"
+        rows = await self.database.read(lambda run: run(text, tuple(values)))
+        return [_token(row) for row in rows]
+
+
+class Audit(_AccessTable):
+    """What was done, by whom, and how it ended."""
+
+    name = "rowmill_audit"
+    _forgot = -_FORGET_EVERY
+
+    async def record(self, entry: Mapping[str, str | None]) -> int:
+        """Add an entry: who, token, address, action, environment, lane, target, outcome, detail. Returns its id."""
+        names = [name for name in _ENTRY.split(", ") if name not in ("id", "at")]
+        marks = self.marks(len(names))
+        text = f"insert into {self.table} (at, {', '.join(names)}) values ({self.now}, {', '.join(marks)}) returning id"
+        values = tuple(None if (value := entry.get(name)) is None else _clean(value) for name in names)
+        return int((await self.database.write(lambda run: run(text, values)))[0][0])
+
+    async def complete(self, id: int, outcome: str, detail: str | None) -> None:
+        """Add to an entry how its action ended."""
+        marks = self.marks(2)
+        text = f"update {self.table} set outcome = {marks[0]}, detail = {marks[1]} where id = {int(id)}"
+        values = (_clean(outcome), None if detail is None else _clean(detail))
+        await self.database.write(lambda run: run(text, values))
+
+    async def entries(
+        self, limit: int, before: int | None = None, lanes: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """The newest entries first, those before an id; ``lanes``: only what was done to these."""
+        if not await self.exists():
+            return []
+        tests = [] if before is None else [f"id < {int(before)}"]
+        values: tuple[str, ...] = ()
+        if lanes is not None:
+            values = tuple(sorted(lanes))
+            tests.append(f"lane in ({', '.join(self.marks(len(values)))})" if values else "1 = 0")
+        where = f" where {' and '.join(tests)}" if tests else ""
+        text = f"select {_ENTRY} from {self.table}{where} order by id desc limit {int(limit)}"
+
+        def verb(run: Run) -> list[dict[str, Any]]:
+            return [dict(zip(_ENTRY.split(", "), row, strict=True)) for row in run(text, values)]
+
+        return [{**entry, "at": _time(entry["at"])} for entry in await self.database.read(verb)]
+
+    async def forget_in_time(self) -> None:
+        """Drop what is too old, where that was not done lately."""
+        if (now := time.monotonic()) - self._forgot >= _FORGET_EVERY:
+            self._forgot = now
+            await self.forget()
+
+    async def forget(self) -> None:
+        """Drop what is older than half a year."""
+        text = f"delete from {self.table} where at < {self.from_now(-24 * AUDIT_DAYS)}"
+        await self.database.write(lambda run: run(text, ()))
+
+
+def check_scopes(scopes: Sequence[str]) -> None:
+    """Raises for a scope that there is not."""
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise DeclarationError(f"there is no scope {scope!r}", hint=did_you_mean(scope, SCOPES))
+
+
+def _clean(value: str) -> str:
+    """Text that either database keeps, of a bounded length."""
+    return value.replace("\0", " ").encode("utf-8", "replace").decode()[:_LONGEST]
+
+
+def _token(row: Sequence[Any]) -> Token:
+    id, name, scopes, lanes, of, created, by, expires, used, revoked, valid = row
+    limited = None if lanes is None else frozenset(json.loads(lanes))
+    return Token(
+        id, name, frozenset(scopes.split()), limited, of, str(_time(created)), by,
+        _time(expires), _time(used), _time(revoked), bool(valid),
+    )  # fmt: skip
+
+
+def _time(value: Any) -> str | None:
+    """As ISO text in UTC, whichever way the database keeps it."""
+    if value is None or isinstance(value, datetime):
+        return None if value is None else value.isoformat()
+    return f"{value}+00:00".replace(" ", "T")

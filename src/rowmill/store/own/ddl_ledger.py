@@ -1,0 +1,68 @@
+"""``rowmill_ddl``: what migrate added to the user's tables, so that exactly that can be taken away again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..database import Database, Run
+from . import schema
+
+BEGUN, MADE = "begun", "made"
+_COLUMNS = "id, position, kind, relation, name, value, made, undo, state"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One thing that was added: a column, an index, a storage parameter, a statistics target."""
+
+    kind: str
+    relation: str
+    name: str
+    made: str
+    undo: str
+    #: What it was set to, for what has a value.
+    value: str = ""
+    state: str = MADE
+    position: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}:{self.relation}:{self.name}"
+
+
+class Ledger:
+    """The list of one environment."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.table = database.own(schema.DDL.statements[0].split("own.")[1].split()[0])
+        self._marks = [f"${i}" if database.dialect.name == "postgresql" else f"?{i}" for i in range(1, 10)]
+
+    async def records(self) -> list[Record]:
+        """All that was added, in the order in which it was; none where the list is not there."""
+
+        def verb(run: Run) -> Sequence[Record]:
+            if not schema.exists(self.database, run, "rowmill_ddl"):
+                return []
+            rows = run(f"select {_COLUMNS} from {self.table} order by position", ())
+            return [Record(row[2], row[3], row[4], row[6], row[7], row[5], row[8], row[1]) for row in rows]
+
+        return list(await self.database.read(verb))
+
+    def write(self, run: Run, record: Record) -> None:
+        """Note one thing, in the transaction that adds it."""
+        top = run(f"select coalesce(max(position), 0) + 1 from {self.table}", ())[0][0]
+        marks = ", ".join(self._marks)
+        values = (record.id, int(top), record.kind, record.relation, record.name, record.value, record.made,
+                  record.undo, record.state)  # fmt: skip
+        run(
+            f"insert into {self.table} ({_COLUMNS}) values ({marks})"
+            " on conflict (id) do update set value = excluded.value, made = excluded.made, undo = excluded.undo,"
+            " state = excluded.state",
+            values,
+        )
+
+    def erase(self, run: Run, record: Record) -> None:
+        """Forget one thing, in the transaction that takes it away."""
+        run(f"delete from {self.table} where id = {self._marks[0]}", (record.id,))

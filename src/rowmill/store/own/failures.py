@@ -1,0 +1,232 @@
+"""``rowmill_failures``: every run that did not end well, for a while.
+
+The row is the truth; this is what it does not tell: what happened before, and how often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ..database import Database, Run
+from ..lane.settlements import bounded, tail
+from . import schema
+from .fingerprint import fingerprint, shape
+
+#: How long a failure is kept, and how many are at most.
+DAYS, MOST = 30, 20_000
+#: Families that are shown, those that were seen last; and how much of a message and of a traceback is kept.
+FAMILIES, MESSAGE, TRACEBACK = 200, 2000, 4000
+_FIELDS = (("lane", "text"), ("row_id", "text"), ("attempt", "integer"), ("worker", "text"), ("outcome", "text"),
+           ("class", "text"), ("fingerprint", "text"), ("message", "text"), ("traceback", "text"))  # fmt: skip
+_TIME = "%Y-%m-%d %H:%M:%f"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One run that did not end well, or a claim that was taken back.
+
+    ``outcome``: retry, dead, swept, canceled, or blocked (still running). ``word``: its class, that is transient,
+    permanent, rate or poison.
+    ``ago``: seconds since, where it is not written at once.
+    """
+
+    lane: str
+    row_id: str
+    attempt: int | None
+    worker: str | None
+    outcome: str
+    word: str | None
+    message: str
+    traceback: str | None = None
+    ago: float = 0.0
+
+    def value(self, encoding: str) -> dict[str, Any]:
+        """As it is written into a database of this encoding."""
+        return {
+            "ago": self.ago, "lane": self.lane, "row_id": self.row_id, "attempt": self.attempt, "worker": self.worker,
+            "outcome": self.outcome, "class": self.word, "fingerprint": fingerprint(self.message),
+            "message": bounded(self.message, MESSAGE, encoding),
+            "traceback": None if self.traceback is None else tail(self.traceback, TRACEBACK, encoding),
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Family:
+    """Failures of one lane that say the same but for their values. Times are ISO text, by the database's clock."""
+
+    environment: str
+    lane: str
+    fingerprint: str
+    #: What they say, without the values.
+    shape: str
+    #: The class of the latest one; None where it is not known.
+    word: str | None
+    #: How many failures are recorded, and of how many rows.
+    count: int
+    rows: int
+    #: Dead rows beside these that show the same error, found in a sample of the lane's table.
+    unrecorded: int
+    first_seen: str | None
+    last_seen: str | None
+    #: Failures per bucket of time, the latest last.
+    buckets: list[int]
+    #: The latest one, with its id, message and traceback.
+    example: dict[str, Any]
+
+    def value(self) -> dict[str, Any]:
+        """For scripts."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {("class" if name == "word" else name): value for name, value in found.items()}
+
+
+class Failures:
+    """The failures of one environment."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.postgres = database.dialect.name == "postgresql"
+        self.table = database.own("rowmill_failures")
+
+    async def exists(self) -> bool:
+        """Whether the table is there."""
+        return await self.database.read(lambda run: schema.exists(self.database, run, "rowmill_failures"))
+
+    # -- what the engine writes
+
+    async def add(self, failures: Sequence[Failure]) -> None:
+        """Write down what failed, all of it in one statement."""
+        names = [name for name, _ in _FIELDS]
+        if self.postgres:
+            typed = ", ".join(f"{name} {kind}" for name, kind in _FIELDS)
+            source = f"jsonb_to_recordset($1::text::jsonb) as s(ago double precision, {typed})"
+            at, taken = "now() - s.ago * interval '1 second'", [f"s.{name}" for name in names]
+        else:
+            source = "json_each(:doc) s"
+            at = f"strftime('{_TIME}', 'now', (-(s.value ->> 'ago')) || ' seconds')"
+            taken = [f"s.value ->> '{name}'" for name in names]
+        text = f"insert into {self.table} (at, {', '.join(names)}) select {at}, {', '.join(taken)} from {source}"
+        # Elsewhere: to tell a long message's family takes milliseconds, and the loop has runs to serve.
+        encoding = self.database.encoding
+        document = await asyncio.to_thread(lambda: json.dumps([failure.value(encoding) for failure in failures]))
+        given: Any = (document,) if self.postgres else {"doc": document}
+        await self.database.write(lambda run: run(text, given))
+
+    async def prune(self, days: float = DAYS, most: int = MOST) -> None:
+        """Forget what is too old, or too much. Ids only grow, so the bound on the number costs no counting."""
+        last = f"(select coalesce(max(id), 0) from {self.table})"
+        text = f"delete from {self.table} where {self._before(days * 86400)} or id <= {last} - {most}"
+        await self.database.write(lambda run: run(text, ()))
+
+    def _before(self, seconds: float) -> str:
+        if self.postgres:
+            return f"at < now() - interval '{seconds:.3f} seconds'"
+        return f"at < strftime('{_TIME}', 'now', '-{seconds:.3f} seconds')"
+
+    # -- what an operator asks
+
+    async def of_row(self, lane: str, row_id: str, limit: int = 50) -> list[dict[str, Any]]:
+        """What befell one row, the latest first."""
+        marks = self._marks(2)
+        text = (
+            f"select id, at, {self._names()} from {self.table} where lane = {marks[0]} and row_id = {marks[1]}"
+            f" order by id desc limit {limit}"
+        )
+        return [self._shown(row) for row in await self._read(text, (lane, row_id))]
+
+    async def members(self, lane: str, family: str) -> list[str]:
+        """The ids of the rows whose latest failure is of this family."""
+        marks, table = self._marks(2), self.table
+        text = f"""select distinct f.row_id from {table} f
+where f.lane = {marks[0]} and f.fingerprint = {marks[1]} and not exists (
+  select 1 from {table} later
+  where later.lane = f.lane and later.row_id = f.row_id and later.id > f.id and later.fingerprint <> f.fingerprint)"""
+        return [row[0] for row in await self._read(text, (lane, family))]
+
+    async def recorded(self, lanes: Sequence[str], row_ids: Sequence[str]) -> set[str]:
+        """Which of these rows have a failure on record, in any of these lanes."""
+        text = f"select row_id from {self.table} where lane {self._among(1)} and row_id {self._among(2)}"
+        return {row[0] for row in await self._read(text, (list(lanes), list(row_ids)))}
+
+    async def families(
+        self, environment: str, lanes: Sequence[str], *, hours: float = 24.0, buckets: int = 24
+    ) -> list[Family]:
+        """Failures of the last hours by lane and fingerprint, those that were seen last first."""
+        recent = f"not ({self._before(hours * 3600)}) and lane {self._among(1)}"
+        # Rows first, then families: counting distinct ones instead would sort them all.
+        rows = f"""select lane, fingerprint, count(*) as n, min(at) as first, max(at) as last, max(id) as id
+  from {self.table} where {recent} group by lane, fingerprint, row_id"""
+        grouped = f"""select lane, fingerprint, sum(n), count(*), min(first), max(last), max(id)
+from ({rows}) x group by lane, fingerprint order by max(id) desc limit {FAMILIES}"""
+        width = hours * 3600 / buckets
+        age = "extract(epoch from now() - at)" if self.postgres else "(julianday('now') - julianday(at)) * 86400.0"
+        back = f"floor({age} / {width})::integer" if self.postgres else f"cast({age} / {width} as integer)"
+        counted = f"""select lane, fingerprint, {back}, count(*)
+from {self.table} where {recent} group by 1, 2, 3"""
+        names = ", ".join(f"f.{name}" for name in ("id", "at", *(name for name, _ in _FIELDS)))
+        latest = f"select {names} from {self.table} f where f.id {self._among(1, 'bigint')}"
+
+        def verb(run: Run) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+            groups = run(grouped, self._given((list(lanes),)))
+            return (
+                groups,
+                run(counted, self._given((list(lanes),))) if groups else [],
+                run(latest, self._given(([row[6] for row in groups],))) if groups else [],
+            )
+
+        groups, counts, examples = await self.database.read(verb)
+        shown = {row[0]: self._shown(row) for row in examples}
+        columns: dict[tuple[str, str], list[int]] = {}
+        for lane, family, back, number in counts:
+            place = min(max(buckets - 1 - int(back), 0), buckets - 1)
+            columns.setdefault((lane, family), [0] * buckets)[place] += number
+        found = []
+        for lane, family, number, of_rows, first, last, example in groups:
+            seen = shown.get(example, {})
+            found.append(
+                Family(
+                    environment, lane, family, shape(seen.get("message", "")), seen.get("class"), int(number),
+                    of_rows, 0, moment(first), moment(last), columns.get((lane, family), [0] * buckets), seen,
+                )
+            )  # fmt: skip
+        return found
+
+    # -- how it is said
+
+    def _names(self) -> str:
+        return ", ".join(name for name, _ in _FIELDS)
+
+    def _marks(self, count: int) -> list[str]:
+        return [f"${i}::text" if self.postgres else f"?{i}" for i in range(1, count + 1)]
+
+    def _among(self, number: int, kind: str = "text") -> str:
+        """A condition on a column: one of a list that is given as a parameter."""
+        if self.postgres:
+            return f"= any(${number}::{kind}[])"
+        return f"in (select value from json_each(?{number}))"
+
+    def _given(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        lite = not self.postgres
+        return tuple(json.dumps(value) if lite and isinstance(value, list) else value for value in values)
+
+    async def _read(self, text: str, values: Sequence[Any]) -> Sequence[Any]:
+        return await self.database.read(lambda run: run(text, self._given(values)))
+
+    def _shown(self, row: Sequence[Any]) -> dict[str, Any]:
+        names = ("id", "at", *(name for name, _ in _FIELDS))
+        found = dict(zip(names, row, strict=True))
+        return {**found, "at": moment(found["at"])}
+
+
+def moment(value: Any) -> str | None:
+    """A time as ISO text in UTC; SQLite keeps it as text without a zone."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value).replace(tzinfo=UTC)
+    text: str = value.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text

@@ -1,0 +1,161 @@
+"""``rowmill_minutes``: what each lane did in each minute. Written by workers, a few seconds' counts at once; read for
+charts, for the rates on the edges of the state diagram, and for the forecast of when a backlog is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...clock import Clock
+from ..database import Database, Run
+from . import schema
+from .minutes_table import BOUNDS, COUNTS, NUMBERS, TIMES
+
+#: Days that minutes are kept.
+KEPT = 8
+#: Minutes over which a rate is told.
+RECENT = 5
+#: Points of a chart at most: longer times have more minutes in each.
+_POINTS = 72
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a lane did in some minutes, from ``start`` (seconds since 1970) on."""
+
+    start: int
+    seconds: float
+    numbers: Mapping[str, int]
+
+    def __getitem__(self, name: str) -> int:
+        return self.numbers.get(name, 0)
+
+    @property
+    def runs(self) -> int:
+        """Runs that ended, one way or another."""
+        return sum(self[name] for name in TIMES)
+
+    @property
+    def mean(self) -> float | None:
+        """Of the run times, in seconds."""
+        return self["run_us"] / 1e6 / self.runs if self.runs else None
+
+    def quantile(self, share: float) -> float | None:
+        """The run time that this share of the runs did not exceed: inside its step of the histogram, by proportion."""
+        left, low = share * self.runs, 0.0
+        for name, high in zip(TIMES, (*BOUNDS, BOUNDS[-1]), strict=True):
+            count = self[name]
+            if count and left <= count:
+                return low + (high - low) * left / count
+            left, low = left - count, high
+        return None if not self.runs else BOUNDS[-1]
+
+    def rate(self, *names: str) -> float:
+        """How many a minute."""
+        return max(sum(self[name] for name in names), 0) / max(self.seconds, 1.0) * 60.0
+
+    def value(self) -> dict[str, Any]:
+        """As plain values."""
+        times = {"mean_seconds": self.mean, "p50_seconds": self.quantile(0.5), "p95_seconds": self.quantile(0.95)}
+        return {
+            "start": self.start,
+            "seconds": round(self.seconds, 1),
+            **{name: max(self[name], 0) for name in COUNTS},
+            **{name: None if seconds is None else round(seconds, 4) for name, seconds in times.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A lane's last hours, in equal steps, and its last minutes together."""
+
+    spans: tuple[Span, ...]
+    recent: Span
+
+    def value(self) -> dict[str, Any]:
+        """As plain values."""
+        rates = {name: round(self.recent.rate(name), 2) for name in COUNTS}
+        return {"per_minute": rates, "recent": self.recent.value(), "spans": [span.value() for span in self.spans]}
+
+
+class Minutes:
+    """The minutes of one environment."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.database, self.clock = database, clock
+        self.postgres = database.dialect.name == "postgresql"
+        self.table = database.own("rowmill_minutes")
+
+    async def exists(self) -> bool:
+        """Whether the table is there."""
+        return (await schema.taken(self.database)).has(schema.MINUTES)
+
+    def _epoch(self) -> str:
+        shift = self.clock.shift.total_seconds()
+        now = "extract(epoch from now())::float8" if self.postgres else "(julianday('now') - 2440587.5) * 86400.0"
+        return f"({now} + {shift})" if shift else f"({now})"
+
+    async def add(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Add what lanes did to the present minute: one statement for all of them, in the order of their names."""
+        minute = (
+            f"cast(floor({self._epoch()} / 60) as bigint)" if self.postgres else f"cast({self._epoch()} / 60 as int)"
+        )
+        lines, given = [], []
+        for lane in sorted(counts):
+            given.append(lane)
+            mark = f"${len(given)}::text" if self.postgres else f"?{len(given)}"
+            numbers = ", ".join(str(int(counts[lane].get(name, 0))) for name in NUMBERS)
+            lines.append(f"({mark}, {minute}, {numbers})")
+        if not lines:
+            return
+        sums = ", ".join(f"{name} = m.{name} + excluded.{name}" for name in NUMBERS)
+        text = f"""insert into {self.table} as m (lane, minute, {", ".join(NUMBERS)})
+values {", ".join(lines)}
+on conflict (lane, minute) do update set {sums}"""
+        await self.database.write(lambda run: run(text, tuple(given)))
+
+    async def prune(self) -> None:
+        """Drop what is older than is kept."""
+        oldest = f"{self._epoch()} / 60 - {KEPT * 1440}"
+        await self.database.write(lambda run: run(f"delete from {self.table} where minute < {oldest}", ()))
+
+    async def history(self, lanes: Sequence[str], hours: float = 1.0) -> dict[str, History]:
+        """The last hours of these lanes."""
+        minutes = max(int(hours * 60), RECENT + 1)
+        step = max(-(-minutes // _POINTS), 1)
+
+        def verb(run: Run) -> dict[str, History]:
+            now = float(run(f"select {self._epoch()}", ())[0][0])
+            last = int(now // 60)
+            first = (last - minutes) // step * step + step
+            marks = ", ".join(f"${i}::text" if self.postgres else f"?{i}" for i in range(1, len(lanes) + 1))
+            sums = ", ".join(f"sum({name})" for name in NUMBERS)
+            # Of the newest minutes each by itself, of the others by step: a week is no more to send than an hour.
+            bucket = f"case when minute >= {last - RECENT} then minute else minute / {step} * {step} end"
+            text = f"""select lane, {bucket} as b, {sums} from {self.table}
+where lane in ({marks}) and minute between {min(first, last - RECENT)} and {last} group by 1, 2 order by 1, 2"""
+            found: dict[str, dict[int, dict[str, int]]] = {lane: {} for lane in lanes}
+            for row in run(text, tuple(lanes)) if lanes else ():
+                found[row[0]][int(row[1])] = {name: int(n) for name, n in zip(NUMBERS, row[2:], strict=True)}
+            return {lane: _history(rows, first, last, step, now) for lane, rows in found.items()}
+
+        return await self.database.read(verb)
+
+
+def _history(rows: Mapping[int, Mapping[str, int]], first: int, last: int, step: int, now: float) -> History:
+    spans = []
+    for start in range(first, last + 1, step):
+        inside = [numbers for minute, numbers in rows.items() if start <= minute < start + step]
+        spans.append(Span(start * 60, min(step * 60.0, now - start * 60), _sum(inside)))
+    # A lane that began two minutes ago has a rate over two minutes.
+    known = [minute for minute in rows if minute >= last - RECENT]
+    since = min(known, default=last - RECENT)
+    if any(minute < last - RECENT for minute in rows):
+        since = last - RECENT
+    return History(tuple(spans), Span(since * 60, now - since * 60, _sum([rows[minute] for minute in known])))
+
+
+def _sum(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {name: total for name in NUMBERS if (total := sum(part[name] for part in parts))}

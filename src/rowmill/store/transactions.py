@@ -1,0 +1,44 @@
+"""A transaction as handlers and callers have it: a SQLAlchemy connection that also takes SQL text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from .handler_connections import uncut
+
+
+class Tx:
+    """A SQLAlchemy async connection inside a transaction, whose ``execute`` also takes SQL text with ``:names``."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+
+    async def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Run a statement: SQLAlchemy Core, or SQL text."""
+        work = self.connection.execute(as_statement(statement), parameters)
+        return await (uncut(work) if self.connection.dialect.name == "sqlite" else work)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+
+class PlainTx:
+    """The same over a plain connection, for functions that do not await."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self.connection = connection
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Run a statement: SQLAlchemy Core, or SQL text."""
+        return self.connection.execute(as_statement(statement), parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+
+def as_statement(statement: Any) -> Any:
+    """SQL text as a statement; anything else as it is."""
+    return sa.text(statement) if isinstance(statement, str) else statement

@@ -95,7 +95,6 @@ class Oracle:
     by_site: dict[str, Gate] = field(default_factory=dict)
     #: Until when: a site, the lane (None) or the environment ("").
     paused: dict[str | None, float] = field(default_factory=dict)
-    closed_whole: float = -math.inf
 
     # -- what may be claimed
 
@@ -139,7 +138,7 @@ class Oracle:
 
     def room(self) -> float:
         """How many more rows the lane as a whole lets start."""
-        if self.is_paused(None) or self.is_paused("") or self.closed_whole > self.now:
+        if self.is_paused(None) or self.is_paused(""):
             return 0
         return math.inf if self.gates.whole is None else max(self.gates.whole - self.running(), 0)
 
@@ -199,9 +198,6 @@ class Oracle:
 
     def learned(self, site: str | None, end: End) -> None:
         """What the gates make of a run's end, whether or not its claim still held when it failed."""
-        minded = self.gates.breaker is not None or self.gates.burst is not None
-        if end.closes and self.gates.whole is not None and not minded:
-            self.closed_whole = max(self.closed_whole, self.now + end.delay)
         if site is None:
             return
         gate = self.gate(site)

@@ -119,7 +119,7 @@ def test_a_retried_row_that_something_else_holds_back_is_written_once(
     systems.create(db, "prices")
     systems.insert_scrape(db, 5, source_id=systems.insert_source(db, enabled=False)[0])
     command.app(db.url, "scrape")
-    assert command.json("retry", "--state", "waiting")["count"] == 5
+    assert command.json("retry", "--state", "excluded")["count"] == 5
 
 
 def test_an_id_given_twice_is_one_row(lite: Db, command: Command) -> None:

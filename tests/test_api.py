@@ -10,8 +10,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import command
+import systems
 import web
 from databases import Db, as_time
+from rowmill import Mill
 from rowmill.web.endpoints import ENDPOINTS
 
 API = "/api/v1"
@@ -293,6 +295,24 @@ def test_the_overview_and_the_metrics_tell_how_lanes_stand(site: Db, client: Tes
     assert 'rowmill_rows{environment="default",lane="fetch",state="ready"} 2.0' in answer.text
     client.headers.update(web.bearer(web.token(site, "read", lanes=["fetch"])))
     assert client.get("/metrics").status_code == 403
+
+
+def test_rows_that_where_excludes_are_told_apart(db: Db) -> None:
+    """D10; issue: on the pages and in the API."""
+    systems.create(db, "prices")
+    systems.insert_scrape(db, 2)
+    (key, *_) = systems.insert_scrape(db, 3, source_id=systems.insert_source(db, enabled=False)[0])
+    mill = Mill(db.url)
+    systems.scrape(mill, lambda job: None)
+    with web.served(mill) as client:
+        (lane,) = get(client, f"{API}/status")["lanes"]
+        assert (lane["counts"]["waiting"], lane["counts"]["excluded"]) == (0, 3)
+        rows = get(client, f"{API}/environments/default/lanes/scrape/rows", state="excluded")["rows"]
+        assert {row["state"] for row in rows} == {"excluded"}
+        page = client.get("/lane?lane=scrape", headers={"Accept": "text/html"}).text
+        assert 'excluded <span class="n">3</span>' in page
+        assert "3 excluded</text>" in page
+        assert "It should run once that holds." in client.get(f"/row?lane=scrape&id={key}").text
 
 
 def test_what_is_sent_is_checked_and_the_answer_says_where_it_is_wrong(client: TestClient) -> None:

@@ -113,7 +113,7 @@ def end_all(db: sqlite3.Connection) -> None:
         ("update links set status = 'new' where id = 3", ["every row has ended", "every row has exactly one outcome"]),
         ("insert into runs values ('3', 2, 'w', 8, 'dead', null, 1)", ["every row has exactly one outcome"]),
         ("update runs set times = 2 where row = '3'", ["no outcome was recorded twice"]),
-        ("update runs set pid = 7", ["the 1 rows of the killed worker"]),
+        ("update runs set pid = 7", ["the 1 row of the killed worker"]),
         ("insert into pages select * from pages limit 1", ["pages were read"]),
         ("delete from pages where rowid = 1", ["pages were read"]),
     ],

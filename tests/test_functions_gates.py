@@ -164,6 +164,28 @@ async def test_a_callers_retry_after_closes_the_key_for_everybody(pg: Db) -> Non
     assert pg.value("select failure_streak from sources") == 1
 
 
+async def test_a_callers_retry_after_closes_the_whole_lane_only_on_request(pg: Db) -> None:
+    """D7; issue: one source's 429 leaves the others alone, unless the caller says that it is about all of them."""
+    mill = declared(pg, Concurrency(9, by="source_id"))
+    functions = await installed(pg, mill)
+    for source in systems.insert_source(pg, 3):
+        systems.insert_scrape(pg, 2, source_id=source)
+    functions.settle("fail", functions.claim(), error="HTTP 429", retry_after=td(seconds=40))
+    row = functions.claim()
+    assert row is not None
+    with pytest.raises(Exception, match="closes must be 'lane' or null"):
+        functions.settle("fail", row, error="HTTP 429", retry_after=td(seconds=40), closes="vendor")
+    assert functions.settle("fail", row, error="HTTP 429", retry_after=td(seconds=40), closes="lane") == "retry"
+    assert functions.claim() is None
+    lane = pg.one("select paused_until - now() as left, reason from rowmill_gates where dim = ''")
+    assert td(seconds=30) < lane["left"] <= td(seconds=40)
+    assert lane["reason"] == "the other side asked to wait"
+    async with Kit(mill) as kit:
+        assert await kit.claim(count=9) == []
+        kit.advance(td(seconds=41))
+        assert len(await kit.claim(count=9)) == 6
+
+
 def test_keys_take_turns_and_a_pause_holds_callers_back(pg: Db) -> None:
     """C8: a source with many rows keeps nobody waiting; a paused key, and a paused lane, are left alone."""
     functions = install_now(pg, declared(pg, Concurrency(50, by="source_id")))

@@ -12,6 +12,7 @@ import pytest
 import gated
 from databases import Db
 from rowmill import Breaker, Concurrency, Dead, Mill, Rate, Retry, Snooze
+from rowmill.declare.outcome import Release
 from rowmill.testing import Kit
 
 SHAPES: dict[str, Any] = {
@@ -261,6 +262,93 @@ async def test_retry_after_closes_the_key_for_everybody(db: Db, beside: list[Any
             assert {claim.gates["domain"] for claim in claims} == {"a"}  # type: ignore[index]
         kit.advance(td(seconds=91))
         assert len(await other.claim(count=5)) == (2 if first.gates == {"domain": "a"} else 1)
+
+
+#: Gates, and which rows may still be claimed after the row of domain a and source 1 was refused for 90 seconds.
+REFUSED: dict[str, tuple[list[Any], set[str]]] = {
+    "a limit by key beside a rate of the lane": ([Concurrency(9, by="domain"), Rate(100)], {"b1", "b2"}),
+    "a rate by key beside a breaker of the lane": ([Rate(100, by="domain"), Breaker(9, td(hours=1))], {"b1", "b2"}),
+    "a limit by one column, a rate by another": (
+        [Concurrency(9, by="domain"), Rate(100, by="source_id")], {"a2", "b2"}
+    ),
+    "rates by two columns: the one declared first": (
+        [Rate(100, by="source_id"), Rate(100, by="domain")], {"a2", "b2"}
+    ),
+    "rates by two columns, the other asked for": (
+        [Rate(100, by="source_id"), Rate(100, by="domain", closes=True)], {"b1", "b2"}
+    ),
+    "the lane asked for": ([Concurrency(9, by="domain"), Rate(100, closes=True)], set()),
+    "no key": ([Rate(100)], set()),
+    "a pace alone": ([Concurrency(9)], set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ended", [TooMany, lambda: Snooze(td(seconds=90), closes=True)], ids=["429", "snooze"])
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_refusal_closes_the_narrowest_key_and_no_more_unless_asked(db: Db, case: str, ended: Any) -> None:
+    """D7; issue: one vendor's 429 does not stop every vendor."""
+    gates, left = REFUSED[case]
+    gated.make(db)
+    for name in ("a1", "a2", "a1", "b1", "b2"):
+        gated.fill(db, [name[0]], source_id=int(name[1]))
+    mill = Mill(db.url)
+    gated.lane(mill, gates=gates)
+    async with Kit(mill) as kit, Kit(mill, worker_id="other") as other:
+        claims = await kit.claim(count=5)
+        first = next(claim for claim in claims if claim.id == 1)
+        await kit.settle(first, ended())
+        for claim in claims:
+            if claim is not first:
+                await kit.settle(claim, Release())
+        claims = await other.claim(count=9)
+        rows = db.query("select domain, source_id from pages where status = 'running'")
+        assert {f"{row['domain']}{row['source_id']}" for row in rows} == left
+        for claim in claims:
+            await other.settle(claim, Release())
+        kit.advance(td(seconds=91))
+        assert len(await other.claim(count=9)) == 5
+
+
+async def test_a_refused_row_without_a_key_closes_nothing(db: Db) -> None:
+    """Issue: the whole lane is closed on request alone."""
+    gated.make(db)
+    gated.fill(db, [None, "a", None])
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Concurrency(9, by="domain"), Rate(100)])
+    async with Kit(mill) as kit:
+        claims = await kit.claim(count=9)
+        await kit.settle(next(claim for claim in claims if claim.id == 1), TooMany())
+        for claim in claims:
+            if claim.id != 1:
+                await kit.settle(claim, Release())
+        assert {claim.id for claim in await kit.claim(count=9)} == {2, 3}
+
+
+@pytest.mark.parametrize("lane_wide", [[], [Rate(100)]], ids=["by key alone", "and a rate of the lane"])
+async def test_a_snooze_may_close_the_whole_lane(db: Db, lane_wide: list[Any]) -> None:
+    """An account's quota is used up: every key waits, also where no gate is for the whole lane."""
+    gated.make(db)
+    gated.fill(db, ["a", "b", "c"])
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Concurrency(9, by="domain"), *lane_wide])
+    state = "select paused_until, reason from rowmill_gates where dim = '' and key = ''"
+    async with Kit(mill) as kit, Kit(mill, worker_id="other") as other:
+        for _ in range(2):
+            (first,) = await kit.claim(count=1)
+            await kit.settle(first, Snooze(td(seconds=90), closes="lane"))
+            assert db.one(state)["reason"] == "the other side asked to wait"
+            assert await other.claim(count=5) == []
+            kit.advance(td(seconds=91))
+        (claim, *_) = await other.claim(count=5)
+        db.execute("update rowmill_gates set paused_until = '9999-12-31 00:00:00', reason = 'mine' where key = ''")
+        before = db.one(state)
+        await other.settle(claim, Snooze(td(seconds=90), closes="lane"))
+        assert db.one(state) == before, "an operator's longer pause stays"
+
+
+def test_what_a_snooze_cannot_close_is_told_where_it_is_made() -> None:
+    with pytest.raises(TypeError, match="closes"):
+        Snooze(td(seconds=1), closes="vendor")  # type: ignore[arg-type]
 
 
 async def test_a_snooze_may_close_the_key_for_everybody_and_costs_no_attempt(db: Db, beside: list[Any]) -> None:

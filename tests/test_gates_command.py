@@ -93,6 +93,13 @@ def test_gates_lists_keys_with_a_state_those_held_back_first(db: Db, command: Co
     assert list(keys(command.json("gates", "--key", "d"))) == ["d"], "one that is asked for is shown however it is"
 
 
+def test_a_gate_that_refusals_close_is_told_as_such(lite: Db, command: Command) -> None:
+    gated.make(lite)
+    app(command, lite, "gates=[Concurrency(2, by='domain'), Rate(6, closes=True)]")
+    declared = {gate["label"]: gate["declared"] for gate in command.json("gates")["gates"]}
+    assert declared == {"": ["6 starts per min, 6 at once", "closed by refusals"], "domain": ["at most 2 running"]}
+
+
 def test_what_is_set_is_what_the_claim_minds(db: Db, command: Command) -> None:
     gated.make(db)
     gated.fill(db, ["a"] * 9)
@@ -187,6 +194,22 @@ def test_what_cannot_be_set_is_refused_with_the_way_out(lite: Db, command: Comma
     app(command, lite, "priority=1")
     assert command("gates").out == "No gates.\n"
     assert "has no gates" in command("gates", "set", "crawl", "a", "most=1").err
+
+
+def test_a_reset_of_a_key_without_a_state_says_that_there_is_nothing(db: Db, command: Command) -> None:
+    """Issue: it said "1 gate reset"; and it made a row for a key that nobody has."""
+    gated.make(db)
+    gated.fill(db, ["a"])
+    app(command, db, ALL_TEXT)
+    for key, said in (("a", "domain a has no state"), ("nobody", "no row has domain nobody")):
+        ended = command("gates", "reset", "crawl", key)
+        assert ended.code == 4
+        assert f"nothing to reset: {said}" in ended.err
+        assert "Try: rowmill gates" in ended.err
+        assert command.json("gates", "reset", "crawl", key, code=4)["count"] == 0
+    assert db.query("select key from rowmill_gates") == []
+    command.json("gates", "set", "crawl", "a", "most=1")
+    assert "1 gate reset" in command("gates", "reset", "crawl", "a").out
 
 
 def test_gates_before_the_first_worker_shows_what_is_declared(db: Db, command: Command) -> None:

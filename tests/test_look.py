@@ -69,15 +69,53 @@ def test_status_of_phases_without_a_dead_state_shows_exhausted_rows_as_dead(db: 
     assert counts(document, "prompt_forming") == {"ready": 5}
 
 
-def test_a_row_that_a_further_condition_holds_back_is_waiting(db: Db, command: Command) -> None:
-    """D1"""
+def test_a_row_that_where_excludes_is_not_waiting(db: Db, command: Command) -> None:
+    """D1; issue: a row that will not run by itself is told apart from one whose time will come."""
     systems.create(db, "prices")
     systems.insert_scrape(db, 2)
-    systems.insert_scrape(db, 3, source_id=systems.insert_source(db, enabled=False)[0])
+    systems.insert_scrape(db, 1, next_retry_at=ago(minutes=-9))
+    disabled = systems.insert_source(db, enabled=False)[0]
+    systems.insert_scrape(db, 3, source_id=disabled)
+    systems.insert_scrape(db, 1, source_id=disabled, next_retry_at=ago(minutes=-9))
     command.app(db.url, "scrape")
-    assert counts(command.json("status"), "scrape") == {"ready": 2, "waiting": 3}
-    rows = command.json("jobs", "--state", "waiting")["rows"]
-    assert [row["state"] for row in rows] == ["waiting"] * 3
+    assert counts(command.json("status"), "scrape") == {"ready": 2, "waiting": 1, "excluded": 4}
+    assert "Excluded" in command("status").out
+    rows = command.json("jobs", "--state", "excluded")["rows"]
+    assert [row["state"] for row in rows] == ["excluded"] * 4
+    assert "where does not hold" in command("jobs", "--state", "excluded").out
+    assert command.json("why", "scrape", str(rows[0]["id"]))["state"] == "excluded"
+    assert command.json("cancel", "--id", str(rows[0]["id"]))["count"] == 1, "an operator may still act on it"
+    db.execute("update sources set enabled = true")
+    assert counts(command.json("status"), "scrape") == {"ready": 5, "waiting": 1, "dead": 1}
+
+
+def test_a_lane_without_where_excludes_nothing(lite: Db, command: Command) -> None:
+    fill_enrichment(lite)
+    command.app(lite.url, "enrichment")
+    assert "Excluded" not in command("status").out
+    refused = command("jobs", "--state", "excluded")
+    assert refused.code == 1
+    assert "no where=" in refused.err
+
+
+def test_the_oldest_is_the_row_that_has_been_ready_the_longest(db: Db, command: Command) -> None:
+    """D10; issue: since its run_after where that is later than its creation, else since its creation."""
+    systems.create(db, "enrichment")
+    command.app(db.url, "enrichment")
+
+    def oldest() -> float:
+        (lane,) = command.json("status")["lanes"]
+        return float(lane["oldest_ready_seconds"])
+
+    systems.insert_enrichment(db, 1, run_after=ago(days=900), created_at=ago(minutes=5))
+    assert 290 < oldest() < 400, "a run_after before the row was there says nothing"
+    systems.insert_enrichment(db, 1, run_after=ago(minutes=2), created_at=ago(days=30))
+    assert 290 < oldest() < 400, "not ready before its run_after"
+    systems.insert_enrichment(db, 1, run_after=ago(minutes=20), created_at=ago(days=30))
+    assert 1100 < oldest() < 1400
+    whens = [line.split() for line in command("jobs", "--state", "ready").out.splitlines()]
+    assert not any("900" in words for words in whens)
+    assert 1100 < command.json("top")["lanes"][0]["oldest_ready"] < 1400
 
 
 def test_counts_stop_at_a_bound_and_say_so(db: Db, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +139,7 @@ def test_a_count_that_takes_too_long_is_given_up_and_the_others_are_shown(
     monkeypatch.setattr(inspect_module, "_EACH", 0.2)
     command.app(pg.url, "systems.enrichment(mill, handler, where='pg_sleep(1) is not null')")
     (lane,) = command.json("status")["lanes"]
-    assert lane["unknown"] == ["ready", "waiting"]
+    assert lane["unknown"] == ["ready", "waiting", "excluded"]
     assert lane["counts"]["running"] == 2
     assert "counting took too long" in command("status").out
 

@@ -302,7 +302,8 @@ def test_the_closing_words_of_a_drain_say_what_was_held_back(lite: Db, command: 
         [sys.executable, "-m", "rowmill", "run", "--drain", "--json"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=30,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 6, ended.stderr
     assert "2 ready in lane 'enrichment' of 'default' held back, the lane is paused: night" in ended.stderr
+    assert "Try: rowmill resume" in ended.stderr
     (left,) = json.loads(ended.stdout)["held_back"]
     assert (left["lane"], left["count"]) == ("enrichment", 2)

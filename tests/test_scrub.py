@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import time
 import uuid
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -118,10 +119,36 @@ def test_different_failures_are_different_families() -> None:
     assert fingerprint(None) == fingerprint("")
 
 
+@pytest.mark.parametrize("said", [
+    "HTTP {}", "HTTP {} for https://x.example/404", "HTTP/1.1 {} from the proxy", "HTTP error {}",
+    "HTTPStatusError: Client error '{} {phrase}' for url 'https://x.example/1'\nFor more: https://m.example/{}",
+    "http status code: {}",
+    "HTTPError: {} Client Error: {phrase} for url: https://x.example/1",
+    "ClientResponseError: {}, message='{phrase}', url='https://x.example/1'",
+    "HTTPError: HTTP Error {}: {phrase}", "the site answered {} {phrase}", "status={}", "status_code: {}",
+    'Error code: {} - {{"error": {{"message": "no"}}}}', '{{"error": {{"code": {}, "message": "no"}}}}',
+])  # fmt: skip
+def test_http_statuses_are_families_of_their_own(said: str) -> None:
+    """D10: a 404 and a 503 are two failures, whichever client says so; what else differs is left out as ever."""
+    texts = {
+        s: said.format(s.value, s.value, phrase=s.phrase) for s in (HTTPStatus(404), HTTPStatus(410), HTTPStatus(503))
+    }
+    assert len({fingerprint(text) for text in texts.values()}) == 3
+    assert all(str(status.value) in shape(text) for status, text in texts.items())
+    one, other = (f"{texts[HTTPStatus(404)]} after {seconds} s" for seconds in (404, 503))
+    assert shape(one) == shape(other)
+
+
+def test_other_numbers_are_no_status() -> None:
+    """D10: 404 rows are as many as 503 rows."""
+    for said in ("{} rows", "ValueError: {} is not a price", "exit code {}", "page {} of 9", "HTTP {}0", "status {}.5"):
+        assert shape(said.format(404)) == shape(said.format(503))
+
+
 def test_a_shape_reads_like_the_failure() -> None:
     """D10: the shape is what an operator sees."""
     said = f"HTTPError: 503 for https://x.example/p/1?q=2 after 3.5 s (job {uuid.uuid4()}, [1, 2, 3])"
-    assert shape(said) == "HTTPError: <n> for <url> after <n> s (job <id>, [<n>])"
+    assert shape(said) == "HTTPError: 503 for <url> after <n> s (job <id>, [<n>])"
     assert (
         shape("KeyError: 'title' in /srv/app/read.py line 7 at 0x7f3a9c00")
         == "KeyError: <value> in <path> line <n> at <id>"

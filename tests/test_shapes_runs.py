@@ -142,7 +142,7 @@ async def test_an_exception_is_retried_by_the_lanes_policy(db: Db) -> None:
         (Throttled(503, retry_after=f"{DAY} 07:28:00 GMT", date=f"{DAY} 07:18:00 GMT"), td(minutes=10)),
         (Throttled(429), td(minutes=2)),
         (Throttled(429, retry_after="soon"), td(minutes=2)),
-        (Throttled(404, retry_after="30"), td(minutes=2)),
+        (Throttled(409, retry_after="30"), td(minutes=2)),
     ],
     ids=str,
 )
@@ -151,6 +151,13 @@ async def test_a_server_that_says_when_is_asked_again_then(db: Db, error: Except
     step = await stepped(db, error)
     assert step.outcome == "retry"
     assert row(db)["run_after"] == after(delay)
+
+
+async def test_what_a_server_does_not_have_is_not_asked_for_again(db: Db) -> None:
+    """D1: a plain 4xx is permanent by default, and costs one attempt."""
+    step = await stepped(db, Throttled(404, retry_after="30"))
+    assert step.outcome == "dead"
+    assert row(db)["status"] == "dead"
 
 
 @pytest.mark.parametrize("header", ["9" * 30, "-5", "\u00b2", "1e9", "Wed, 99 Foo 9999 99:99:99 GMT", ""])

@@ -49,7 +49,9 @@ def test_one_look_shows_lanes_workers_and_errors(db: Db, command: Command) -> No
     command.app(db.url, "enrichment")
     document = command.json("top")
     (lane,) = document["lanes"]
-    assert lane["counts"] == {"ready": 3, "waiting": 2, "running": 2, "stuck": 1, "done": 1, "dead": 1}
+    assert lane["counts"] == {
+        "ready": 3, "waiting": 2, "excluded": None, "running": 2, "stuck": 1, "done": 1, "dead": 1,
+    }  # fmt: skip
     assert lane["at_least"] == []
     assert {w["id"]: w["alive"] for w in document["workers"]} == {"w-1": True, "w-2": False}
     assert [family["shape"] for family in document["errors"]] == ["forbidden for customer <n>"]
@@ -136,7 +138,7 @@ def test_keys_pause_and_retry_the_chosen_lane(lite: Db, command: Command, tmp_pa
         assert lite.value(dead) == 1, "a no is a no, and an unanswered question too"
         terminal.press("y")
         terminal.until(lambda: lite.value(dead) == 0)
-        terminal.until(lambda: "1 rows made ready" in terminal.seen)
+        terminal.until(lambda: "1 row made ready" in terminal.seen)
         terminal.press("q")
         terminal.until(lambda: terminal.process.poll() is not None)
         assert terminal.process.returncode == 0, terminal.seen[-2000:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import pytest
 import gated
 from command import COMPOSITE, Command, ago, create_parts, register
 from databases import Db
-from rowmill import Breaker, Concurrency, Mill, Rate
+from rowmill import Breaker, Concurrency, Mill, Rate, Snooze
 from rowmill.store.inspect.lane_view import view_lane
 from rowmill.store.inspect.why import inquire
 from rowmill.store.inspect.why_rules import WhyAnswer, why
@@ -120,6 +121,21 @@ def test_whoever_held_it_is_gone_and_another_has_the_name(row: Row) -> None:
     assert (answer["state"], reason["code"]) == ("running", "running")
     assert "it was running by w-1, and that worker has begun anew since" in reason["text"]
     assert "when its lease of 60 s is over, in about " in reason["text"]
+    assert [r["code"] for r in answer["reasons"]] == ["running", "sweep"]
+    assert 30 + 60 - 9 < answer["runs_in_seconds"] <= 30 + 60, "the lease's end, and then the sweep"
+
+
+def test_the_row_of_a_dead_worker_comes_back_with_the_sweep_after_its_lease(row: Row, command: Command) -> None:
+    """A8; issue: the forecast is the end of the lease plus the sweep, not one of them."""
+    key = row.add(status="running", worker="w-9", claimed_at=ago(seconds=40), heartbeat_at=ago(seconds=20))
+    row.worker("w-9", silent=90)
+    answer = row.why(key)
+    assert answer["state"] == "running"
+    assert "w-9 is dead" in answer["reasons"][0]["text"]
+    assert 40 + 60 - 9 < answer["runs_in_seconds"] <= 40 + 60
+    assert "It should run in " in command("why", "crawl", str(key)).out
+    row.db.execute("update rowmill_workers set seen_at = ?", ago(minutes=9))
+    assert row.why(key)["by_itself"] is False, "nobody is there to sweep it"
 
 
 def test_it_is_stuck_and_will_be_swept(row: Row) -> None:
@@ -176,7 +192,8 @@ def test_the_lanes_where_does_not_hold(row: Row, command: Command) -> None:
     row.app('''where="domain <> 'a'"''')
     key = row.add("a")
     answer, reason = row.first(key)
-    assert reason["code"] == "where"
+    assert (answer["state"], reason["code"]) == ("excluded", "where")
+    assert "crawl 1: excluded" in command("why", "crawl", str(key)).out
     assert "domain <> 'a'" in reason["text"]
     assert answer["runs_in_seconds"] is None
     assert "once that holds" in command("why", "crawl", str(key)).out
@@ -281,7 +298,7 @@ def test_its_breaker_is_open_and_then_half_open(row: Row, command: Command) -> N
     key = row.add()
     answer, reason = row.first(key)
     assert (answer["state"], reason["code"]) == ("held", "breaker")
-    assert "after 1 failures in a row" in reason["text"]
+    assert "after 1 failure in a row" in reason["text"]
     assert 290 < answer["runs_in_seconds"] <= 300
     assert reason["since"] is not None
     row.db.execute("update rowmill_gates set open_until = ?", ago(seconds=1))
@@ -318,6 +335,43 @@ def test_the_other_side_asked_to_wait(row: Row) -> None:
     answer, reason = row.first(row.add())
     assert reason["code"] == "closed"
     assert 80 < answer["runs_in_seconds"] <= 90
+
+
+def test_one_vendors_refusal_is_told_of_that_vendor_alone(row: Row, command: Command) -> None:
+    """D7; issue: beside a rate of the whole lane; gates and why tell the same."""
+    row.app("gates=[Concurrency(5, by='domain'), Rate(100)]")
+    row.add("a")
+    gates = [Concurrency(5, by="domain"), Rate(100)]
+
+    async def refuse(kit: Kit) -> None:
+        (one,) = await kit.claim()
+        await kit.settle(one, TooMany())
+
+    row.kit(refuse, gates=gates)
+    held, free = row.add("a"), row.add("b")
+    assert row.first(held)[1]["text"] == "domain a is closed: the other side asked to wait"
+    assert row.first(free)[0]["state"] == "ready"
+    closed = {gate["label"]: [key["key"] for key in gate["keys"] if key["closed_seconds"]]
+              for gate in command.json("gates")["gates"]}  # fmt: skip
+    assert closed == {"": [], "domain": ["a"]}
+
+
+def test_the_whole_lane_is_closed_on_request(row: Row, command: Command) -> None:
+    """D7"""
+    row.app("gates=[Concurrency(5, by='domain')]")
+    row.add("a")
+
+    async def refuse(kit: Kit) -> None:
+        (one,) = await kit.claim()
+        await kit.settle(one, Snooze(td(seconds=90), closes="lane"))
+
+    row.kit(refuse, gates=[Concurrency(5, by="domain")])
+    answer, reason = row.first(row.add("b"))
+    assert (reason["code"], reason["text"]) == ("lane_paused", "lane 'crawl' is paused: the other side asked to wait")
+    assert 30 < answer["runs_in_seconds"] <= 90
+    assert re.search(r"lane 'crawl' .*paused.*for another \d+ \w+: the other side asked to wait", command("gates").out)
+    (pause,) = command.json("gates")["paused"]
+    assert (pause["lane"], pause["reason"]) == ("crawl", "the other side asked to wait")
 
 
 def test_its_rate_is_used_up(row: Row) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 from datetime import UTC, datetime
 from datetime import timedelta as td
+from email.message import Message
 from email.utils import format_datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from hypothesis import given
@@ -18,6 +22,7 @@ from rowmill import exponential, fixed
 from rowmill.declare import roles, states
 from rowmill.declare.retry import classify, retry_after
 from rowmill.errors import RowmillError, did_you_mean
+from rowmill.plural import counted
 from rowmill.store import bounded, redact
 
 # -- states
@@ -150,6 +155,32 @@ def test_prices_wait_a_minute_then_two_then_four_and_never_more_than_a_day() -> 
     assert backoff(50) == td(hours=24)
 
 
+# -- numbers with their noun
+
+
+def test_one_is_not_many() -> None:
+    """Issue: "1 steps", "1 errors"."""
+    assert [counted(n, "row") for n in (0, 1, 2, 1000)] == ["0 rows", "1 row", "2 rows", "1,000 rows"]
+    assert [counted(n, "row is", "rows are") for n in (1, 2)] == ["1 row is", "2 rows are"]
+
+
+def test_every_plural_is_made_in_one_place() -> None:
+    """Issue: one helper for all of them; no number is followed by a bare plural where people read it."""
+    source = Path(rowmill.__file__).parent
+    by_hand = re.compile(r"""['"]{2} if [^\n]{1,40}== 1 else ['"]s|['"]s['"] if |== 1 else ['"]\w+s['"]""")
+    nouns = "rows|gates|steps|errors|warnings|lanes|jobs|workers|failures|attempts|keys|schedules"
+    bare = re.compile(rf"\{{(?!ASK_ABOVE|there)[^{{}}]*\}} (?:{nouns})\b|(?<!state )\}}\}} (?:{nouns})\b")
+    files = [*(source / "cli").glob("*.py"), *(source / "web").rglob("*.py"), *(source / "web").rglob("*.html")]
+    files += [source / "reasons.py", source / "store" / "values.py", source / "store" / "health.py"]
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if by_hand.search(line) or bare.search(line)
+    ]
+    assert found == []
+
+
 # -- what an exception means
 
 
@@ -172,8 +203,33 @@ def test_a_throttled_answer_of_any_client_is_a_rate_limit(where: str) -> None:
     """D1: HTTP 429 and 503, with Retry-After where the server gave it."""
     assert classify(http(429, {"Retry-After": "7"}, where)) == ("rate", td(seconds=7))
     assert classify(http(503, {}, where)) == "rate"
-    assert classify(http(404, {"Retry-After": "7"}, where)) == "transient"
     assert classify(TimeoutError()) == "transient"
+
+
+@pytest.mark.parametrize("where", ["response", "status", "code", "status_code"])
+def test_a_plain_4xx_of_any_client_is_permanent(where: str) -> None:
+    """D1: the same request gets the same answer; 408, 409 and 425 are a matter of the moment, and so is 5xx."""
+    for status in (400, 401, 403, 404, 405, 410, 422, 451, 499):
+        assert classify(http(status, {"Retry-After": "7"}, where)) == "permanent"
+    for status in (301, 408, 409, 425, 500, 502, 504):
+        assert classify(http(status, {}, where)) == "transient"
+
+
+def test_only_an_http_status_makes_an_error_permanent() -> None:
+    """X1: an exit code, or a number that is no status, says nothing."""
+    for error in (SystemExit(404), Failed("HTTP 404"), http(4004, where="code"), http(True, where="code")):
+        assert classify(error) == "transient"
+
+
+def test_the_clients_own_errors_are_read() -> None:
+    """D1: httpx, requests, aiohttp and urllib, as each raises a 404."""
+    httpx = pytest.importorskip("httpx")
+    request = httpx.Request("GET", "http://x.example")
+    with pytest.raises(httpx.HTTPStatusError) as raised:
+        httpx.Response(404, request=request).raise_for_status()
+    errors: list[BaseException] = [raised.value, HTTPError("http://x.example", 404, "Not Found", Message(), None)]
+    errors += [http(404, where="response"), http(404, where="status")]  # requests, aiohttp
+    assert {classify(error) for error in errors} == {"permanent"}
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ end
 $rowmill$;
 
 -- fail
-create or replace function public.scrape_fail(id bigint, worker text, claimed_at timestamp with time zone, error text default null, delay interval default null, permanent boolean default false, retry_after interval default null)
+create or replace function public.scrape_fail(id bigint, worker text, claimed_at timestamp with time zone, error text default null, delay interval default null, permanent boolean default false, retry_after interval default null, closes text default null)
 returns text
 language plpgsql volatile security invoker
 set search_path = pg_catalog, pg_temp
@@ -274,12 +274,21 @@ declare
   _rm_delay double precision;
   _rm_key text;
 begin
+  if $8 <> 'lane' then
+    raise exception using errcode = '22023', message = 'closes must be ''lane'' or null';
+  end if;
   select coalesce(retry_count, 0) + 1, 6, source_id::text into _rm_attempt, _rm_limit, _rm_key from public.scrape_jobs
   where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
     and status = 'running'
   for no key update;
   if not found then
     return null;
+  end if;
+  if $8 = 'lane' and $7 > interval '0' then
+    insert into public.rowmill_gates (lane, dim, key, touched_at) values ('scrape', '', '', now()) on conflict do nothing;
+    update public.rowmill_gates _g set version = _g.version + 1, paused_until = clock_timestamp() + $7, paused_at = clock_timestamp(),
+      reason = 'the other side asked to wait'
+    where lane = 'scrape' and dim = '' and key = '' and coalesce(_g.paused_until < clock_timestamp() + $7, true);
   end if;
   if _rm_key is not null then
     insert into public.rowmill_gates (lane, dim, key, touched_at)

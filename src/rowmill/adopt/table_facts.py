@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import plural
+
 
 def rows(number: int, counted: bool) -> str:
     """A number of rows; an estimate is rounded, and called one."""
@@ -13,7 +15,7 @@ def rows(number: int, counted: bool) -> str:
         return "no rows" if counted else "no rows seen"
     if not counted and number > 99:
         number = round(number, 2 - len(str(number)))
-    return f"{'' if counted else 'about '}{number:,} row{'' if number == 1 else 's'}"
+    return ("" if counted else "about ") + plural.counted(number, "row")
 
 
 @dataclass(frozen=True, kw_only=True)

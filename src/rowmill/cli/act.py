@@ -14,8 +14,9 @@ from ..declare import states as states_words
 from ..errors import Busy, DatabaseError, DeclarationError, RowmillError
 from ..mill import Mill
 from ..ops.row_actions import Operator, Selection, ended_by_others, passed_over
+from ..plural import counted, plural
 from ..store.inspect.failure_families import members
-from ..store.inspect.lane_view import LaneView
+from ..store.inspect.lane_view import OPEN, LaneView
 from ..store.lane.row_keys import Key, parse
 from . import show
 from .app import NOTHING_MATCHED, App, AsJson, app, console, errors, lane_names, load, print_json, run_async, said
@@ -144,11 +145,11 @@ _RUNNING = ("cancel", "running")
 
 
 def _rows(number: int) -> str:
-    return f"{number:,} row{'' if number == 1 else 's'}"
+    return counted(number, "row")
 
 
 def _has(others: list[str]) -> str:
-    return "has" if len(others) == 1 else "have"
+    return plural(len(others), "has", "have")
 
 
 def _sharing(mill: Mill, view: LaneView, states: tuple[str, ...]) -> list[str]:
@@ -182,7 +183,9 @@ def retry(
     env: Environment = None,
     lane: Lane = None,
     ids: Ids = None,
-    state: Annotated[Literal["dead", "canceled", "waiting"] | None, typer.Option(help="all rows in this state")] = None,
+    state: Annotated[
+        Literal["dead", "canceled", "waiting", "excluded"] | None, typer.Option(help="all rows in this state")
+    ] = None,
     error: Family = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -192,7 +195,7 @@ def retry(
     With --error: the rows that are dead, or wait to be tried again, and whose latest failure is of that family.
     """
     _only_one(id=ids, state=state, error=error)
-    states = (state,) if state else ("waiting", "dead") if error else ("ready", "waiting", "dead", "canceled")
+    states = (state,) if state else ("waiting", "excluded", "dead") if error else (*OPEN, "dead", "canceled")
     action = Action("retry", "made ready", Selection(states), ids or [], Operator.retry, yes, as_json, error)
     _start(action, reference, env, lane)
 
@@ -203,21 +206,23 @@ def cancel(
     env: Environment = None,
     lane: Lane = None,
     ids: Ids = None,
-    state: Annotated[Literal["ready", "waiting", "running"] | None, typer.Option(help="all rows in this state")] = None,
+    state: Annotated[
+        Literal["ready", "waiting", "excluded", "running"] | None, typer.Option(help="all rows in this state")
+    ] = None,
     error: Family = None,
     running: Annotated[bool, typer.Option("--running", help="running rows too: their outcome is dropped")] = False,
     reason: Annotated[str, typer.Option(help="what the error column says")] = "canceled by an operator",
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rows that are ready or waiting are not to be worked on: to canceled, or to dead where there is no such state.
+    """Cancel rows that are ready, waiting or excluded. They move to canceled, or to dead if the lane has no such state.
 
     With --error: of these, the ones whose latest failure is of that family.
     """
     _only_one(id=ids, state=state, error=error)
     if state == "running" and not running:
         raise typer.BadParameter("running rows are taken from their holders only with --running")
-    states = (state,) if state else ("ready", "waiting", *(["running"] if running else []))
+    states = (state,) if state else (*OPEN, *(["running"] if running else []))
     action = Action(
         "cancel",
         "canceled",

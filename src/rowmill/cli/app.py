@@ -30,9 +30,13 @@ class UsageError(RowmillError):
     """The command itself lacks something, or says something that makes no sense: exit code 2."""
 
 
+class NothingMatched(RowmillError):
+    """There is nothing that the command could be about: exit code 4."""
+
+
 def exit_code(error: RowmillError) -> int:
     """What the command ends with."""
-    return WRONG_USAGE if isinstance(error, UsageError) else 1
+    return {UsageError: WRONG_USAGE, NothingMatched: NOTHING_MATCHED}.get(type(error), 1)
 
 
 app = typer.Typer(

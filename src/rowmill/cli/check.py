@@ -21,6 +21,7 @@ from ..migrate import ddl
 from ..mill import Mill
 from ..ops.findings import ERROR, SMALL, WARNING, CheckFinding, ExaminedLane, across, connections, examine
 from ..ops.row_actions import ended_by_others
+from ..plural import counted
 from ..store import Database, LaneStore, examine_lane, store_for
 from ..store.database import runner
 from ..store.inspect.lane_view import check_file
@@ -220,18 +221,24 @@ def _page(found: list[CheckedLane], needs: dict[str, Any], processes: int, bad: 
         if need["at_most"] is not None:
             where = f"{name}: " if several else ""
             free = "behind a pooler" if need["pooler"] else f"{need['free']} of {need['allowed']} are free"
-            plural = "process needs" if processes == 1 else "processes need"
-            text = f"{where}{processes} {plural} up to {need['at_most']} connections; {free}"
-            parts.append(show.plain(text))
-    verdict = f"{bad} errors, {poor} warnings" if bad or poor else "All is well."
+            parts.append(show.plain(f"{where}{_need(processes, need)}; {free}"))
+    verdict = f"{counted(bad, 'error')}, {counted(poor, 'warning')}" if bad or poor else "All is well."
     parts.append(Text(verdict, "red" if bad else "yellow" if poor else "green"))
     return Group(*parts)
+
+
+def _need(processes: int, need: dict[str, Any]) -> str:
+    return f"{counted(processes, 'process needs', 'processes need')} up to {counted(need['at_most'], 'connection')}"
 
 
 def _about(examined: ExaminedLane) -> Text:
     binding = examined.binding
     about = "" if examined.exact else "about "
-    text = Text().append_text(show.plain(f"  {binding.table.fullname}, {about}{examined.rows:,} rows")).append("\n")
+    text = (
+        Text()
+        .append_text(show.plain(f"  {binding.table.fullname}, {about}{counted(examined.rows, 'row')}"))
+        .append("\n")
+    )
     roles = ", ".join(role if role == column else f"{role}: {column}" for role, column in binding.roles.items())
     text.append_text(show.plain(f"  roles   {roles or 'none'}")).append("\n")
     order = ", ".join(f"{column}{' desc' if down else ''}" for column, down in binding.order)

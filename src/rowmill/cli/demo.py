@@ -21,6 +21,7 @@ import typer
 from ..engine.processes.supervisor import Supervisor
 from ..errors import RowmillError
 from ..events import Events, configure_logs
+from ..plural import counted
 from . import demo_end
 from .app import AsJson, app, console, errors, print_json
 from .demo_view import DemoScene, DemoView, DemoWorker
@@ -220,7 +221,8 @@ class Demo:
                 self.noise.append(line.decode())
             self._happened(event["event"], event)
         for worker, count in self._swept.items():
-            self.scene.say(f"{count} rows were taken back from {worker}: their lease ran out", "green")
+            rows = counted(count, "row was", "rows were")
+            self.scene.say(f"{rows} taken back from {worker}: their lease ran out", "green")
         self._swept.clear()
 
     def _happened(self, name: str, event: dict[str, Any]) -> None:
@@ -240,7 +242,7 @@ class Demo:
                 seat.state = "killed"
                 self.orphans = [row for worker, row in self._held() if worker == event["worker"]]
                 self._waiting = set(self.orphans)
-                rows = f"its {len(self.orphans)} rows are taken back when their lease runs out"
+                rows = f"its {counted(len(self.orphans), 'row is', 'rows are')} taken back when their lease runs out"
                 self.scene.say(f"{event['worker']} was killed; {rows}", "bold red")
             case "job_failed":
                 what = f"{'link' if event['lane'] == 'fetch' else 'document'} {event['id']}"

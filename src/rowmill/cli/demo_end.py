@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from ..plural import counted
+
 _ENDED = """select cast(id as text), case status when 'fetched' then 'done' when 'gone' then 'dead' end from links
 union all select name, case state when 2 then 'done' when 9 then 'dead' end from documents"""
 _FINALS = "select row, outcome, attempt, error, pid, times from runs where outcome in ('done', 'dead')"
@@ -66,6 +68,7 @@ def examine(file: Path, seconds: float, orphans: Sequence[str], killed: int | No
         pages, wrong_pages = one("select count(*) from pages"), one(_DOUBLED_PAGES) + one(_MISSING_PAGES)
         retried = one("select count(distinct row) from runs where outcome = 'retry'")
         twice = one("select count(*) from runs where times > 1")
+    left = counted(len(orphans), "row")
     outcomes = Counter((row, outcome) for row, outcome, *_ in finals)
     finished_by = {row: pid for row, _, _, _, pid, _ in finals}
     return Findings(
@@ -74,7 +77,7 @@ def examine(file: Path, seconds: float, orphans: Sequence[str], killed: int | No
         done=sum(state == "done" for state in ended.values()),
         retried=retried,
         dead={
-            _name(row): error if attempt == 1 else f"{error} ({attempt} attempts)"
+            _name(row): error if attempt == 1 else f"{error} ({counted(attempt, 'attempt')})"
             for row, outcome, attempt, error, _, _ in finals
             if outcome == "dead"
         },
@@ -87,7 +90,7 @@ def examine(file: Path, seconds: float, orphans: Sequence[str], killed: int | No
             f"no outcome was recorded twice ({runs} runs: {len(finals)} ends, {retries} retries, {cut} cut off)": (
                 twice == 0 and runs == len(finals) + retries + cut
             ),
-            f"the {len(orphans)} rows of the killed worker ({under_way} under way) were finished by others": (
+            f"the {left} of the killed worker ({under_way} under way) were finished by others": (
                 bool(orphans) and all(finished_by.get(row) not in (None, killed) for row in orphans)
             ),
             f"{pages} pages were read: none is missing, none is there twice": wrong_pages == 0,
@@ -106,7 +109,7 @@ def tell(console: Console, findings: Findings, kept: Path | None) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
     say()
-    took = f"{findings.rows} rows in {findings.seconds:.0f} seconds"
+    took = f"{counted(findings.rows, 'row')} in {findings.seconds:.0f} seconds"
     say(Text(f"{took}, by two processes, one of them killed in mid-run:", "bold"))
     say(f"  {findings.done:>4} done, each exactly once")
     say(f"  {findings.retried:>4} failed at first and were tried again")

@@ -11,6 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..plural import counted
+
 #: state -> the mark and the colour it has in a bar, in the order in which a bar shows them
 STATES = {
     "done": ("█", "green"),
@@ -103,7 +105,7 @@ def _top(scene: DemoScene, width: int) -> RenderableType:
         "",
     ]
     for name, counts in scene.tables.items():
-        title = Text.assemble((name, "bold"), f"  {counts.total()} rows")
+        title = Text.assemble((name, "bold"), f"  {counted(counts.total(), 'row')}")
         parts += [title, _bar(counts, min(width, 100)), _legend(counts), ""]
     return Group(*parts, _workers(scene), "")
 
@@ -140,8 +142,8 @@ def _workers(scene: DemoScene) -> Table:
         table.add_column(no_wrap=True)
     for name, seat in scene.workers.items():
         state = Text(seat.state, {"alive": "green", "killed": "bold red"}.get(seat.state, "yellow"))
-        held = f"{seat.rows} rows in hand" if seat.state == "alive" else ""
-        left = f"{seat.left} rows left behind by the killed" if seat.left else ""
+        held = f"{counted(seat.rows, 'row')} in hand" if seat.state == "alive" else ""
+        left = f"{counted(seat.left, 'row')} left behind by the killed" if seat.left else ""
         table.add_row(Text(name, "bold"), f"pid {seat.pid or ''}", state, held, Text(left, "yellow"))
     return table
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..plural import counted
 from ..store.inspect.failure_families import SAMPLE, Errors
 from ..store.inspect.failure_families import errors as find_errors
 from ..store.own.failures import Family
@@ -125,7 +126,7 @@ def _ago(moment: str | None) -> float | None:
 def _one(family: Family) -> list[RenderableType]:
     """All that is known of a family."""
     example = family.example
-    seen = f"{family.count:,} failures of {family.rows:,} rows" if family.count else "not on record"
+    seen = f"{counted(family.count, 'failure')} of {counted(family.rows, 'row')}" if family.count else "not on record"
     if family.unrecorded:
         seen += f", and {family.unrecorded:,}{_more(family)} dead rows without a record"
     head = Text(f"{family.fingerprint}  ", "bold").append_text(show.plain(family.shape))

@@ -14,13 +14,14 @@ from rich.text import Text
 
 from ..errors import DatabaseError, DeclarationError, RowmillError, did_you_mean
 from ..mill import Mill
+from ..plural import counted
 from ..store.gates.gate_binding import BoundGates
-from ..store.gates.pauses import ensure_gates
+from ..store.gates.pauses import Pause, ensure_gates
 from ..store.inspect import json_values
 from ..store.inspect.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
 from ..store.inspect.lane_view import LaneView
 from . import show, show_gates
-from .app import AsJson, UsageError, app, load, print_json, print_out, run_async, said
+from .app import NOTHING_MATCHED, AsJson, NothingMatched, UsageError, app, load, print_json, print_out, run_async, said
 from .durations import duration
 from .environments import CommandAnswers, CommandDirectory, one_environment, one_lane, worded
 
@@ -95,25 +96,32 @@ def _list(
         return [(dim, await found.keys(dim, limit + 1, asked if dim.phrase else None)) for dim in dims]
 
     async def main() -> tuple[
-        CommandAnswers[list[tuple[BoundGates, list[KeyView]]]], list[tuple[str, str, str | None]], int
+        CommandAnswers[list[tuple[BoundGates, list[KeyView]]]],
+        list[tuple[str, Pause]],
+        list[tuple[str, str, str | None]],
+        int,
     ]:
         async with CommandDirectory(mill, env, [lane] if lane else None) as lookout:
             answers, budgets = await lookout.ask(question), []
+            # Those of keys are told with the keys.
+            pauses = [(name, pause) for name, pause in await lookout.pauses() if not pause.target.dim]
             for name in dict.fromkeys(view.environment for view, _ in answers.found):
                 view = next(view for view, _ in answers.found if view.environment == name)
                 if lane is None and await has_table(view):
                     budgets += [(name, *budget) for budget in await (await lane_gates(view)).budgets()]
-            return answers, budgets, len(lookout.databases)
+            return answers, pauses, budgets, len(lookout.databases)
 
-    answers, budgets, several = run_async(main())
+    answers, pauses, budgets, several = run_async(main())
     found = [(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
     if as_json:
         listed = [json_values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
         shown = [{"environment": e, "budget": dim.removeprefix("budget:"), "cells": cells} for e, dim, cells in budgets]
-        print_json({"gates": listed, "budgets": shown, "errors": [failure.value() for failure in answers.failures]})
+        paused = [json_values.pause_value(pause, name) for name, pause in pauses]
+        failed = [failure.value() for failure in answers.failures]
+        print_json({"gates": listed, "paused": paused, "budgets": shown, "errors": failed})
         answers.exit()
         return
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [show.pause_line(pause, name, several) for name, pause in pauses]
     for view, dim, keys in found:
         parts += [show_gates.heading(view, dim, several), *([show_gates.keys_table(keys[:limit])] if keys else [])]
         if len(keys) > limit:
@@ -209,11 +217,11 @@ async def _reset(
 ) -> None:
     async with CommandDirectory(mill, [environment], [lane]) as lookout:
         found = await _gates(lookout, environment)
-        known = None
+        known, exists = None, True
         dims: Sequence[BoundGates] = found.dims
         if key is not None:
             chosen = found.choose(by, keyed=True)
-            known = (await found.known(chosen, key))[0]
+            known, exists = await found.known(chosen, key)
             dims = [dim for dim in dims if dim.phrase is not None and dim.group.by == chosen.group.by]
         elif by is not None:
             chosen = found.choose(by, keyed=True)
@@ -226,15 +234,21 @@ async def _reset(
     if as_json:
         where = {"action": "reset", "environment": environment, "lane": lane, "key": known}
         print_json({**where, "count": number})
+        if known is not None and not number:
+            raise typer.Exit(NOTHING_MATCHED)
+    elif known is not None and not number:
+        by = chosen.group.by
+        why = f"{by} {known} has no state" if exists else f"no row has {by} {known}"
+        raise NothingMatched(f"nothing to reset: {why}", hint=f"rowmill gates {lane} lists the keys that have one")
     else:
-        print_out(f"{number:,} gate{'' if number == 1 else 's'} reset" if number else "No gate had a state.")
+        print_out(f"{counted(number, 'gate')} reset" if number else "No gate had a state.")
 
 
 def _consent(number: int, lane: str, environment: str) -> None:
     """All keys at once are not reset by a slip of the hand."""
     if not number:
         return
-    what = f"reset {number:,} gate{'' if number == 1 else 's'} of lane {lane!r} in {environment!r}"
+    what = f"reset {counted(number, 'gate')} of lane {lane!r} in {environment!r}"
     if not sys.stdin.isatty():
         raise RowmillError(f"this would {what}", hint="--yes, or one key: gates reset APP LANE KEY")
     if not typer.confirm(f"This will {what}. Go on?", err=True):

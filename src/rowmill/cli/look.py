@@ -34,7 +34,7 @@ OneLane = Annotated[
 SomeLanes = Annotated[
     list[str] | None, typer.Option("--lane", help="only this lane (may be given again)", autocompletion=lane_names)
 ]
-State = Literal["ready", "waiting", "running", "done", "dead", "canceled"]
+State = Literal["ready", "waiting", "excluded", "running", "done", "dead", "canceled"]
 
 
 @app.command()
@@ -45,9 +45,11 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="refresh every 2 seconds, until Ctrl-C")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rows of every lane by state, and how long the oldest ready row has waited.
+    """Rows of every lane by state, and how long the oldest ready row has been ready.
 
-    *stuck* rows are among the running ones: no sign of life for longer than the lease. Counts stop at 100,000.
+    *waiting*: its time has not come. *excluded*: the lane's where= does not hold for it. *stuck* rows are among the
+    running ones: no sign of life for longer than the lease. *Oldest*: since the row's run_after, or since its creation
+    where that is later. Counts stop at 100,000.
     """
     if watch and as_json:
         raise typer.BadParameter("--watch is for people and --json for scripts: one of them")

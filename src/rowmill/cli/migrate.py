@@ -14,6 +14,7 @@ from ..migrate import ddl
 from ..migrate.apply_ddl import Builder, own_drops, readers, unfinished_jobs
 from ..migrate.fill_column import fill
 from ..mill import Mill
+from ..plural import counted
 from ..store import Database
 from ..store.inspect.lane_view import check_file
 from ..store.own import schema
@@ -129,7 +130,7 @@ async def _nobody_works(database: Database) -> None:
     alive = [w["id"] for w in await fleet.all() if w["state"] not in ("stopped", "dead")]
     if alive:
         raise RowmillError(
-            f"{len(alive)} workers are at work: {', '.join(alive[:3])}",
+            f"{counted(len(alive), 'worker is', 'workers are')} at work: {', '.join(alive[:3])}",
             hint="stop them first; rowmill workers shows them",
         )
 
@@ -138,7 +139,7 @@ async def _nothing_is_lost(database: Database) -> None:
     left = await database.read(lambda run: unfinished_jobs(database, run))
     if left:
         raise RowmillError(
-            f"{left} {'job is' if left == 1 else 'jobs are'} still to be done in {database.own('rowmill_jobs')}",
+            f"{counted(left, 'job is', 'jobs are')} still to be done in {database.own('rowmill_jobs')}",
             hint="let workers finish them first, or delete them: they would be lost",
         )
 
@@ -171,7 +172,7 @@ def _print(
         typer.echo("-- nothing to remove" if detach else "-- nothing to do: the tables have what the lanes need")
         return
     if apply:
-        typer.echo(f"-- {len(statements)} steps, all done")
+        typer.echo(f"-- {counted(len(statements), 'step')}, all done")
         return
     folded = [] if everything else [each for each in statements if each.get("own")]
     for each in (each for each in statements if each not in folded):

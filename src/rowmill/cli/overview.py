@@ -16,7 +16,7 @@ from ..store.own.failures import Failures, Family
 from ..store.own.workers import WorkersTable
 from .environments import CommandDirectory, PrintedFailure
 
-STATES = ("ready", "waiting", "running", "stuck", "done", "dead")
+STATES = ("ready", "waiting", "excluded", "running", "stuck", "done", "dead")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from rich.status import Status
 from rich.text import Text
 
 from ..mill import Mill
+from ..plural import counted
 from ..prove.trial import ProofResult, ProofSettings, Tell, provable, prove, value
 from . import show
 from .app import App, AsJson, UsageError, app, errors, lane_names, load, print_json, print_out, run_async, said
@@ -97,9 +98,9 @@ def _page(found: Sequence[ProofResult], terms: ProofSettings) -> Group:
         parts.append(Text())
     bad = [proved for proved in found if not proved.held]
     if bad:
-        parts.append(Text(f"{len(bad)} of {len(found)} lanes did not hold, or could not be tried.", "red"))
+        parts.append(Text(f"{len(bad)} of {counted(len(found), 'lane')} did not hold, or could not be tried.", "red"))
     else:
-        lanes = "The lane held." if len(found) == 1 else f"All {len(found)} lanes held."
+        lanes = "The lane held." if len(found) == 1 else f"All {counted(len(found), 'lane')} held."
         parts.append(Text(f"{lanes} Your own tables were only read; the copy is gone.", "green"))
     return Group(*parts)
 
@@ -109,15 +110,16 @@ def _lane(proved: ProofResult, terms: ProofSettings) -> list[RenderableType]:
     tried, survived = proved.tried, proved.survived
     if tried is not None:
         lines.append(Text(
-            f"  interleaved  {tried.schedules:,} schedules of 2 to 4 workers, {tried.steps:,} steps"
-            f" in {tried.seconds:.0f} s: {tried.claims:,} claims, {tried.swept:,} taken back,"
-            f" {tried.lost:,} late outcomes dropped"
+            f"  interleaved  {counted(tried.schedules, 'schedule')} of 2 to 4 workers, {counted(tried.steps, 'step')}"
+            f" in {tried.seconds:.0f} s: {counted(tried.claims, 'claim')}, {tried.swept:,} taken back,"
+            f" {counted(tried.lost, 'late outcome')} dropped"
         ))  # fmt: skip
     if survived is not None:
-        cut = f", cut off {survived.cut} times" if survived.cut else ""
+        cut = f", cut off {counted(survived.cut, 'time')}" if survived.cut else ""
         lines.append(Text(
-            f"  killed       3 worker processes, {survived.rows:,} rows: {survived.killed} times kill -9, "
-            f"{survived.stopped} times stopped past the lease{cut}"
+            f"  killed       3 worker processes, {counted(survived.rows, 'row')}:"
+            f" {counted(survived.killed, 'time')} kill -9,"
+            f" {counted(survived.stopped, 'time')} stopped past the lease{cut}"
         ))  # fmt: skip
         lines.append(Text(
             f"               lost {survived.lost}, doubled {survived.doubled}, left over {survived.left};"

@@ -22,6 +22,7 @@ from ..engine.worker import Worker
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..mill import Mill
+from ..plural import counted
 from ..store.gates.pauses import COUNTED
 from ..store.inspect import json_values
 from ..store.inspect.lane_view import LaneView, UncountedRows
@@ -30,7 +31,10 @@ from .app import App, AsJson, Env, app, errors, exit_code, load, print_json, sai
 from .environments import CommandDirectory
 from .metrics import Metrics, count_for_supervisor
 
-DIED = 3  # exit code of a drain after which rows are dead
+DIED, HELD_BACK = 3, 6  # exit codes of a drain after which rows are dead, or are left because they are paused
+
+
+_RESUME = "Try: rowmill resume, and drain again"
 
 
 class LogForm(enum.StrEnum):
@@ -80,7 +84,8 @@ def run(
     """Work on the lanes of APP until stopped.
 
     Ctrl-C or SIGTERM: claim nothing more, let runs finish within the grace, give the rest back. Again: at once.
-    Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 130 or 143 stopped before it was drained.
+    Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 6 drained, but ready rows are paused; 130 or
+    143 stopped before it was drained.
     """
     if not hasattr(os, "killpg"):
         raise RowmillError(
@@ -192,7 +197,7 @@ def _exit_code(supervisor: Supervisor, drain: bool, caught: signal.Signals | Non
         return 0
     if caught is not None:
         return 128 + caught
-    return DIED if supervisor.counts["dead"] else 0
+    return DIED if supervisor.counts["dead"] else HELD_BACK if supervisor.held_back else 0
 
 
 def _numbers(supervisor: Supervisor) -> dict[str, int]:
@@ -228,7 +233,7 @@ async def _left_running(mill: Mill, env: list[str] | None, lanes: list[str] | No
         async with CommandDirectory(mill, env, lanes) as lookout:
             for view, counts in (await lookout.ask(LaneView.count)).found:
                 if running := counts.states["running"]:
-                    what = f"{running} {'row' if running == 1 else 'rows'} of lane {view.lane.name!r} still running"
+                    what = f"{counted(running, 'row')} of lane {view.lane.name!r} still running"
                     if len(mill.environments) > 1:
                         what += f" in {view.environment}"
                     lines.append(
@@ -249,9 +254,8 @@ def _close(
         return
     held_back = _left(supervisor) if drained else ""
     if idle:
-        for line in (
-            (Text("Nothing was ready."), *hints) if not held_back else [show.plain(f"Nothing was run: {held_back}.")]
-        ):
+        nothing = [show.plain(f"Nothing was run: {held_back}."), Text(_RESUME)]
+        for line in nothing if held_back else [Text("Nothing was ready."), *hints]:
             errors.print(line, soft_wrap=True)
         return
     if drained:
@@ -260,9 +264,9 @@ def _close(
         rest = "what the killed had in hand is taken back when its lease runs out"
     else:
         rest = "what was not finished was given back"
-    failed = f"{numbers['failed']} failed {'attempt' if numbers['failed'] == 1 else 'attempts'}"
+    failed = counted(numbers["failed"], "failed attempt")
     canceled = f", {numbers['canceled']} canceled" if numbers["canceled"] else ""
     words = f"{numbers['done']} done, {failed}, {numbers['dead']} dead{canceled}"
     errors.print(f"{'Drained' if drained else 'Stopped'}: {words}; {rest}.", highlight=False, soft_wrap=True)
-    for line in hints:
+    for line in [*([Text(_RESUME)] if held_back else []), *hints]:
         errors.print(line, soft_wrap=True)

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..plural import plural
 from ..store.gates.pauses import Pause, Target
 from ..store.inspect import json_values, why_rules
 from ..store.inspect.lane_view import MOST, SAMPLE, STATES, Counts, LaneView, Row, UncountedRows
@@ -58,7 +59,11 @@ def counts_table(
     found: Sequence[tuple[LaneView, Counts]], environments: int, paused: Collection[tuple[str, str]] = ()
 ) -> Table:
     """Lanes by state; those that are paused have a mark."""
-    shown = [s for s in STATES if s != "canceled" or any(view.lane.canceled for view, _ in found)]
+    some = {
+        "canceled": any(view.lane.canceled for view, _ in found),
+        "excluded": any(counts.states["excluded"] or "excluded" in counts.unknown for _, counts in found),
+    }
+    shown = [state for state in STATES if some.get(state, True)]
     shown.insert(shown.index("running") + 1, "stuck")
     headings = [state.capitalize() for state in shown] + ["Oldest"]
     made = table(*(["Env"] if environments > 1 else []), "Lane", *headings, right=headings)
@@ -97,7 +102,7 @@ def elsewhere_line(found: UncountedRows, environments: int) -> Text:
     """Rows that no lane counts, and what they are: for people."""
     where = f"{found.environment}: " if environments > 1 else ""
     many = f"{found.rows:,}{' or more' if found.rows >= SAMPLE else ''}"
-    what = f"row{'' if found.rows == 1 else 's'} of table {found.table!r} {'is' if found.rows == 1 else 'are'}"
+    what = f"{plural(found.rows, 'row')} of table {found.table!r} {plural(found.rows, 'is', 'are')}"
     kinds = "; ".join(f"{_kind(values)}: {number:,}" for values, number in found.kinds)
     rest = found.rows - sum(number for _, number in found.kinds)
     kinds += f"; others: {rest:,}" if rest else ""
@@ -165,8 +170,10 @@ def when(row: Row) -> str:
     """The time that matters for the state a row is in."""
     age = row.ages.get
     if row.state == "ready":
-        since = age("run_after") if age("run_after") is not None else age("created_at")
+        since = why_rules.ready_for(row.ages)
         return f"for {span(since)}" if since is not None else ""
+    if row.state == "excluded":
+        return "where does not hold"
     if row.state == "waiting":
         due = age("run_after")
         return f"in {span(-due)}" if due is not None and due < 0 else "held back"

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ..errors import DatabaseError, RowmillError
 from ..ops.row_actions import Operator, Selection
+from ..plural import counted
 from ..store.gates.pauses import Target, ensure_gates
 from ..store.gates.pauses import pause as write_pause
 from ..store.gates.pauses import resume as end_pause
@@ -150,7 +151,7 @@ class Screen:
         number = 0
         async for step in Operator(view).retry(Selection(("dead",))):
             number += len(step)
-        self._said = Text(f"{number:,} rows made ready")
+        self._said = Text(f"{counted(number, 'row')} made ready")
         with contextlib.suppress(DatabaseError):
             await self._mill.wake(view.environment)
         await self._look()
@@ -179,14 +180,15 @@ def picture(found: Overview, environments: int, chosen: int | None = None) -> Re
 
 
 def _lanes(found: Overview, environments: int, chosen: int | None) -> RenderableType:
-    headings = [state.capitalize() for state in STATES] + ["Oldest"]
+    states = [s for s in STATES if s != "excluded" or any(gauge.rows.get("excluded") for _, gauge in found.lanes)]
+    headings = [state.capitalize() for state in states] + ["Oldest"]
     made = show.table(*(["Env"] if environments > 1 else []), "Lane", *headings, "Held", right=headings)
     for number, (view, gauge) in enumerate(found.lanes):
         name = show.plain(view.lane.name)
         if found.paused(view.environment, view.lane.name):
             name.append(" (paused)", "yellow")
         held = ", ".join(f"{keys} by {by}" for by, keys in gauge.held_keys.items() if keys)
-        cells = [_count(view, gauge, state) for state in STATES]
+        cells = [_count(view, gauge, state) for state in states]
         made.add_row(
             *([show.plain(view.environment)] if environments > 1 else []), name, *cells,
             Text(show.span(gauge.oldest_ready) if gauge.rows.get("ready") else ""), show.plain(held),
@@ -216,7 +218,7 @@ def _workers(found: Overview, environments: int) -> RenderableType:
             f"{worker['failed']:,} failed", show.plain(jobs),
         )  # fmt: skip
     number, more = len(found.workers), len(found.workers) - _WORKERS
-    title = f"{number} worker{'s' if number > 1 else ''}" + (f", {more} of them not shown" if more > 0 else "")
+    title = counted(number, "worker") + (f", {more} of them not shown" if more > 0 else "")
     return Group(Text(f"\n{title}", "bold"), made)
 
 

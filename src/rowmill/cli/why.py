@@ -19,7 +19,8 @@ from .app import NOTHING_MATCHED, AsJson, UsageError, app, load, print_json, pri
 from .environments import one_environment, one_lane, worded
 
 _ENDED = ("done", "dead", "canceled", "untouched_for", "no_worker")
-_COLOURS = {"running": "blue", "done": "green", "ready": "cyan", "held": "yellow"}
+_COLOURS = {"running": "blue", "done": "green", "ready": "cyan", "held": "yellow",
+            "excluded": "yellow"}  # fmt: skip
 _HEADS = {"none": "there is no such row", "held": "held back", "elsewhere": "in no state of this lane",
           "exhausted": "its attempts are used up"}  # fmt: skip
 
@@ -68,7 +69,9 @@ def _shown(answer: WhyAnswer, environment: str, lane: str, key: str, environment
     parts: list[RenderableType] = [head]
     if answer.state != "none":
         parts += [_line(reason) for reason in answer.reasons]
-    if answer.state in ("held", "ready", "stuck"):
+    if answer.state in ("held", "excluded", "ready", "stuck") or (
+        answer.state == "running" and answer.wait is not None
+    ):
         parts.append(_when(answer))
     return Group(*parts)
 

@@ -7,7 +7,7 @@ expression over the row). Their state is a row per key in ``rowmill_gates``, whi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -23,11 +23,13 @@ class Concurrency:
     """At most ``limit`` rows running at once: of one key, or of the whole lane without ``by``.
 
     Exact across all processes and hosts on the database; ``scope="process"`` limits each process by itself.
+    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
     """
 
     limit: int
     by: str | None = None
     scope: Literal["all", "process"] = "all"
+    closes: bool = False
 
     def __post_init__(self) -> None:
         if not _whole(self.limit, 1):
@@ -74,6 +76,7 @@ class Rate:
 
     A token bucket that all workers share: over any window never more than ``burst + n * window``. ``burst=1`` spreads
     the starts evenly.
+    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
     """
 
     n: float
@@ -82,6 +85,7 @@ class Rate:
     burst: int | None = None
     source: FromTable | None = None
     adaptive: Adaptive | None = None
+    closes: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, (int, float)) or isinstance(self.n, bool) or not 0 < self.n < math.inf:
@@ -104,12 +108,13 @@ class Rate:
         key: str = "id",
         per: timedelta = timedelta(minutes=1),
         burst: int | None = None,
+        closes: bool = False,
     ) -> Rate:
         """``n`` is ``column`` of the row of ``table`` whose ``key`` is the gate's key. NULL, or no such row: no limit.
 
         ``Rate.from_table("sources", "rate_limit_per_minute", by="source_id")``
         """
-        return cls(1, per, by, burst, source=FromTable(table, column, key))
+        return cls(1, per, by, burst, source=FromTable(table, column, key), closes=closes)
 
     @classmethod
     def auto(
@@ -120,6 +125,7 @@ class Rate:
         start: timedelta = timedelta(seconds=1),
         least: timedelta = timedelta(0),
         most: timedelta = timedelta(seconds=60),
+        closes: bool = False,
     ) -> Rate:
         """Politeness that adapts: the delay between two starts of a key follows how long its runs take, so that about
         ``target`` of them go on at once. Errors slow it down and never speed it up; refusals (429, 503) double it.
@@ -129,7 +135,7 @@ class Rate:
         if not timedelta(0) <= least <= start <= most:
             raise DeclarationError("Rate.auto: least <= start <= most must hold for the delays")
         seconds = [delay.total_seconds() for delay in (start, least, most)]
-        return cls(1, timedelta(seconds=1), by, 1, adaptive=Adaptive(target, *seconds))
+        return cls(1, timedelta(seconds=1), by, 1, adaptive=Adaptive(target, *seconds), closes=closes)
 
     def capacity(self, n: float) -> float:
         """How many may start at once, where ``n`` is the rate in force."""
@@ -155,6 +161,7 @@ class Breaker:
 
     ``counts``: which failures count: classes (``"transient", "permanent", "rate"``), or a function of the exception.
     ``table``: keep the state in columns of that table (see ``columns``) instead of rowmill's own.
+    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
     """
 
     failures: int
@@ -163,6 +170,7 @@ class Breaker:
     counts: Sequence[str] | Callable[[BaseException], bool] = CLASSES
     table: str | None = None
     columns: BreakerColumns | Mapping[str, str | None] | None = None
+    closes: bool = False
 
     def __post_init__(self) -> None:
         if not _whole(self.failures, 1):
@@ -219,6 +227,15 @@ class Group:
     rate: Rate | None = None
     breaker: Breaker | None = None
     pace: Pace | None = None
+    #: Which of the lane's groups was declared first.
+    place: int = 0
+
+    @property
+    def closes(self) -> bool:
+        """Whether one of its gates asks to be closed by refusals."""
+        return any(
+            gate is not None and gate.closes for gate in (self.concurrency, self.process, self.rate, self.breaker)
+        )
 
     @property
     def counts_running(self) -> bool:
@@ -240,7 +257,7 @@ def grouped(gates: Iterable[Gate], pace: Any, where: str) -> tuple[Group, ...]:
         free = next((group for group in same if getattr(group, kind) is None), None)
         if free is None:
             label = (by or "") + (f"#{len(same) + 1}" if same else "")
-            free = Group(label, by)
+            free = Group(label, by, place=len(groups))
             groups.append(free)
         setattr(free, kind, gate)
 
@@ -261,6 +278,21 @@ def grouped(gates: Iterable[Gate], pace: Any, where: str) -> tuple[Group, ...]:
     if pace is not None:
         place("pace", None, _pace(pace, where))
     return tuple(sorted(groups, key=lambda group: group.label))
+
+
+def closed_by_refusal(groups: Sequence[Group], labels: Collection[str]) -> set[str]:
+    """Which groups a refusal with a time (Retry-After) closes, of those that the row has a key for (``labels``).
+
+    Those that ask for it with ``closes=True``. Where none does, one: by a key, with a rate or a breaker rather than a
+    limit alone, and the one declared first. The whole lane is closed only where no gate of it goes by a key.
+    """
+    known = [group for group in groups if group.label in labels]
+    if asked := {group.label for group in known if group.closes}:
+        return asked
+    if any(group.by is not None for group in groups):
+        known = [group for group in known if group.by is not None]
+    known.sort(key=lambda group: (group.rate is None and group.breaker is None, group.place))
+    return {group.label for group in known[:1]}
 
 
 def _pace(given: Any, where: str) -> Pace:

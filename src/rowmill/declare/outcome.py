@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 
 def _delay(who: str, after: Any) -> Any:
@@ -66,14 +66,17 @@ class Retry(Outcome):
 class Snooze(Outcome):
     """Not now: the row is ready again after ``after``, and no attempt is spent.
 
-    ``closes=True``: the others of its key are held back as long, for every worker, where the lane has gates.
+    ``closes=True``: the others of its key are held back as long, for every worker, where the lane has gates;
+    ``closes="lane"``: all rows of the lane.
     """
 
     name = "snooze"
 
-    def __init__(self, after: timedelta, reason: str | None = None, *, closes: bool = False) -> None:
+    def __init__(self, after: timedelta, reason: str | None = None, *, closes: bool | Literal["lane"] = False) -> None:
         super().__init__(reason)
         self.after = _delay("Snooze", after)
+        if closes not in (True, False, "lane"):
+            raise TypeError(f'Snooze: closes is True (the key) or "lane", not {closes!r}')
         self.closes = closes
 
 

@@ -18,6 +18,8 @@ Verdict = str | tuple[str, timedelta] | Outcome
 
 LONGEST = timedelta(days=36500)
 TRANSIENT, PERMANENT, RATE = "transient", "permanent", "rate"
+#: HTTP statuses that ask to slow down, and the 4xx that another try may change. All other 4xx are permanent.
+THROTTLED, PASSING = (429, 503), (408, 409, 425)
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,18 @@ def exponential(
 
 
 def classify(error: BaseException) -> Verdict:
-    """What an exception means when a lane does not say: HTTP 429 and 503 are a rate limit with the server's own
-    delay where it gave one; a value that cannot be written is permanent; all else is worth another try within the
-    retry policy.
+    """What an exception means when a lane does not say.
+
+    HTTP 429 and 503 are a rate limit, with the server's own delay where it gave one. Any other 4xx but 408, 409 and 425
+    is permanent, and so is a value that cannot be written. All else is transient: tried again by the retry policy.
     """
     if isinstance(error, (UnreadableValue, WrongResult)):
         return PERMANENT  # the next attempt would meet the same
     status, headers = _http(error)
-    if status in (429, 503):
+    if status in THROTTLED:
         delay = retry_after(headers)
         return (RATE, delay) if delay is not None else RATE
-    return TRANSIENT
+    return PERMANENT if status is not None and 400 <= status < 500 and status not in PASSING else TRANSIENT
 
 
 def retry_after(headers: Any) -> timedelta | None:
@@ -102,6 +105,8 @@ def bounded_delay(delay: Any) -> timedelta | None:
 
 def _http(error: BaseException) -> tuple[int | None, Any]:
     """Status and headers of an HTTP error, whichever client raised it (httpx, requests, aiohttp, urllib)."""
+    if isinstance(error, SystemExit):
+        return None, None  # its code is the process's
     response = getattr(error, "response", None)
     for carrier, name in (
         (response, "status_code"),

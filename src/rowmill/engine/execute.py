@@ -204,7 +204,9 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
                 return _ended(store, claim, "dead", str(error))
         case Snooze(after=after, closes=closes):
             delay = retry.bounded_delay(after) or timedelta(0)
-            return Settlement(claim, "snooze", delay=delay, closes=delay if closes else None)
+            settlement = Settlement(claim, "snooze", delay=delay, closes=delay if closes else None)
+            settlement.closes_lane = closes == "lane"
+            return settlement
         case Dead(reason=reason):
             return _ended(store, claim, "dead", _words(reason) or "dead", retry.PERMANENT)
         case Cancel(reason=reason):

@@ -243,20 +243,21 @@ end"""
 
     def fail_body(self) -> str:
         place = len(self.fenced)
-        error, delay, permanent, retry_after = (f"${place + i}" for i in (1, 2, 3, 4))
+        error, delay, permanent, retry_after, closes = (f"${place + i}" for i in (1, 2, 3, 4, 5))
         text = f"pg_catalog.left(coalesce({error}, 'failed'::text), {self._error_length()})"
         dead, retry = self.settle_set("dead", text, "null"), self.settle_set("retry", text, "_rm_delay")
-        key, into, learnt, asked = "", "", "", ""
+        key, into, learnt, asked, refused = "", "", "", "", ""
         if self._gates is not None:
             key, into = f", {self._gates.dim.phrase}::text", ", _rm_key"
             asked = f"\n    extract(epoch from {retry_after})::double precision,"
-            learnt = function_turns(self, self._gates).failed(f"coalesce({permanent}, false)", retry_after)
+            learnt = function_turns(self, self._gates).failed(f"coalesce({permanent}, false)", retry_after, closes)
+            refused = _refusal(f"{closes} <> 'lane'", "closes must be 'lane' or null")
         return f"""declare
   _rm_attempt bigint;
   _rm_limit bigint;
   _rm_delay double precision;{self._key_declared()}
 begin
-  select {self.attempt()}, {self.limit()}{key} into _rm_attempt, _rm_limit{into} from {self.table}
+{refused}  select {self.attempt()}, {self.limit()}{key} into _rm_attempt, _rm_limit{into} from {self.table}
   where {self.holds()}
   for no key update;
   if not found then

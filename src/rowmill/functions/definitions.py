@@ -76,7 +76,7 @@ def render(
     failure = [Parameter("error", "text", "null"), Parameter("delay", "interval", "null"),
                Parameter("permanent", "boolean", "false")]  # fmt: skip
     if gates is not None:
-        failure.append(Parameter("retry_after", "interval", "null"))
+        failure += [Parameter("retry_after", "interval", "null"), Parameter("closes", "text", "null")]
     limit = f"greatest(coalesce({count}, 1), 0)"
     made: dict[str, tuple[list[Parameter], str, str]] = {
         "claim": (worker, f"{rows}", say.claim_body("1")),
@@ -167,8 +167,10 @@ def notes(
     if binding.renew == "claimed_at":
         found.append("A heartbeat moves the claim's time and returns it: it is the claimed_at of the next call.")
     if gates is not None:
-        found.append("They keep to the lane's gates, and to pauses: no row may mean that none may start yet. fail tells"
-                     " the breaker; its retry_after closes the key for all workers.")  # fmt: skip
+        found.append(
+            "They keep to the lane's gates, and to pauses: no row may mean that none may start yet. fail tells"
+            " the breaker; its retry_after closes the key for all workers, closes => 'lane' the lane."
+        )
     if lane.settled_hooks:
         found.append("The lane's on_settled is Python: it does not run for rows that these functions settle.")
     if resolved.path:

@@ -14,9 +14,10 @@ from ..declare.gates import Group
 from ..errors import DeclarationError, Refused
 from ..store.database import Database, Run, runner
 from ..store.driver_errors import translated
-from ..store.gates.claim_by_key_sql import ClaimByKeyStatements
+from ..store.gates.claim_by_key_sql import ClaimByKeyStatements, as_text
 from ..store.gates.claim_by_range_sql import ClaimByRangeStatements
 from ..store.gates.gate_binding import BoundGates, UserTable
+from ..store.gates.gate_learning import ASKED_TO_WAIT
 from ..store.lane.binding import Binding
 from .resolve_names import Resolved
 
@@ -190,9 +191,23 @@ class FunctionClaimByKey(ClaimByKeyStatements):
   end if;
 """
 
-    def failed(self, permanent: str, retry_after: str) -> str:
-        """A run of ``_rm_key`` failed; ``retry_after`` (SQL): the other side asked to be left alone for so long."""
-        parts = [f"  if _rm_key is not null then\n    {self._held()}"]
+    def failed(self, permanent: str, retry_after: str, closes: str) -> str:
+        """A run of ``_rm_key`` failed; ``retry_after`` (SQL): the other side asked to be left alone for so long, by all
+        rows of the lane where ``closes`` (SQL) is 'lane'.
+        """
+        lane = as_text(self.say.lane.name)
+        spot, until = f"lane = {lane} and dim = '' and key = ''", f"clock_timestamp() + {retry_after}"
+        # Before the key's row: all who lock gate rows do so in the order of their keys.
+        parts = [
+            f"""  if {closes} = 'lane' and {retry_after} > interval '0' then
+    insert into {self.table} (lane, dim, key, touched_at) values ({lane}, '', '', now()) on conflict do nothing;
+    update {self.table} _g set version = _g.version + 1, paused_until = {until}, paused_at = clock_timestamp(),
+      reason = {as_text(ASKED_TO_WAIT)}
+    where {spot} and coalesce(_g.paused_until < {until}, true);
+  end if;
+  if _rm_key is not null then
+    {self._held()}"""
+        ]
         if (breaker := self.group.breaker) is not None:
             # In brackets: outside of them a condition ends for PL/pgSQL at the first "then".
             refused = f"when {retry_after} is not null then 'rate' else 'transient'"

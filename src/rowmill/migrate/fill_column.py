@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import RowmillError
+from ..plural import counted
 from ..store.database import Database, Run
 from ..store.inspect import plans
 from ..store.lane.binding import Binding
@@ -33,9 +34,9 @@ async def _fill(database: Database, binding: Binding, column: str, tell: Callabl
     while step := await database.write(functools.partial(_step, binding, column, source, function, last)):
         last, written = step
         filled += written
-        tell(f"{binding.table.fullname}.{column}: {filled:,} rows filled", True)
+        tell(f"{binding.table.fullname}.{column}: {counted(filled, 'row')} filled", True)
     if filled:
-        tell(f"done: {filled:,} rows of {binding.table.fullname}.{column} filled from {source}", False)
+        tell(f"done: {counted(filled, 'row')} of {binding.table.fullname}.{column} filled from {source}", False)
     return filled
 
 

@@ -21,11 +21,12 @@ from ..errors import DatabaseError, DeclarationError, did_you_mean
 from ..mill import Mill
 from ..ops.environments import LaneDirectory
 from ..ops.row_actions import Operator, Selection, passed_over
+from ..plural import counted
 from ..store import Database
 from ..store.gates.pauses import Pause, Target, ensure_gates, pause, resume, standing
 from ..store.inspect import json_values
 from ..store.inspect.gate_view import SETTABLE, LaneGates, lane_gates
-from ..store.inspect.lane_view import LaneView
+from ..store.inspect.lane_view import OPEN, LaneView
 from ..store.jobs.enqueue import CHANNEL
 from ..store.lane.row_keys import Key, parse, written
 from . import audit
@@ -46,7 +47,7 @@ class Progress:
 
     def __str__(self) -> str:
         """For the audit log, behind what ended the action."""
-        return f"; at least {self.rows:,} rows were written before" if self.rows else ""
+        return f"; at least {counted(self.rows, 'row was', 'rows were')} written before" if self.rows else ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ async def perform(request: Request, action: str, environment: str, lane: str | N
         await asyncio.shield(entry.write("failed", f"cut off{here.progress}"))
         raise
     nothing = found.get("count") == 0 or ("resumed" in found and found["resumed"] is None)
-    detail = f"{found['count']} rows" if "count" in found else None
+    detail = counted(found["count"], "row") if "count" in found else None
     await entry.write("nothing" if nothing else "done", detail)
     return found
 
@@ -178,7 +179,7 @@ def _one_of(given: Given, *names: str) -> None:
 
 async def _retry(here: ActionTarget, given: Given) -> dict[str, Any]:
     _one_of(given, "ids", "state")
-    states = (given["state"],) if given.get("state") else ("ready", "waiting", "dead", "canceled")
+    states = (given["state"],) if given.get("state") else (*OPEN, "dead", "canceled")
     return await _write(here, given, "retry", Selection(states), Operator.retry)
 
 
@@ -187,7 +188,7 @@ async def _cancel(here: ActionTarget, given: Given) -> dict[str, Any]:
     running = bool(given.get("running"))
     if given.get("state") == "running" and not running:
         raise Problem(422, "running rows are taken from their holders only with running: true")
-    states = (given["state"],) if given.get("state") else ("ready", "waiting", *(["running"] if running else []))
+    states = (given["state"],) if given.get("state") else (*OPEN, *(["running"] if running else []))
     reason = given.get("reason") or "canceled by an operator"
     return await _write(here, given, "cancel", Selection(states), lambda o, chosen: o.cancel(chosen, reason))
 
@@ -201,7 +202,7 @@ async def _release(here: ActionTarget, given: Given) -> dict[str, Any]:
 async def _schedule(here: ActionTarget, given: Given) -> dict[str, Any]:
     when = moment(given["run_after"], "run_after")
     seconds = (when - datetime.now(UTC)).total_seconds()
-    chosen = Selection(("ready", "waiting"))
+    chosen = Selection(OPEN)
     return await _write(here, given, "schedule", chosen, lambda o, rows: o.schedule(rows, seconds))
 
 

@@ -58,14 +58,18 @@ def _box(lane: dict[str, Any], state: str, x: int, y: int) -> Markup:
     where = address("/lane", env=lane["environment"], lane=lane["lane"], state=state)
     told = f"{count(found)} {state}" + (f" ({how(found)})" if how(found) else "")
     empty = " none" if found["number"] == 0 else ""
-    stuck = lane["counts"].get("stuck", {}).get("number") if state == "running" else None
+    # Some of the running rows are stuck; excluded rows stand beside those that wait.
+    further = {"running": "stuck", "waiting": "excluded"}.get(state, "")
+    some = lane["counts"].get(further, {}).get("number")
     note = (
-        Markup('<text class="note" x="{}" y="{}">{} stuck</text>').format(x + 52, y + 52, f"{stuck:,}") if stuck else ""
+        Markup('<text class="note" x="{}" y="{}">{} {}</text>').format(x + 52, y + 52, f"{some:,}", further)
+        if some
+        else ""
     )
     return Markup(
         '<a href="{}" class="state {}{}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="7"/>'
         '<text class="name" x="{}" y="{}">{}</text><text class="count" x="{}" y="{}">{}</text>{}</a>'
     ).format(
-        where, state, empty, told, x, y, *_BOX, x + 52, y + 18, state, x + 52, y + (38 if stuck else 43), short(found),
+        where, state, empty, told, x, y, *_BOX, x + 52, y + 18, state, x + 52, y + (38 if some else 43), short(found),
         note,
     )  # fmt: skip

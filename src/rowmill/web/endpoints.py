@@ -149,7 +149,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "operate",
         handlers.acts("retry"),
         s.WRITTEN,
-        body=s.one_of(s.sent(ids=s.IDS, state=s.word("dead", "canceled", "waiting")), "ids", "state"),
+        body=s.one_of(s.sent(ids=s.IDS, state=s.word("dead", "canceled", "waiting", "excluded")), "ids", "state"),
     ),
     Endpoint(
         "POST",
@@ -162,7 +162,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=s.one_of(
             s.sent(
                 ids=s.IDS,
-                state=s.word("ready", "waiting", "running"),
+                state=s.word("ready", "waiting", "excluded", "running"),
                 reason=s.text("what the error column says"),
                 running=s.flag("running rows too: their outcome is dropped"),
             ),

@@ -12,7 +12,7 @@ from ..errors import RowmillError
 from ..ops.environments import EnvironmentFailure
 from ..ops.row_actions import Operator, Selection
 from ..store.inspect.failure_families import errors, members
-from ..store.inspect.lane_view import LaneView
+from ..store.inspect.lane_view import OPEN, LaneView
 from ..store.lane.row_keys import Key
 from .actions import ACTIONS, ActionTarget, Given
 from .problem import Problem
@@ -23,7 +23,7 @@ BUCKETS = 48
 HOURS = (1, 24, 168, 720)
 _PATIENCE = 20.0
 #: In which states the rows of a family may be for each action.
-FROM = {"retry": ("waiting", "dead"), "bury": ("ready", "waiting")}
+FROM = {"retry": ("waiting", "excluded", "dead"), "bury": OPEN}
 
 
 async def families(sight: CachedMill, sees: Sees, hours: float = 24.0) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
+from ..plural import counted, plural
+from ..store.inspect.why_rules import ready_for
 from ..store.inspect.why_rules import span as plain_span
 
 
@@ -137,4 +139,5 @@ def with_query(request: Request, **changed: Any) -> str:
     return f"{request.url.path}?{urlencode(left)}" if left else request.url.path
 
 
-FILTERS = {f.__name__: f for f in (number, count, short, how, rate, span, took, ago, clock, day, moment, since, size)}
+_WORDS = (number, count, short, how, rate, span, took, ago, clock, day, moment, since, size)
+FILTERS: dict[str, Any] = {word.__name__: word for word in (*_WORDS, ready_for, counted, plural)}

@@ -11,6 +11,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
+from ..plural import counted
+from ..store.inspect.lane_view import OPEN
 from .access import require, who
 from .actions import perform
 from .notices import notices_of
@@ -21,7 +23,7 @@ from .views import sight_of
 _ACTIONS = {"retry": "retry", "cancel": "cancel", "release": "release", "schedule": "schedule", "pause": "pause",
             "resume": "resume", "gate": "set_gate", "reset": "reset_gates", "retry_family": "retry_family",
             "bury_family": "bury_family"}  # fmt: skip
-_BULK = {"retry": ("dead", "canceled", "waiting"), "cancel": ("ready", "waiting"), "release": ("stuck",)}
+_BULK = {"retry": ("dead", "canceled", "waiting", "excluded"), "cancel": OPEN, "release": ("stuck",)}
 #: Letters of a field, as the API has it, and of what a page has put into a form: a key, an address, a message.
 _LONGEST, _LONGEST_MADE = 1000, 8000
 _PAST = {"retry": "made ready", "cancel": "canceled", "release": "released", "schedule": "rescheduled"}
@@ -121,12 +123,12 @@ def _told(verb: str, environment: str, lane: str | None, found: dict[str, Any], 
         if passed := found["passed_over"]:
             return "bad", f"{passed[0]['id']} was not {_PAST[verb]}: {passed[0]['reason']}."
         count, more = found["count"], " so far; there are more" if found["more"] else ""
-        what = found["ids"][0] if found["ids"] else f"{count:,} row{'' if count == 1 else 's'}"
+        what = found["ids"][0] if found["ids"] else counted(count, "row")
         return "good", f"{what} {_PAST[verb]}{more}."
     if verb.endswith("_family"):
         count, more = found["count"], " so far; there are more" if found["more"] else ""
         done = "made ready" if verb == "retry_family" else "buried"
-        return "good", f"{count:,} row{'' if count == 1 else 's'} of the family {done}{more}."
+        return "good", f"{counted(count, 'row')} of the family {done}{more}."
     name = str(form["key"]) if "key" in form else f"Lane {lane}" if lane else f"Environment {environment}"
     match verb:
         case "pause":

@@ -68,7 +68,7 @@ def told(_further: bool = False, /, **properties: Schema) -> Schema:
     return found if _further else {**found, "additionalProperties": False}
 
 
-STATES = ("ready", "waiting", "running", "done", "dead", "canceled")
+STATES = ("ready", "waiting", "excluded", "running", "done", "dead", "canceled")
 ANY: Schema = {}
 OBJECT: Schema = {"type": "object"}
 STRING: Schema = {"type": "string"}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...declare.gates import closed_by_refusal
 from ..database import Run
 from ..lane.claim import Settlement
 from .gate_binding import BoundGates
@@ -20,6 +21,9 @@ from .rules import Ended, GateState, Learned, learn
 if TYPE_CHECKING:
     from ..lane.lane_store import LaneStore
 
+#: The row in which a lane's pauses stand, and the reason of one that an outcome asked for.
+LANE_SPOT: Spot = ("", "")
+ASKED_TO_WAIT = "the other side asked to wait"
 #: A success that changes nothing else is not written more often than this, in seconds.
 _SUCCESS_EVERY = 1.0
 
@@ -41,11 +45,9 @@ class GateLearning:
         self.store, self.dims, self.rows = store, {dim.label: dim for dim in dims}, rows
         groups = [dim.group for dim in dims]
         self._learns = {g.label for g in groups if g.breaker is not None or (g.rate and g.rate.adaptive)}
-        minded = {g.label for g in groups if g.rate is not None or g.breaker is not None}
-        #: The groups whose keys a refusal with a time (Retry-After) closes.
-        self._closes = minded or set(self.dims)
+        self._groups = groups
         #: Whether the next start may depend on how a run ended.
-        self.decides = bool(minded)
+        self.decides = any(g.rate is not None or g.breaker is not None for g in groups)
         self._successes: dict[Spot, float] = {}
         self._turned: list[BreakerChange] = []
 
@@ -74,18 +76,22 @@ class GateLearning:
         if not self._learns:  # nothing but a refusal with a time tells these gates anything
             settlements = [s for s in settlements if s.closes is not None]
         ends: dict[Spot, list[Ended]] = {}
+        lane_for = max(
+            (s.closes.total_seconds() for s in settlements if s.closes is not None and s.closes_lane), default=0
+        )
         for settlement in settlements:
             word = "" if settlement.kind == "done" else settlement.word
             closes = settlement.closes.total_seconds() if settlement.closes is not None else None
             keys = {dim.label: "" for dim in self.dims.values() if dim.phrase is None} | dict(
                 settlement.claim.gates or {}
             )
+            closed = set() if closes is None or settlement.closes_lane else closed_by_refusal(self._groups, keys)
             for label, key in keys.items():
                 end = Ended(
                     word if label in self._learns else None,
                     settlement.duration,
                     settlement.cause,
-                    closes if label in self._closes else None,
+                    closes if label in closed else None,
                 )
                 if end.word is not None or end.closes is not None:
                     ends.setdefault((label, key), []).append(end)
@@ -95,9 +101,9 @@ class GateLearning:
             for spot in plain:
                 if spot not in states or not states[spot].streak:
                     del ends[spot]
-        if not ends:
+        if not ends and not lane_for:
             return []
-        return await self.store.database.transact(lambda run: self._write(run, ends))
+        return await self.store.database.transact(lambda run: self._write(run, ends, lane_for))
 
     def _plain(self, ends: dict[Spot, list[Ended]]) -> list[Spot]:
         """Keys of which nothing but success is known, and that was written a moment ago."""
@@ -121,9 +127,13 @@ class GateLearning:
             states |= {(label, key): state for key, state in dim.overlay(run, mine).items()}
         return states
 
-    def _write(self, run: Run, ends: dict[Spot, list[Ended]]) -> list[BreakerChange]:
-        states = self.rows.lock(run, ends, wait=True)
+    def _write(self, run: Run, ends: dict[Spot, list[Ended]], lane_for: float) -> list[BreakerChange]:
+        states = self.rows.lock(run, [*ends, *([LANE_SPOT] if lane_for else [])], wait=True)
         turned, changes = [], []
+        if lane_for and lane_for > (states[LANE_SPOT].paused_for or 0.0):
+            changes.append(
+                GateChange(*LANE_SPOT, {"paused_until": lane_for, "paused_at": 0.0, "reason": ASKED_TO_WAIT})
+            )
         for spot in sorted(ends):
             dim = self.dims[spot[0]]
             state = dim.overlay(run, {spot[1]: states.get(spot, GateState(spot[1]))})[spot[1]]

@@ -229,16 +229,23 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
         """Back to how a gate begins; pauses stay. How many rows were written."""
         written = 0
         for dim in dims:
-            after = None if key is None and dim.phrase is not None else (key if dim.phrase is not None else "")
-            if after is not None:
-                await self.view.database.transact(lambda run, dim=dim, key=after: self._write(run, dim, [key], _FRESH))  # type: ignore[misc]
-                written += 1
+            if key is not None or dim.phrase is None:
+                one = key if key is not None and dim.phrase is not None else ""
+                written += await self.view.database.transact(lambda run, dim=dim, key=one: self._reset(run, dim, key))  # type: ignore[misc]
                 continue
             last = ""
             while keys := await self._page(dim, last):
                 await self.view.database.transact(lambda run, dim=dim, keys=keys: self._write(run, dim, keys, _FRESH))  # type: ignore[misc]
                 written, last = written + len(keys), keys[-1]
         return written
+
+    def _reset(self, run: Run, dim: BoundGates, key: str) -> int:
+        """One key, where it has a state: in rowmill's table, or in the user's own."""
+        own = dim.overlay(run, {key: GateState(key)})[key]
+        if not self.rows.read(run, [(dim.label, key)]) and not (own.streak or own.open_for):
+            return 0
+        self._write(run, dim, [key], _FRESH)
+        return 1
 
     async def _page(self, dim: BoundGates, after: str) -> list[str]:
         text = f"""select key from {self.rows.table}

@@ -12,7 +12,7 @@ from .lane_view import LaneView
 #: A count beyond this is not counted further.
 MOST = 10_000
 _SECONDS = 0.5
-STATES = ("ready", "waiting", "running", "dead")
+STATES = ("ready", "waiting", "excluded", "running", "dead")
 _KEYS = 500
 
 
@@ -31,15 +31,13 @@ class Gauges:
 
 async def gauges(view: LaneView, states: Sequence[str] = STATES) -> Gauges:
     """Ask a lane in one environment. ``states`` may be any of the lane's, and ``stuck``."""
-    since = [age for role in ("run_after", "created_at") if (age := view.age_of(role))]
-    wait = f"coalesce({', '.join(since)})" if len(since) > 1 else (since or ["null"])[0]
     rows: dict[str, int] = {}
     oldest: float | None = None
     for state in states:
         condition = view.condition(state)
         if condition is None:
             continue
-        age, order = (wait, f" order by {view.order(state)}") if state == "ready" else ("null", "")
+        age, order = (view.waited(), f" order by {view.order(state)}") if state == "ready" else ("null", "")
         inner = f"select {age} as age from {view.statements.table} where {condition}{order} limit {MOST}"
         try:
             number, longest = (await view.ask(f"select count(*), max(age) from ({inner}) x", seconds=_SECONDS))[0]

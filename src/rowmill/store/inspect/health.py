@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import Busy, DatabaseError
+from ...plural import counted
 from ..database import Database, Run, Sqlite
 from ..own import schema
 from ..own.workers import WorkersTable
@@ -180,7 +181,7 @@ async def _polls(workers: Sequence[dict[str, Any]] | None, views: Sequence[LaneV
     polls = {view.lane.name: view.lane.poll.total_seconds() for view in views}
     alive = [worker for worker in workers if worker["alive"]]
     rate = sum(1 / min(mine) for worker in alive if (mine := [polls[ln] for ln in worker["lanes"] if ln in polls]))
-    told = f"{rate:.2g} a second when idle, from {len(alive)} worker{'' if len(alive) == 1 else 's'}"
+    told = f"{rate:.2g} a second when idle, from {counted(len(alive), 'worker')}"
     todo = "Raise poll: a wake-up comes by NOTIFY at once, so a poll is only the upper bound."
     return [_finding("polls", _level(rate, _POLLS), told, todo, "poll=timedelta(seconds=30)")]
 
@@ -272,7 +273,7 @@ def _head(run: Run, view: LaneView) -> list[HealthFinding]:
     root = document[0]["Plan"]
     pages = int(root.get("Shared Hit Blocks", 0)) + int(root.get("Shared Read Blocks", 0))
     got, took = int(root["Actual Rows"]), float(document[0]["Execution Time"])
-    told = f"a claim's walk of {got} row{'' if got == 1 else 's'} touches {pages:,} pages in {took:.1f} ms"
+    told = f"a claim's walk of {counted(got, 'row')} touches {counted(pages, 'page')} in {took:.1f} ms"
     todo = (
         "Entries of settled rows stand before the ready ones: end the oldest transaction, then vacuum."
         " Where an index is missing, the walk reads the table."

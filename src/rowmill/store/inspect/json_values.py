@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from ...declare.gates import Group as Gates
+from ...plural import counted, plural
 from ..gates.gate_binding import BoundGates
 from ..gates.pauses import Pause
 from ..lane.statements import INCARNATION
@@ -125,12 +126,13 @@ def worker_value(worker: dict[str, Any]) -> dict[str, Any]:
 def why_value(answer: WhyAnswer, environment: str, lane: str, key: str) -> dict[str, Any]:
     where = {"environment": environment, "lane": lane, "id": key, "state": answer.state}
     times = _times(answer.wait)
+    goes_on = answer.state == "done" or (answer.state == "running" and answer.wait is None)
     return {
         **where,
         "reasons": [_reason_value(reason) for reason in answer.reasons],
         "runs_at": times["until"],
         "runs_in_seconds": times["seconds"],
-        "by_itself": answer.wait != math.inf if answer.state not in ("done", "running") else None,
+        "by_itself": None if goes_on else answer.wait != math.inf,
     }
 
 
@@ -159,12 +161,15 @@ def declared(group: Gates) -> list[str]:
         elif rate.source is not None:
             told.append(f"rate from {rate.source.table}.{rate.source.column} per {_per(rate.per.total_seconds())}")
         else:
-            told.append(f"{rate.n:g} starts per {_per(rate.per.total_seconds())}, {rate.capacity(rate.n):g} at once")
+            starts = f"{rate.n:g} {plural(rate.n, 'start')} per {_per(rate.per.total_seconds())}"
+            told.append(f"{starts}, {rate.capacity(rate.n):g} at once")
     if group.breaker is not None:
         cooldown = why_rules.span(group.breaker.cooldown.total_seconds())
-        told.append(f"breaker after {group.breaker.failures} failures, for {cooldown}")
+        told.append(f"breaker after {counted(group.breaker.failures, 'failure')}, for {cooldown}")
     if group.pace is not None:
-        told.append(f"pace of {group.pace.n} starts per {_per(group.pace.seconds)}")
+        told.append(f"pace of {counted(group.pace.n, 'start')} per {_per(group.pace.seconds)}")
+    if group.closes:
+        told.append("closed by refusals")
     return told
 
 

@@ -33,7 +33,10 @@ from ..lane.statements import INCARNATION
 from ..own import schema
 from ..own.workers import WorkersTable
 
-STATES = ("ready", "waiting", "running", "done", "dead", "canceled")
+#: A row is ``waiting`` for its time; one that the lane's ``where`` does not hold for is ``excluded``.
+STATES = ("ready", "waiting", "excluded", "running", "done", "dead", "canceled")
+#: States of rows that nobody holds and that have not ended.
+OPEN = ("ready", "waiting", "excluded")
 #: A count beyond this is "at least".
 MOST = 100_000
 #: How many rows of a table are looked at to tell what they are, and how many kinds of them are told.
@@ -115,7 +118,14 @@ class LaneView:
             case "ready":
                 return say.ready()
             case "waiting":
-                return f"{self._idle()} and ({say.ready()}) is not true{self._alive()}"
+                eligible = f" and ({say.further()})" if lane.where is not None else ""
+                return f"{self._idle()}{eligible} and ({say.ready()}) is not true{self._alive()}"
+            case "excluded":
+                return (
+                    f"{self._idle()} and ({say.further()}) is not true{self._alive()}"
+                    if lane.where is not None
+                    else None
+                )
             case "running":
                 return say.running()
             case "stuck":
@@ -147,10 +157,11 @@ class LaneView:
         """Like ``condition``, with an error for a state that the lane does not have."""
         condition = self.condition(state)
         if condition is None:
-            hint = (
-                'canceled={"status": "..."} in its declaration' if state == "canceled" else "add a heartbeat_at column"
-            )
-            raise DeclarationError(f"lane {self.lane.name!r}: no row can be told to be {state}", hint=hint)
+            why, hint = {
+                "canceled": ("it has no such state", 'canceled={"status": "..."} in its declaration'),
+                "excluded": ("it has no where=", "--state waiting"),
+            }.get(state, ("nothing shows a sign of life", "add a heartbeat_at column"))
+            raise DeclarationError(f"lane {self.lane.name!r}: no row can be {state}: {why}", hint=hint)
         return condition
 
     def same_table(self, other: Lane) -> bool:
@@ -280,9 +291,12 @@ class LaneView:
         return self.order("ready")
 
     def waited(self) -> str:
-        """Seconds since a ready row became so, as SQL."""
+        """Seconds since a ready row became so, as SQL: since its run_after or its creation, whichever is later."""
         since = [age for role in ("run_after", "created_at") if (age := self._ages().get(role))]
-        return f"coalesce({', '.join(since)})" if len(since) > 1 else (since or ["null"])[0]
+        if len(since) < 2:
+            return (since or ["null"])[0]
+        due, born = since
+        return f"least({due}, {born})" if self.postgres else f"min(coalesce({due}, {born}), coalesce({born}, {due}))"
 
     def any_state(self) -> str:
         """True for rows that are in one of the lane's states, as SQL."""
@@ -322,7 +336,9 @@ class LaneView:
         return f"left({f'to_json({name})' if isinstance(kind, sa.ARRAY) else name}::text, {cut + 1})"
 
     def _select(self, columns: list[str], further: Sequence[str] = (), cut: int | None = None) -> str:
-        tests = [(s, self.condition(s)) for s in ("running", "ready", "waiting", "canceled", "dead", "done")]
+        tests = [
+            (s, self.condition(s)) for s in ("running", "ready", "waiting", "excluded", "canceled", "dead", "done")
+        ]
         state = " ".join(f"when {test} then '{s}'" for s, test in tests if test)
         extra = ", ".join([f"case {state} end", self._silence(), *self._ages().values(), *further])
         # With a name of their own: ORDER BY must mean the table's column, also where that is called "left".

@@ -114,7 +114,7 @@ class Inquiry:
             return "running"
         if holds["state"]:
             return "exhausted" if not holds.get("attempts", 1) else "open"
-        return {"waiting": "open", "ready": "open"}.get(row.state or "", row.state)
+        return {"waiting": "open", "excluded": "open", "ready": "open"}.get(row.state or "", row.state)
 
     async def _elsewhere(self, beside: Sequence[LaneView]) -> str | None:
         for other in beside:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...declare.gates import Group
+from ...plural import counted, plural
 from ..gates.rules import Allowed, GateState, allowances, rate_in_force
 
 INF = math.inf
@@ -88,7 +89,8 @@ class RowFacts:
 
     environment: str
     lane: str
-    #: running, done, dead, canceled, exhausted (no state says dead), open (ready or waiting to be), or None: no state.
+    #: running, done, dead, canceled, exhausted (no state says dead), open (ready, waiting or excluded), or None: no
+    #: state.
     state: str | None = "open"
     found: bool = True
     #: The parts of the lane's ready condition that do not hold.
@@ -138,8 +140,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class WhyAnswer:
-    """Why, the decisive reason first. ``state``: none, running, stuck, done, dead, canceled, exhausted, elsewhere, held
-    or ready. ``wait``: seconds until it should run; 0: at the next claim; None: not known; infinite: not by itself.
+    """Why, the decisive reason first. ``state``: none, running, stuck, done, dead, canceled, exhausted, excluded,
+    elsewhere, held or ready. ``wait``: seconds until it should run; 0: at the next claim; None: not known; infinite:
+    not by itself.
     """
 
     state: str
@@ -182,30 +185,34 @@ def _ended(facts: RowFacts) -> float | None:
 def _running(facts: RowFacts) -> WhyAnswer:
     by = f" by {facts.worker}" if facts.worker else ""
     since = facts.ages.get("claimed_at")
+    sweep = Reason("sweep", f"the next sweep takes it back: they come about every {span(facts.sweep_every)}")
+    nobody = list(_no_worker(facts)) if facts.workers is not None and not facts.live else []
     if not facts.stuck:
         sign = f", last sign of life {span(facts.silent_for)} ago" if facts.silent_for is not None else ""
         text = f"it is running{by}{sign}; its lease is {span(facts.lease)}"
-        if _began_since(facts):
-            left = max(facts.lease - (facts.silent_for or 0.0), 0.0)
-            text = f"it was running{by}, and that worker has begun anew since: it is taken back when its lease of"
-            text += f" {span(facts.lease)} is over, in about {span(left)}"
-        return WhyAnswer("running", (Reason("running", text, since),))
+        if (gone := _gone(facts)) is None:
+            return WhyAnswer("running", (Reason("running", text, since),))
+        left = max(facts.lease - (facts.silent_for or 0.0), 0.0)
+        text = f"it was running{by}, and {gone}: it is taken back when its lease of"
+        text += f" {span(facts.lease)} is over, in about {span(left)}"
+        wait = INF if nobody else left + facts.sweep_every
+        return WhyAnswer("running", (Reason("running", text, since), *(nobody or [sweep])), wait)
     silent = "never a sign of life" if facts.silent_for is None else f"no sign of life for {span(facts.silent_for)}"
     text = f"it is running{by}, but stuck: {silent}, and its lease is {span(facts.lease)}"
-    reasons = [Reason("stuck", text, since, facts.sweep_every)]
-    if facts.workers is not None and not facts.live:
-        reasons = [*_no_worker(facts), *reasons]
-        return WhyAnswer("stuck", (reasons[1], reasons[0]), INF)
-    swept = f"the next sweep, every {span(facts.sweep_every)}, takes it back"
-    return WhyAnswer("stuck", (reasons[0], Reason("sweep", swept, None, facts.sweep_every)), facts.sweep_every)
+    stuck = Reason("stuck", text, since, facts.sweep_every)
+    return WhyAnswer("stuck", (stuck, *(nobody or [sweep])), INF if nobody else facts.sweep_every)
 
 
-def _began_since(facts: RowFacts) -> bool:
-    """The process that has the holder's name now is younger than the row's last sign of life: it is another one."""
-    same = next((worker for worker in facts.workers or () if worker.alive and worker.id == facts.worker), None)
-    return (
-        same is not None and same.up_for is not None and facts.silent_for is not None and same.up_for < facts.silent_for
-    )
+def _gone(facts: RowFacts) -> str | None:
+    """What shows that the holder is gone although the lease still runs; None where nothing does."""
+    same = next((worker for worker in facts.workers or () if worker.id == facts.worker), None)
+    if same is None or facts.silent_for is None:
+        return None
+    if not same.alive:
+        return f"{same.id} is dead, silent for {span(same.silent_for)}"
+    # The process that has the holder's name now is younger than the row's last sign of life: it is another one.
+    younger = same.up_for is not None and same.up_for < facts.silent_for
+    return "that worker has begun anew since" if younger else None
 
 
 def _open(facts: RowFacts) -> WhyAnswer:
@@ -223,7 +230,9 @@ def _open(facts: RowFacts) -> WhyAnswer:
         if any(w is None for w in waits) and INF not in waits
         else max((w for w in waits if w is not None), default=0.0)
     )
-    state = "exhausted" if "attempts" in facts.fails else "held" if holding else "ready"
+    state = "held" if holding else "ready"
+    if {"attempts", "where"} & set(facts.fails):
+        state = "exhausted" if "attempts" in facts.fails else "excluded"
     return WhyAnswer(state, tuple(found), wait)
 
 
@@ -311,7 +320,7 @@ def _gate(facts: RowFacts, gate: GateFacts, allowed: Allowed) -> Reason | None:
         case "breaker":
             assert group.breaker is not None
             since = group.breaker.cooldown.total_seconds() - (allowed.wait or 0.0)
-            text = f"{gate.name}: its breaker is open, after {state.streak} failures in a row"
+            text = f"{gate.name}: its breaker is open, after {counted(state.streak, 'failure')} in a row"
             return Reason("breaker", text, since if since >= 0 else None, allowed.wait)
         case "breaker's probe":
             text = f"{gate.name}: its breaker is half open, and the one probe is running: {listed}"
@@ -326,7 +335,7 @@ def _gate(facts: RowFacts, gate: GateFacts, allowed: Allowed) -> Reason | None:
             return Reason("rate", text, max(state.elapsed, 0.0) or None, allowed.wait + ahead / force[0])
         case _:
             assert group.pace is not None
-            text = f"the lane's pace is used up: {group.pace.n} starts per {span(group.pace.seconds)}"
+            text = f"the lane's pace is used up: {counted(group.pace.n, 'start')} per {span(group.pace.seconds)}"
             turns = ahead // group.pace.n * group.pace.seconds
             return Reason("pace", text, None, (allowed.wait or 0.0) + turns)
 
@@ -361,8 +370,7 @@ def _in_line(facts: RowFacts) -> Iterable[Reason]:
 
 
 def _place(facts: RowFacts) -> Reason:
-    age = facts.ages.get
-    since = next((a for role in ("run_after", "created_at") if (a := age(role)) is not None and a >= 0), None)
+    since = ready_for(facts.ages)
     where = "of its key" if any(gate.group.by is not None for gate in facts.gates) else "of the lane"
     if facts.ahead is None:
         text = "it is ready"
@@ -371,9 +379,14 @@ def _place(facts: RowFacts) -> Reason:
     elif facts.ahead == 0:
         text = f"it is ready, and the first {where} in line"
     else:
-        rows, go = ("row", "goes") if facts.ahead == 1 else ("rows", "go")
-        text = f"it is ready; {facts.ahead:,} {rows} {where} {go} before it"
+        go = plural(facts.ahead, "goes", "go")
+        text = f"it is ready; {counted(facts.ahead, 'row')} {where} {go} before it"
     return Reason("line", text, since, 0.0 if facts.ahead == 0 else None)
+
+
+def ready_for(ages: Mapping[str, float | None]) -> float | None:
+    """How long a ready row has been ready: since its run_after, or since its creation where that is later."""
+    return min((age for role in ("run_after", "created_at") if (age := ages.get(role)) is not None), default=None)
 
 
 def span(seconds: float | None) -> str:

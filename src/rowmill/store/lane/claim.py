@@ -89,8 +89,10 @@ class Settlement:
     delay: timedelta | None = None
     #: What kind of failure it was (transient, permanent, rate); None where the run says nothing of its gates' keys.
     word: str | None = None
-    #: The other side asked to be left alone for so long: for everybody, where a gate knows by which key.
+    #: The other side asked to be left alone for so long: for everybody, where a gate knows by which key; or, on
+    #: request, for the whole lane.
     closes: timedelta | None = None
+    closes_lane = False
     #: Sent before, and the reply was lost: it may already stand.
     unsure = False
     #: Settled with the lane's ``on_settled`` hooks; not where those are what failed.

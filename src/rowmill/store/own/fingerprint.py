@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from http import HTTPStatus
 
 from ...scrub import EMAIL, URL, UUID, without_addresses
 
@@ -21,26 +22,48 @@ _TIME = re.compile(
     rf"|\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,? \d{{1,2}} {_MONTH} \d{{4}}(?: \d\d:\d\d:\d\d)?(?: GMT| UTC)?",
     re.IGNORECASE,
 )
+#: An HTTP status, by what stands before it ("HTTP/1.1 404", "status_code=404") or after it ("404 Not Found").
+_PHRASES = "|".join(re.escape(status.phrase).replace(r"\ ", "[ _]") for status in HTTPStatus)
+_STATUS = re.compile(
+    r"(?:\bHTTP[\w/.]{0,40}\W{0,3}(?:(?:response|status|error|code)\W{0,3}){0,2}"
+    r"|(?<![^\W_])status(?:[ _-]?code)?\W{0,3}|\b(?:error|response)[ _-]?code\W{0,3}|[\"']code[\"']\W{0,3})"
+    r"(?<!\d)(?P<after>[1-5]\d\d)(?!\.?\d)"
+    rf"|(?<![\w.])(?P<before>[1-5]\d\d)(?=, message=|[ _](?:{_PHRASES}|(?:Client|Server) Error)\b)",
+    re.IGNORECASE,
+)
+#: Digits of a status, while the others are left out.
+_KEEP = str.maketrans("0123456789", "".join(chr(0xE000 + n) for n in range(10)))
+_SHOW = {character: digit for digit, character in _KEEP.items()}
+_KEPT_DIGITS = re.compile("[\ue000-\ue009]+")
 _NUMBER = re.compile(r"[-+]?\d(?:[\d_,.]*\d)?")
 _ROW_OF_NUMBERS = re.compile(r"<n>(?:\s?[,;:/x.-]\s?<n>)+")
 
 
 def shape(text: str) -> str:
-    """An error's text with numbers, ids, URLs, e-mail and IP addresses, paths, times and quoted values left out."""
+    """An error's text with numbers, ids, URLs, e-mail and IP addresses, paths, times and quoted values left out.
+
+    HTTP statuses stay: a 404 and a 503 are two failures.
+    """
     text = text[:READ]
     text = URL.sub("<url>", text)
+    text = _STATUS.sub(_keep_status, text)
     if "@" in text or "%40" in text:  # without one, a long word costs as much as a thousand short ones
         text = EMAIL.sub("<email>", text)
     text = UUID.sub("<id>", text)
     text = _TIME.sub("<time>", text)
     text = without_addresses(text, "<address>")
-    text = _QUOTED.sub("<value>", text)
+    text = _QUOTED.sub(lambda quoted: f"<{' '.join(_KEPT_DIGITS.findall(quoted.group())) or 'value'}>", text)
     text = _PATH.sub("<path>", text)
     text = _HEX.sub("<id>", text)
     text = _WORD.sub(_id_or_word, text)
     text = _NUMBER.sub("<n>", text)
     text = _ROW_OF_NUMBERS.sub("<n>", " ".join(text.split()))
-    return text[:_KEPT]
+    return text[:_KEPT].translate(_SHOW)
+
+
+def _keep_status(matched: re.Match[str]) -> str:
+    lead, status = matched.group(), matched["after"] or matched["before"]
+    return lead.removesuffix(status) + status.translate(_KEEP)
 
 
 def _id_or_word(found: re.Match[str]) -> str:

@@ -25,16 +25,21 @@ OPENAI = ("https://api.openai.com/v1", "gpt-4o-mini")
 GEMINI = ("https://generativelanguage.googleapis.com", "gemini-2.0-flash")
 #: What every analysis has.
 KEYS = ("summary", "category", "audience", "keywords")
-_PATIENCE, _LONGEST = timedelta(seconds=10), timedelta(hours=1)
+_PATIENCE, _LONGEST, _NEW_KEY = timedelta(seconds=10), timedelta(hours=1), timedelta(minutes=5)
 _MOST_BYTES, _LONG, _SHORT, _MANY = 5_000_000, 2_000, 100, 20
 
 
 class Throttled(Exception):
     """The model wants to be left alone for a while. Nothing was used up."""
 
-    def __init__(self, after: timedelta | None) -> None:
+    def __init__(self, after: timedelta | None, why: str = "the model is throttled") -> None:
         self.after = min(after or _PATIENCE, _LONGEST)
-        super().__init__(f"the model is throttled for {self.after.total_seconds():g} s")
+        super().__init__(f"{why} for {self.after.total_seconds():g} s")
+
+
+def _key_refused(status: int) -> Throttled:
+    """No row can help a key that is refused: all wait until somebody has changed it."""
+    return Throttled(_NEW_KEY, f"the model refuses the API key ({status}): rows wait")
 
 
 class BadAnswer(Exception):
@@ -95,6 +100,8 @@ class OpenAI:
         async with self._client.stream("POST", "chat/completions", json=body, headers=headers) as answer:
             if answer.status_code in (429, 503):
                 raise Throttled(retry_after(answer.headers))
+            if answer.status_code in (401, 403):
+                raise _key_refused(answer.status_code)
             text = decode(await guard.body(answer, _MOST_BYTES), "utf-8")
             if answer.status_code in (400, 413, 422):
                 raise Dead(f"the model refuses the prompt: {answer.status_code} {text[:300]}")
@@ -133,6 +140,8 @@ class Gemini:
         except errors.APIError as error:
             if error.code in (429, 503):
                 raise Throttled(_gemini_delay(error)) from None
+            if error.code in (401, 403):
+                raise _key_refused(error.code) from None
             if error.code == 400:
                 raise Dead(f"the model refuses the prompt: {error.message}") from None
             raise

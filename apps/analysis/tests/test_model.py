@@ -178,6 +178,16 @@ async def test_a_throttle_without_a_sensible_time_is_heeded_for_a_sensible_one(
     assert throttled.value.after == td(seconds=seconds)
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_makes_rows_wait_and_ends_none(status: int) -> None:
+    """E6: no row is at fault, so none may end for it."""
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, stream=httpx.ByteStream(b"no")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://model.example/v1/") as client:
+        with pytest.raises(models.Throttled, match="refuses the API key") as refused:
+            await models.OpenAI(client, "m", 50).ask("x", "key")
+    assert refused.value.after == td(minutes=5)
+
+
 async def test_what_a_lost_run_had_spent_stays_spent(jobs: Db, settings: Settings, model: Model) -> None:
     """E6: a worker that dies after it has taken from the budget: the next one finds that much less."""
     world.insert(jobs, 2, status=MODEL, extractedInfo=INFO)

@@ -63,14 +63,17 @@ import asyncio, os, threading
 from contextlib import contextmanager
 loop = asyncio.new_event_loop()
 app = before.app.with_connector(before.PsycopgConnector(conninfo=os.environ["DATABASE_URL"]))
+opened = threading.Event()
 async def work():
     async with app.open_async():
+        opened.set()  # the tasks belong to this app now: one that is not open takes no job
         await app.run_worker_async(install_signal_handlers=False, fetch_job_polling_interval=0.2)
 @contextmanager
 def working():
     task = loop.create_task(work())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), daemon=True)
     thread.start()
+    assert opened.wait(60)
     yield
     loop.call_soon_threadsafe(task.cancel)
     thread.join()
@@ -123,7 +126,7 @@ class Page:
     def python(self, code: str) -> list[str]:
         """What a program prints that ends by itself."""
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=40)
+        done = subprocess.run(command, cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
         return done.stdout.splitlines()
 

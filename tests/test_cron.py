@@ -123,8 +123,8 @@ PROCESS = """
 import asyncio, os, sys
 from datetime import datetime, timedelta as td, UTC
 from rowmill import Mill
-from rowmill.engine.scheduler import Scheduler
-from rowmill.store.ticks import Ticks
+from rowmill.engine.cron_scheduler import Scheduler
+from rowmill.store.jobs.cron_ticks import Ticks
 
 mill = Mill(os.environ["DATABASE"])
 seen = Ticks.now

@@ -20,7 +20,7 @@ from command import NOWHERE, register
 from databases import Db
 from farm import JOBS
 from rowmill import Concurrency, Dead, Mill, RowmillError, fixed
-from rowmill.prometheus import LaneCollector, observe
+from rowmill.prometheus import Standing, observe
 
 STATES: dict[str, Any] = {
     "ready": {"status": "queued"}, "running": {"status": "running"}, "done": {"status": "done"},
@@ -58,7 +58,7 @@ async def test_what_a_worker_does_is_counted_by_lane_and_environment(db: Db) -> 
     mill, registry = mill_over(db), CollectorRegistry()
     observe(mill, registry)
     await mill.worker(drain=True).run()
-    standing = LaneCollector(mill)
+    standing = Standing(mill)
     found = samples((await standing.exposition(registry)).decode())
     await standing.close()
     where = ("prod", "fetch")
@@ -84,7 +84,7 @@ async def test_how_the_lanes_stand_is_asked_of_the_database(db: Db) -> None:
     await mill.close()
     _registered(db, "w-1", state="busy")
     _registered(db, "w-2", silent=300)
-    standing = LaneCollector(mill)
+    standing = Standing(mill)
     found = samples((await standing.exposition(CollectorRegistry())).decode())
     await standing.close()
     where = ("prod", "fetch")
@@ -110,7 +110,7 @@ async def test_an_environment_that_is_away_is_told_and_does_not_hide_the_others(
     lite.execute(JOBS[lite.dialect])
     mill = Mill({"prod": NOWHERE, "dev": lite.url})
     mill.lane("jobs", name="fetch", **STATES)(lambda job: None)
-    standing = LaneCollector(mill)
+    standing = Standing(mill)
     found = samples((await standing.exposition(CollectorRegistry())).decode())
     await standing.close()
     assert found["rowmill_up", "prod"] == 0
@@ -173,5 +173,5 @@ async def test_a_port_that_is_taken_is_said_plainly(lite: Db) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         lite.execute(JOBS["sqlite"])
         with pytest.raises(RowmillError, match="cannot listen on") as caught:
-            listen(LaneCollector(mill_over(lite)), taken.getsockname()[1], "127.0.0.1", str(Path.cwd()))
+            listen(Standing(mill_over(lite)), taken.getsockname()[1], "127.0.0.1", str(Path.cwd()))
     assert "--metrics-port" in str(caught.value.hint)

@@ -71,7 +71,7 @@ def observe(mill: Mill, registry: Any = REGISTRY) -> None:
     mill.on_event(_families[registry])
 
 
-class LaneCollector:
+class Standing:
     """How a Mill's lanes stand in its databases, asked at every collection; bounded, however big the tables are.
 
     An environment that does not answer is told as ``rowmill_up 0``, and does not hold up the others.
@@ -160,7 +160,7 @@ class _Fixed(Collector):
 class _Live(Collector):
     """Asks from the server's thread what only the event loop can answer."""
 
-    def __init__(self, standing: LaneCollector, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, standing: Standing, loop: asyncio.AbstractEventLoop) -> None:
         self._standing, self._loop = standing, loop
 
     def collect(self) -> Iterable[Any]:
@@ -177,7 +177,7 @@ class _Live(Collector):
         return []
 
 
-def listen(standing: LaneCollector, port: int, host: str, folder: str) -> tuple[int, Callable[[], None]]:
+def listen(standing: Standing, port: int, host: str, folder: str) -> tuple[int, Callable[[], None]]:
     """Serve /metrics from a thread: how the lanes stand, and what worker processes have counted in ``folder``.
 
     Returns the port, and what ends it. Call it inside the event loop that is to ask the databases.

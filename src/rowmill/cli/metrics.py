@@ -33,7 +33,7 @@ class Metrics:
     @contextlib.asynccontextmanager
     async def serving(self, events: Events) -> AsyncIterator[None]:
         """Serve for the length of the block."""
-        standing = self._prometheus.LaneCollector(self._mill, self._environments)
+        standing = self._prometheus.Standing(self._mill, self._environments)
         try:
             port, end = self._prometheus.listen(standing, self._port, self._host, self._folder)
             events.emit("metrics_served", url=f"http://{self._host}:{port}/metrics")

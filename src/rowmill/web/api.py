@@ -194,7 +194,7 @@ async def metrics(request: Request) -> Response:
     except RowmillError as error:
         raise Problem(501, error.message, hint=error.hint) from None
     if not hasattr(state, "standing"):
-        state.standing = prometheus.LaneCollector(state.mill)
+        state.standing = prometheus.Standing(state.mill)
     return Response(await state.standing.exposition(), media_type=prometheus.CONTENT_TYPE)
 
 

@@ -251,3 +251,37 @@ def test_a_database_that_does_not_exist_is_named_with_the_command_that_makes_it(
         assert "there is no database 'no such shop' on " in said
         assert 'Try: create database "no such shop", or correct the name in the URL' in said
         assert "server is up" not in said
+
+
+PHASES = """
+from rowmill import NOW
+def phase(name, before, after, **more):
+    mill.lane("docs", name=name, ready={"state": before, "picked_up_at": None}, running={"picked_up_at": NOW},
+              done={"state": after, **more}, dead={"state": 9}, roles={"claimed_at": "picked_up_at"})(handler)
+"""
+
+
+def test_a_done_row_that_is_running_for_the_next_lane_is_an_error(db: Db, command: Command) -> None:
+    """Two phases that share the time of a claim: the second would wait for a lease on every row."""
+    time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+    db.execute(f"create table docs (id integer primary key, state integer, picked_up_at {time}, worker text)")
+    command.app(db.url, PHASES, "phase('fetch', 1, 2); phase('parse', 2, 3)")
+    document = command.json("check", code=1)
+    (finding,) = [f for c in document["checked"] for f in c["findings"] if f["code"] == "done_is_running"]
+    assert "fetch has done looks like a running row of parse" in finding["text"]
+    assert "{'picked_up_at': None}" in finding["hint"]
+    command.app(db.url, PHASES, "phase('fetch', 1, 2, picked_up_at=None); phase('parse', 2, 3)")
+    assert "done_is_running" not in codes(command.json("check"))
+
+
+def test_an_ignored_word_is_of_the_column_that_names_the_state(db: Db, command: Command) -> None:
+    """A claim that is a time that is set: the word is not meant for that column, and check's hint can be followed."""
+    time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+    db.execute(f"create table docs (id integer primary key, state integer, picked_up_at {time}, worker text)")
+    db.execute("insert into docs (id, state) values (1, 6)")
+    command.app(db.url, PHASES, "phase('fetch', 1, 2)")
+    (finding,) = [f for c in command.json("check")["checked"] for f in c["findings"] if f["code"] == "left_alone"]
+    assert "ignore_states=[{'state': 6}]" in finding["hint"]
+    for ignored in ("[6]", "[{'state': 6}]"):
+        command.app(db.url, PHASES.replace("roles=", f"ignore_states={ignored}, roles="), "phase('fetch', 1, 2)")
+        assert "left_alone" not in codes(command.json("check"))

@@ -15,11 +15,13 @@ from ..store.inspect.failure_families import SAMPLE, Errors
 from ..store.inspect.failure_families import errors as find_errors
 from ..store.own.failures import Family
 from . import show
-from .app import NOTHING_MATCHED, App, AsJson, Env, app, load, print_json, print_out, run_async, said
+from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, load, print_json, print_out, run_async, said
+from .app import errors as complaints
 from .environments import CommandAnswers, CommandDirectory
 from .look import SomeLanes
 
 BARS = " ▁▂▃▄▅▆▇█"
+_WIDE = 120  # columns of a terminal from which on there is room for the bars
 _COLOURS = {"transient": "yellow", "permanent": "red", "rate": "cyan", "poison": "magenta"}
 
 
@@ -51,6 +53,10 @@ def errors(
         print_out(_shown(found, len(mill.environments), whole=family is not None))
         answers.end()
     if family is not None and not any(one.families for one in found):
+        if not as_json:
+            complaints.print(
+                Text(f"no failures of the family {family!r} in the last {hours:g} hours. Try: rowmill errors")
+            )
         raise typer.Exit(NOTHING_MATCHED)
 
 
@@ -89,17 +95,21 @@ def _shown(found: Sequence[Errors], environments: int, *, whole: bool) -> Render
         parts += [part for family in families for part in _one(family)]
     elif families:
         headings = ["Failures", "Rows", "Last"]
+        wide = not console.is_terminal or console.width >= _WIDE
         made = show.table(
-            *(["Env"] if environments > 1 else []), "Lane", "Error", "Class", *headings, "When", "Says", right=headings
-        )
-        made.columns[-1].overflow = "ellipsis"
+            *(["Env"] if environments > 1 else []), "Lane", "Error", "Class", *headings, *(["When"] if wide else []),
+            "Says", right=headings,
+        )  # fmt: skip
+        says = made.columns[-1]
+        says.no_wrap = wide  # on a narrow terminal it takes several lines, so that the name of the family stays whole
+        says.overflow = "ellipsis" if wide else "fold"
         for family in families:
             many = f"{family.count:,}" if family.count else f"{family.unrecorded:,}{_more(family)} dead"
             made.add_row(
                 *([show.plain(family.environment)] if environments > 1 else []), show.plain(family.lane),
                 family.fingerprint, Text(family.word or "", _COLOURS.get(family.word or "", "")), many,
                 f"{family.rows:,}" if family.count else "", show.span(_ago(family.last_seen)),
-                Text(bars(family.buckets), "red"), show.plain(family.shape),
+                *([Text(bars(family.buckets), "red")] if wide else []), show.plain(family.shape),
             )  # fmt: skip
         parts.append(made)
     else:

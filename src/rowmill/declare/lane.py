@@ -193,7 +193,7 @@ class Lane:
         given = (
             states.options(self.ignore_states) if not isinstance(self.ignore_states, Mapping) else [self.ignore_states]
         )
-        columns = [column for column in self.running if column in self.done]
+        columns = [column for column, value in self.done.items() if _is_word(value) and self._asks_for(column)]
         ignored = []
         for state in given:
             if isinstance(state, Mapping):
@@ -204,9 +204,13 @@ class Lane:
             else:
                 raise DeclarationError(
                     f"{where}: ignore_states has {state!r}, and more than one column may be meant",
-                    hint=f'ignore_states=[{{"{next(iter(self.running))}": {state!r}}}]',
+                    hint=f'ignore_states=[{{"{next(iter([*columns, *self.done]))}": {state!r}}}]',
                 )
         self.ignore_states = ignored
+
+    def _asks_for(self, column: str) -> bool:
+        """Whether ready or running goes by this column."""
+        return column in self.running or (not isinstance(self.ready, str) and column in self.ready)
 
     def _validate_only_written(self, where: str) -> None:
         if isinstance(self.only_written, str):
@@ -328,6 +332,11 @@ class Lane:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
+
+
+def _is_word(value: Any) -> bool:
+    """A value that names a state, not a flag or a time that is set or not."""
+    return value is not None and not isinstance(value, bool) and states.null_test(value) is None
 
 
 def _names(values: Values) -> str:

@@ -15,6 +15,7 @@ from ..adopt.propose_roles import WORKER_LENGTH
 from ..adopt.survey import look_at
 from ..adopt.table_facts import TableFacts
 from ..declare import states
+from ..declare.lane import Lane
 from ..migrate import ddl
 from ..store.database import Run, runner
 from ..store.inspect import plans
@@ -245,8 +246,34 @@ def across(bindings: Sequence[tuple[Binding, TableFacts | None]]) -> list[tuple[
                     found.append(
                         (one, CheckFinding(WARNING, "overlap", text, "a value in ready that tells them apart"))
                     )
+        found += [
+            (one, _done_is_running(one.lane, other.lane))
+            for one, _ in several
+            for other, _ in several
+            if one is not other and _ends_as_running(one.lane, other.lane)
+        ]
         found += _left_alone([binding for binding, _ in several], several[0][1])
     return found
+
+
+def _ends_as_running(one: Lane, other: Lane) -> bool:
+    """Whether a row that one lane has done looks like a running row of the other."""
+    if isinstance(one.ready, str) or isinstance(other.ready, str):
+        return False
+    after = {**one.running_condition, **states.written(one.done)}
+    running = other.running_condition
+    return running.keys() <= after.keys() and states.overlaps(after, running)
+
+
+def _done_is_running(one: Lane, other: Lane) -> CheckFinding:
+    text = (
+        f"a row that {one.name} has done looks like a running row of {other.name}: {other.name} cannot claim it before"
+        " its lease is over"
+    )
+    ready = states.first({} if isinstance(other.ready, str) else other.ready)
+    clear = {column: ready.get(column) for column in other.running if column not in one.done}
+    hint = f"let done of {one.name} write what makes a row ready for {other.name} again: {clear!r}"
+    return CheckFinding(ERROR, "done_is_running", text, hint)
 
 
 def _claim_the_same(one: Binding, other: Binding) -> bool:
@@ -279,7 +306,8 @@ def _left_alone(bindings: Sequence[Binding], facts: TableFacts | None) -> list[t
             shown = ", ".join(f"{v!r} ({column.seen[v]:,})" for v in strange[:_NAMED])
             more = f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else ""
             text = f"rows are in states that no lane leads out of: {name} = {shown}{more}"
-            hint = f"a lane for them; or, if they are meant to stay, ignore_states={strange[:_NAMED]!r} on the lane"
+            ignored = [{name: strange[:_NAMED] if len(strange) > 1 else strange[0]}]
+            hint = f"a lane for them; or, if they are meant to stay, ignore_states={ignored!r} on the lane"
             found.append((bindings[0], CheckFinding(WARNING, "left_alone", text, hint)))
     return found
 

@@ -116,7 +116,7 @@ class Db:
     @contextmanager
     def _sqlite(self) -> Iterator[sqlite3.Connection]:
         path = self.url.removeprefix("sqlite:///")
-        with closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as connection:
+        with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
             connection.row_factory = sqlite3.Row
             yield connection
 

@@ -125,7 +125,7 @@ async def perform(request: Request, action: str, environment: str, lane: str | N
         await asyncio.shield(entry.write("failed", f"cut off{here.progress}"))
         raise
     nothing = found.get("count") == 0 or ("resumed" in found and found["resumed"] is None)
-    detail = counted(found["count"], "row") if "count" in found else None
+    detail = counted(found["count"], "row").replace(",", "") if "count" in found else None  # for programs as well
     await entry.write("nothing" if nothing else "done", detail)
     return found
 

@@ -53,8 +53,11 @@ def test_a_tests_database_is_recognised(url: str) -> None:
         "postgresql:///jobs?host=/var/run/postgresql",
     ],
 )
-def test_any_other_is_not(url: str) -> None:
-    """A test's name in the server or the role says nothing, nor does localhost: that may be a tunnel."""
+def test_any_other_is_not(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's name in the server or the role says nothing, nor does localhost: that may be a tunnel. Nor does the
+    folder that one happens to work in.
+    """
+    monkeypatch.chdir(tmp_path)
     assert not is_test_database(url)
 
 

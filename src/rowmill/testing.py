@@ -294,7 +294,7 @@ def is_test_database(url: str) -> bool:
         hosts = [*parse_qs(parts.query).get("host", []), unquote(parts.hostname or "")]
         names, place = [unquote(parts.path)], next((host for host in hosts if host.startswith("/")), "")
     words = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in names]
-    return any(map(_TEST.search, words)) or _is_temporary(place)
+    return any(map(_TEST.search, words)) or (place != "" and _is_temporary(place))
 
 
 def _is_temporary(place: str) -> bool:

@@ -87,7 +87,7 @@ def claimed(db: Db) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("case", CASES)
 async def test_a_rate_is_never_exceeded_and_nearly_all_of_it_is_used(db: Db, case: str) -> None:
-    """D7; issue: over any window never more than burst + n * window, and 95 % of the rate where there is work.
+    """D7; issue: over any window never more than burst + n * window, and nearly all of the rate where there is work.
 
     Of the rate as a witness could use it: on a machine that is busy elsewhere nobody comes in time for every token.
     """

@@ -184,7 +184,7 @@ class Environment:
     async def examine(self, crew: WorkerCallbacks) -> None:
         """Where rowmill's own tables are still to be made: raise what is wrong with the declarations before that."""
         lanes = [lane for lane in self.lanes if not lane.own]
-        if not lanes or not crew.registers:
+        if not lanes or not crew.registers or self.database.replaced:  # a file that came back is opened as it is
             return
         self.database.must_exist()
         if not (await taken(self.database)).complete:

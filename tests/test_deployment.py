@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def test_the_documented_steps_lead_from_an_empty_database_to_workers(
     """Issue 19.9: a table with a lookup of states, two lanes, a task and a cron; no step is a dead end."""
     command = Command(tmp_path, monkeypatch, capsys)
     (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)  # the one of another page
     monkeypatch.setenv("ROWMILL_DATABASE_URL", shop.url)
     migrate, sql, psql = documented()
     assert migrate == "rowmill migrate shop:mill --apply"

@@ -39,6 +39,7 @@ def test_the_snippets_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     assert "read operate enqueue" in "\n".join(listed)
     assert listed[-1] == "screen is no longer valid"
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "shop", raising=False)  # the one of another page
     with web.listening(find_app("shop.py:mill")) as (address, _):
         env |= {"MILL": address, "MILL_TOKEN": secret}
         told = subprocess.run(

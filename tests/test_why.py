@@ -119,7 +119,7 @@ def test_whoever_held_it_is_gone_and_another_has_the_name(row: Row) -> None:
     row.db.execute(began, ago(seconds=5))
     answer, reason = row.first(key)
     assert (answer["state"], reason["code"]) == ("running", "running")
-    assert "it was running by w-1, and that worker has begun anew since" in reason["text"]
+    assert "it was running by w-1, and that worker was restarted since" in reason["text"]
     assert "when its lease of 60 s is over, in about " in reason["text"]
     assert [r["code"] for r in answer["reasons"]] == ["running", "sweep"]
     assert 30 + 60 - 9 < answer["runs_in_seconds"] <= 30 + 60, "the lease's end, and then the sweep"
@@ -475,7 +475,7 @@ async def test_a_worker_tells_how_many_runs_it_may_have(db: Db) -> None:
     seen: list[Any] = []
 
     async def look(job: Any) -> None:
-        seen.extend(worker._foreman.snapshot().current)
+        seen.extend(worker._shutdown.snapshot().current)
 
     gated.lane(mill, look)
     worker = mill.worker(drain=True, concurrency=3)

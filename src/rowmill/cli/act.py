@@ -22,7 +22,7 @@ from . import show
 from .app import NOTHING_MATCHED, App, AsJson, app, console, errors, lane_names, load, print_json, run_async, said
 from .environments import CommandDirectory, one_environment, one_lane
 
-#: More rows than this are not changed without a word of consent.
+#: More rows than this are changed only after a question, or with --yes.
 ASK_ABOVE = 100
 
 Lane = Annotated[

@@ -100,15 +100,15 @@ class Worker:
         self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self.crashed, self.id) for lane in ordered}
         self.places = [Environment(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
         self.settler = Settler(self.events, self.tally, self._guarded, self.bell.ring, self.crashed)
-        self._foreman = Shutdown(self)
+        self._shutdown = Shutdown(self)
         self._crew = WorkerCallbacks(
             self.events,
             clock or Clock(),
             self.tally,
-            self._foreman.snapshot,
+            self._shutdown.snapshot,
             self._lost_in_thread,
             self.bell.ring,
-            self._foreman.watch_loop,
+            self._shutdown.watch_loop,
             register,
             replaces,
             lambda: self._fallen,
@@ -136,7 +136,7 @@ class Worker:
         for lane in ordered:
             check_handler(lane, self.resources)
 
-    def tell_flight(self, file: int) -> None:
+    def keep_running_marks(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
         flight = RunningMarks(file, [slots.lane.concurrency for slots in self.slots.values()])
         self._fallen = flight.before
@@ -156,13 +156,13 @@ class Worker:
                 self.started.set()
                 if self._crash is not None:
                     raise self._crash
-                if self.drain and await self._foreman.drained():
+                if self.drain and await self._shutdown.drained():
                     break
                 if not self.stopping:
                     await self.bell.wait(self._pause())
-            await self._foreman.wind_down()
+            await self._shutdown.wind_down()
         finally:
-            await self._foreman.close()
+            await self._shutdown.close()
             if self._ticking is not None:
                 self._ticking.cancel()
             if self._threads is not None:
@@ -205,7 +205,7 @@ class Worker:
             place.fall_due(now)
         self.settler.retry_later(now)
         self.settler.all(self.places)
-        self._foreman.watch(now)
+        self._shutdown.watch(now)
         if self._apart is not None and not self.stopping:
             await self._run_apart(self._apart)
         if self.stopping or not any(self._wanted(place, now) for place in self.places):

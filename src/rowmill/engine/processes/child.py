@@ -85,7 +85,7 @@ def serve(make: Callable[[], Worker], line: SupervisorPipe, flight: int) -> int:
     try:
         os.set_inheritable(flight, False)
         worker = make()
-        worker.tell_flight(flight)
+        worker.keep_running_marks(flight)
         return asyncio.run(_serve(worker, line))
     except RowmillError as error:
         line.tell(error={"kind": type(error).__name__, "message": error.message, "hint": error.hint})

@@ -212,7 +212,7 @@ def _gone(facts: RowFacts) -> str | None:
         return f"{same.id} is dead, silent for {span(same.silent_for)}"
     # The process that has the holder's name now is younger than the row's last sign of life: it is another one.
     younger = same.up_for is not None and same.up_for < facts.silent_for
-    return "that worker has begun anew since" if younger else None
+    return "that worker was restarted since" if younger else None
 
 
 def _open(facts: RowFacts) -> WhyAnswer:

@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
 .PHONY: demo test test-fast prove-model mutations pooler interleave chaos chaos-quick fleet check bench bench-quick bench-enrichment \
-	format browser node pgbouncer ocr $(APPS)
+	docs docs-check docs-serve readability format browser node pgbouncer ocr $(APPS)
 # Tests and applications start hundreds of processes: without its bytecode each would compile all of rowmill anew.
 export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
@@ -41,11 +41,11 @@ test: check browser node pgbouncer
 
 # The edit loop: no browser, no npm, no pooler, no processes; SQLite, and a core on PostgreSQL.
 test-fast: $(STAMP)
-	$(PY) -m pytest tests --fast -n 3 --dist worksteal
+	$(PY) -m pytest tests --fast -n 2 --dist worksteal
 
-# The long form of the model test (docs/guarantees.md): as many sequences of events for each lane and database.
+# The long form of the model test (docs/explanation/guarantees.md): as many sequences of events for each lane and database.
 prove-model: $(STAMP)
-	ROWMILL_MODEL=$(or $(EXAMPLES),300) $(PY) -m pytest tests/test_model.py -n 2 --dist worksteal
+	ROWMILL_MODEL=$(or $(EXAMPLES),300) $(PY) -m pytest tests/prove/test_model.py -n 2 --dist worksteal
 
 # All tests on PostgreSQL through PgBouncer in transaction mode; those that cannot be are named, with the reason.
 pooler: $(STAMP) pgbouncer browser node
@@ -55,12 +55,24 @@ pooler: $(STAMP) pgbouncer browser node
 mutations: $(STAMP)
 	$(PY) tests/mutations.py $(ARGS)
 
-check: $(STAMP)
+check: $(STAMP) docs-check
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	@$(PY) tests/audit.py
+
+# The documentation as a website with search, in build/site. A dead link is an error.
+export NO_MKDOCS_2_WARNING := 1
+docs docs-check: $(STAMP)
+	@$(VENV)/bin/mkdocs build --strict
+
+docs-serve: $(STAMP)
+	$(VENV)/bin/mkdocs serve
+
+# How easy README and docs are to read: Flesch reading ease and words per sentence, page by page.
+readability: $(STAMP)
+	@$(PY) -m bench.readability $(ARGS)
 
 # The browser of the tests: the system's Chromium, put there where this user may.
 browser:
@@ -86,7 +98,7 @@ format: $(STAMP)
 
 # Workers' statements interleaved in orders that a seed decides, 10,000 on each database. ARGS="--seed 7 ..." replays one.
 interleave: $(STAMP)
-	@PYTHONPATH=tests $(PY) -W ignore::Warning tests/interleaving.py $(ARGS)
+	@PYTHONPATH=tests/support $(PY) -W ignore::Warning tests/support/interleaving.py $(ARGS)
 
 # rowmill beside its peers; bench/README.md. ARGS="--parts growth" and the like choose.
 bench: $(STAMP)
@@ -99,7 +111,7 @@ bench-quick: $(STAMP)
 bench-enrichment: $(STAMP)
 	@$(PY) -m bench.enrichment
 
-# Faults injected under load, every row accounted for; chaos/README.md. The long form writes docs/chaos.md.
+# Faults injected under load, every row accounted for; chaos/README.md. The long form writes docs/explanation/chaos.md.
 chaos: $(STAMP)
 	$(PY) -m chaos $(ARGS)
 

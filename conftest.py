@@ -11,14 +11,21 @@ import pytest
 from hypothesis import settings
 
 import pooler
-from databases import Db, Server
+import quick_processes
+from databases import Db, Server, quick_ground
 from rowmill import Mill
 
 os.environ["ENV_FILE"] = ""  # the applications' settings in tests are those of the tests
+# The tests' files, SQLite's among them, wait for no disk.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", quick_ground())
+quick_processes.install()
 _numbers = itertools.count(1)
-#: ``--fast`` leaves out files that use one of these, and on PostgreSQL all but the core.
-_PROCESSES = {"subprocess", "multiprocessing", "playwright", "farm", "gate_farm", "pooler", "chaos", "interleaving"}
-_CORE = {"test_fence", "test_settle", "test_recover", "test_golden", "test_act", "test_gates", "test_worker"}
+#: ``--fast`` leaves out these folders, files that use one of these modules, and on PostgreSQL all but the core.
+_SLOW = {"processes", "browser", "docs", "apps", "integrations", "prove", "tooling"}
+#: Whole commands over many cases: a quarter of the time for a twentieth of the tests.
+_LONG = {"test_hostile_names", "test_secrets", "test_adopted_tables", "test_gate_columns", "test_gates_command"}
+_PROCESSES = {"subprocess", "multiprocessing", "farm", "gate_farm", "quick_processes"}
+_CORE = {"test_fence", "test_settle", "test_recover", "test_golden", "test_act", "test_gates"}
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("rowmill", deadline=None)
 settings.load_profile("rowmill")
@@ -29,12 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pooler", action="store_true", help="only tests on PostgreSQL, through PgBouncer")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What ``--fast`` leaves out is not even imported."""
+    folder = collection_path.parent == config.rootpath / "tests" and collection_path.name in _SLOW
+    return True if config.getoption("--fast") and (folder or collection_path.stem in _LONG) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Behind a pooler: what uses the session's PostgreSQL, less what is marked, which is skipped with its reason."""
     if config.getoption("--fast"):
         left_out = {item for item in items if _starts_processes(item) or (_on_postgres(item) and not _is_core(item))}
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+    if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
+        _deal(items, workers, config.rootpath)
     if not config.getoption("--pooler"):
         return
     chosen = [item for item in items if _on_postgres(item)]
@@ -43,6 +58,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in chosen:
         if (mark := item.get_closest_marker("no_pooler")) is not None:
             item.add_marker(pytest.mark.skip(reason=f"not through a pooler: {mark.args[0]}"))
+
+
+def _deal(items: list[pytest.Item], hands: int, root: Path) -> None:
+    """Each of xdist's workers begins with a share of the files that take long: the last minute has short tests only."""
+    files: dict[Path, list[pytest.Item]] = {}
+    short: list[pytest.Item] = []
+    for item in items:
+        long = _SLOW & set(item.path.relative_to(root).parts)
+        (files.setdefault(item.path, []) if long else short).append(item)
+    dealt: list[list[pytest.Item]] = [[] for _ in range(hands)]
+    for file in files.values():
+        min(dealt, key=len).extend(file)
+    # xdist cuts the list into parts of the same length.
+    whole = len(items) // hands
+    for hand in dealt:
+        missing = max(whole - len(hand), 0)
+        hand += short[:missing]
+        del short[:missing]
+    items[:] = [item for hand in dealt for item in hand] + short
 
 
 def _starts_processes(item: pytest.Item) -> bool:

@@ -14,7 +14,7 @@ from .parts.part import Context, Part
 from .peers import PEERS, Peer
 from .server import Server
 
-DOCS = install.ROOT / "docs" / "performance"
+DOCS = install.ROOT / "docs" / "explanation" / "performance"
 
 
 def sizes(text: str) -> list[int]:
@@ -28,7 +28,9 @@ def arguments() -> argparse.Namespace:
     say("--rounds", type=int, help="how often everything is measured, in turn (3; quick: 1)")
     say("--parts", help=f"of {', '.join(parts.PARTS)}; growth means all of its own")
     say("--peers", help=f"only these, of {', '.join(PEERS)}")
-    say("--out", type=Path, help="folder for report, figures and plots (docs/performance; quick: bench/out)")
+    say(
+        "--out", type=Path, help="folder for report, figures and plots (docs/explanation/performance; quick: bench/out)"
+    )
     say("--scratch", help="folder for the databases (/tmp)")
     growth = parser.add_argument_group("growth").add_argument
     growth("--finished", type=sizes, default=sizes("0,1_000_000,10_000_000"))

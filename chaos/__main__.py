@@ -35,7 +35,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further bout after that long")
     parser.add_argument("--seed", type=int, default=None, help="of what is chosen by chance")
     parser.add_argument("--merge", action="store_true", help="keep the last run's figures of what this one leaves out")
-    parser.add_argument("--out", type=Path, help="the report (docs/chaos.md; where only a part is run: chaos/out)")
+    parser.add_argument(
+        "--out", type=Path, help="the report (docs/explanation/chaos.md; where only a part is run: chaos/out)"
+    )
     return parser.parse_args()
 
 
@@ -45,7 +47,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken down again
     plan = QUICK if given.quick else LONG
     whole = not (given.quick or given.faults or given.times or given.rows or given.no_fleet or given.only_fleet)
-    out = given.out or (ROOT / "docs" / "chaos.md" if whole or given.merge else OUT / "chaos.md")
+    out = given.out or (ROOT / "docs" / "explanation" / "chaos.md" if whole or given.merge else OUT / "chaos.md")
     began, when = time.monotonic(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     limited = "" if math.isinf(given.minutes) else f' ARGS="--minutes {given.minutes:g}"'
     command = f"make chaos{limited}" if whole else " ".join(["python -m chaos", *sys.argv[1:]])

@@ -79,7 +79,10 @@ def fight(
         stage.crew.close()
         runs = list(read(stage.crew.records, stage.crew.deaths))
         books = stage.books
-        result.verdict = check(feeder.added, books.rows(), books.ledger(), runs, books.effects(), stage.crew.lease)
+        crew = stage.crew
+        result.verdict = check(
+            feeder.added, books.rows(), books.ledger(), runs, books.effects(), crew.lease, crew.killed
+        )
         result.unfelt = fault.unfelt(stage, result.verdict, runs)
     result.seconds = time.monotonic() - began
     say(line(result))

@@ -1,11 +1,12 @@
 """The check: what became of every row, from three accounts that know nothing of each other.
 
 What was added (the feeder), what was run (the handlers' own files), and what was written: a ledger that a trigger keeps
-of every claim, outcome and sweep, in the transaction that makes it. What the words mean stands in docs/chaos.md.
+of every claim, outcome and sweep, in the transaction that makes it. The words: docs/explanation/chaos.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -72,8 +73,11 @@ def check(
     runs: Iterable[Run],
     effects: Mapping[int, int],
     lease: float,
+    killed: Mapping[str, float] | None = None,
 ) -> Verdict:
-    """The verdict over one bout."""
+    """The verdict over one bout. ``killed``: when workers were killed, by name, in the time of the ledger: from then on
+    their rows may be taken before the lease is over.
+    """
     verdict = Verdict(rows=len(added))
     entries: dict[int, list[Entry]] = defaultdict(list)
     for entry in ledger:
@@ -83,7 +87,7 @@ def check(
         by_row[run.row].append(run)
         verdict.runs += 1
     for row in added:
-        _Row(verdict, row, entries[row], by_row[row], lease).check(rows.get(row), effects.get(row, 0))
+        _Row(verdict, row, entries[row], by_row[row], lease, killed or {}).check(rows.get(row), effects.get(row, 0))
     for row in rows.keys() - set(added):
         verdict.say("doubled", row, "nobody added it")
     return verdict
@@ -92,8 +96,17 @@ def check(
 class _Row:
     """One row's way through the ledger."""
 
-    def __init__(self, verdict: Verdict, row: int, entries: list[Entry], runs: list[Run], lease: float) -> None:
+    def __init__(
+        self,
+        verdict: Verdict,
+        row: int,
+        entries: list[Entry],
+        runs: list[Run],
+        lease: float,
+        killed: Mapping[str, float],
+    ) -> None:
         self._verdict, self._row, self._entries, self._runs, self._lease = verdict, row, entries, runs, lease
+        self._killed = killed
         self._named = {run.name: run for run in runs}
 
     def _say(self, kind: str, words: str) -> None:
@@ -140,7 +153,8 @@ class _Row:
             return
         self._verdict.swept += 1
         silent = self._lease if entry.beat_at is None else entry.at - entry.beat_at
-        if silent < self._lease - 0.002:  # SQLite's times have three digits
+        dead = entry.at >= self._killed.get(entry.held_by or "", math.inf) - 0.002  # SQLite's times have three digits
+        if silent < self._lease - 0.002 and not dead:
             self._say("doubled", f"taken from {entry.held_by} {silent:.3f} s after its last sign of life")
 
     def _last(self, last: Row | None, hand: Entry | None, outcomes: int) -> None:

@@ -51,6 +51,8 @@ class Crew:
         self.workers: list[Worker] = []
         #: When processes were killed, by their number.
         self.deaths: dict[int, float] = {}
+        #: The same by name and by the time of day; 0: it ended by itself at some time.
+        self.killed: dict[str, float] = {}
         self._numbers = itertools.count(1)
 
     def start(self, before: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Worker:
@@ -86,6 +88,7 @@ class Crew:
 
     def kill(self, worker: Worker) -> None:
         """-9, and nothing else."""
+        self.killed[worker.name] = time.time()
         worker.process.kill()
         worker.process.wait()
         self.deaths[worker.process.pid] = time.monotonic()
@@ -100,6 +103,7 @@ class Crew:
         dead = [worker for worker in self.workers if not worker.alive]
         for worker in dead:
             self.deaths[worker.process.pid] = time.monotonic()
+            self.killed[worker.name] = 0.0
             self.workers.remove(worker)
             self.replace(worker)
         return len(dead)

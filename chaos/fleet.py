@@ -164,7 +164,9 @@ def _drain(ground: Ground, server: Server, network: Network, each: int, rows: in
         stage.crew.close()
         runs = list(read(stage.crew.records, stage.crew.deaths))
         books = stage.books
-        result.verdict = check(feeder.added, books.rows(), books.ledger(), runs, books.effects(), lease)
+        result.verdict = check(
+            feeder.added, books.rows(), books.ledger(), runs, books.effects(), lease, stage.crew.killed
+        )
     shares = Counter(run.worker.split("-")[0] for run in runs)
     fleet.shares = {f"host{host.number}": shares[f"host{host.number}"] for host in network.hosts}
     result.seconds = time.monotonic() - began

@@ -1,8 +1,8 @@
 """What the suite is worth: each promise's code is taken out of a copy of the source, and the tests must go red.
 
 ``make mutations`` runs them all, and ends with 1 if one survives; ARGS="fence" and the like choose by name.
-``--write`` puts the table into docs/guarantees.md. A mutation that no longer fits its source exactly once is an error,
-told by tests/test_mutations.py as well.
+``--write`` puts the table into docs/explanation/guarantees.md. A mutation that does not fit its source exactly once is
+an error, told by tests/tooling/test_mutations.py as well.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "rowmill"
-PAGE = ROOT / "docs" / "guarantees.md"
+PAGE = ROOT / "docs" / "explanation" / "guarantees.md"
 MARKS = ("<!-- mutations: made by make mutations -->\n", "<!-- /mutations -->\n")
 #: No run of a few tests takes longer, and each has its own time limit: a run that does shows nothing, and says so.
 PATIENCE = 1200
-MODEL = "tests/test_model.py::test_rows_claims_and_gates_are_always_as_the_model_says"
+MODEL = "tests/prove/test_model.py::test_rows_claims_and_gates_are_always_as_the_model_says"
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,64 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
 
 MUTATIONS = (
     one(
+        "a dead worker must still be called dead", "store/lane/sweep.py",
+        "        mine += (\n            f\" and exists", "        _ = (\n            f\" and exists",
+        "tests/engine/test_liveness.py::test_rows_that_a_successor_of_the_same_id_holds_are_not_given_back",
+        "tests/prove/test_interleave.py::test_a_take_over_from_a_living_worker_is_caught",
+    ),
+    one(
+        "a worker that has not missed a heartbeat lives", "engine/liveness.py",
+        "            and peer.silent_for >= self._beat_every + self.suspicion\n", "",
+        "tests/engine/test_liveness.py::test_a_worker_without_its_lock_lives_until_it_has_missed_a_heartbeat",
+    ),
+    one(
+        "a worker without an old session suspects nobody", "engine/liveness.py",
+        "if self.suspicion is None or session_age is None or session_age < self.suspicion:",
+        "if self.suspicion is None:",
+        "tests/engine/test_liveness.py::test_who_has_no_old_session_suspects_nobody",
+    ),
+    one(
+        "a process is told by its start, not by its pid alone", "engine/liveness.py",
+        "return _started(int(pid)) != started", "return _started(int(pid)) is None",
+        "tests/engine/test_liveness.py::test_a_process_is_gone_when_it_has_ended_and_not_before",
+    ),
+    one(
+        "a pid means nothing on another host", "engine/liveness.py",
+        'or not identity.startswith(f"{kernel} ")', "",
+        "tests/engine/test_liveness.py::test_nothing_is_known_of_another_host_or_namespace",
+    ),
+    one(
+        "only one gives a dead worker's rows back", "store/own/workers.py",
+        "and state not in ('stopped', 'dead'){silent} returning id", "{silent} returning id",
+        "tests/engine/test_liveness.py::test_only_one_of_those_who_find_a_worker_dead_is_told_so",
+    ),
+    one(
+        "reclaims back off", "store/lane/row_watch.py",
+        "if not at_once or column is None or not counts:", "if True:",
+        "tests/store/lane/test_leases.py::test_a_row_that_is_taken_back_again_waits_longer_each_time",
+    ),
+    one(
         "the fence", "store/lane/statements.py",
         'parts = [self.running(f"{row}.")]', 'return self.running(f"{row}.")',
-        "tests/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
+        "tests/store/lane/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
     ),
     one(
         "the claim's time in the fence", "store/lane/statements.py",
-        'if at := fence_time(self.binding):\n            parts.append(f"{row}.',
+        'if at := self.binding.fence_time:\n            parts.append(f"{row}.',
         'if False:\n            parts.append(f"{row}.',
-        "tests/test_fence.py::test_a_row_swept_from_a_worker_and_taken_again_by_it_has_one_live_claim",
+        "tests/store/lane/test_fence.py::test_a_row_swept_from_a_worker_and_taken_again_by_it_has_one_live_claim",
     ),
     one(
         "the look at what settling wrote", "store/lane/lane_store.py",
         "        report.written += [s for i, s in enumerate(group) if i in written]\n"
         "        await self._explain([s for i, s in enumerate(group) if i not in written], report)",
         "        report.written += group",
-        "tests/test_fence.py::test_a_lost_outcome_does_not_cost_its_batch_anything",
+        "tests/store/lane/test_fence.py::test_a_lost_outcome_does_not_cost_its_batch_anything",
     ),
     one(
         "the row read again after a lost reply", "store/lane/lane_store.py",
-        "elif settlement.unsure and row and self._shows(row, settlement):", "elif False:",
-        "tests/test_settle.py::test_an_outcome_that_stood_already_when_it_was_sent_again_is_not_called_lost",
+        "elif settlement.reply_lost and row and self._shows(row, settlement):", "elif False:",
+        "tests/store/lane/test_settle.py::test_an_outcome_that_stood_already_when_it_was_sent_again_is_not_called_lost",
     ),
     one(
         "the state in the sweep (PostgreSQL)", "store/lane/postgres_statements.py",
@@ -86,8 +123,8 @@ MUTATIONS = (
         "the re-check in the sweep (PostgreSQL)", "store/lane/postgres_statements.py",
         "  where {stale}\n  limit $1::bigint\n  for no key update skip locked\n)",
         "  where {stale}\n  limit $1::bigint\n)",
-        "tests/test_sweep_recheck.py",
-        "tests/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
+        "tests/store/lane/test_sweep_recheck.py",
+        "tests/store/lane/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
     ),
     Mutation(
         "the re-check in the sweep (SQLite)", "store/lane/sqlite.py",
@@ -100,43 +137,33 @@ MUTATIONS = (
                 "        return await sweep(self, verb, lease, most, look=True)",
             ),
         ),
-        ("tests/test_sweep_recheck.py",),
+        ("tests/store/lane/test_sweep_recheck.py",),
     ),
     one(
         "the lock on a gate (one key)", "store/gates/claim_by_key_sql.py",
-        " and _g.version = _t.version", "",
-        "tests/test_gates_hammer.py::test_the_limit_holds_under_a_hammer[turns]",
-    ),
-    one(
-        "the lock on a gate (a stretch of keys)", "store/gates/claim_by_range_sql.py",
         " and _g.version = _i.version[_s._rm_stretch]", "",
-        "tests/test_gates_stretches.py::test_who_was_held_up_takes_nothing_beyond_the_limit",
-    ),
-    one(
-        "the lock on a gate (rows found ahead)", "store/gates/claim_by_range_sql.py",
-        " and _g.version = {seen}", " and 0 <> {seen}",
-        "tests/test_gates_ahead.py::test_what_was_found_ahead_is_left_where_others_have_claimed_since",
+        "tests/store/gates/test_claim_by_range.py::test_who_was_held_up_takes_nothing_beyond_the_limit",
     ),
     one(
         "the lock on a gate (several keys)", "store/gates/locking_claim.py",
         "states = self.gate_rows.lock(self.run, spots, wait=wait)",
         "self.gate_rows.make(self.run, spots)\n        states = self.gate_rows.read(self.run, spots)",
-        "tests/test_gates_hammer.py::test_the_limit_holds_under_a_hammer[walk]",
+        "tests/store/gates/test_contention.py::test_the_limit_holds_under_a_hammer[walk]",
     ),
     one(
-        "the one probe of a breaker (PostgreSQL)", "store/gates/claim_by_key_sql.py",
-        "else 1 - {self._running()} end", "else 9 end",
-        "tests/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
+        "the one probe of a breaker (PostgreSQL)", "store/gates/rules_sql.py",
+        "else 1 - {running} end", "else 9 end",
+        "tests/store/gates/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
     ),
     one(
         "the one probe of a breaker (SQLite)", "store/gates/rules.py",
         'Allowed(max(1 - running, 0), "breaker\'s probe")', 'Allowed(9, "breaker\'s probe")',
-        "tests/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
+        "tests/store/gates/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
     ),
     one(
         "the streak of a breaker", "store/gates/rules.py",
         "if streak >= breaker.failures and not", "if streak >= breaker.failures - 1 and not",
-        "tests/test_gates_properties.py", f"{MODEL}[sqlite-breaker]",
+        "tests/store/gates/test_gate_rules.py", f"{MODEL}[sqlite-breaker]",
     ),
     one(
         "the heartbeat's own thread", "engine/heartbeat.py",
@@ -144,29 +171,64 @@ MUTATIONS = (
         "    def start(self):\n        self._task = asyncio.get_running_loop().create_task(self._main())\n\n"
         "    def is_alive(self):\n        return not self._task.done()\n\n"
         "    def join(self, timeout=None):\n        pass",
-        "tests/test_processes.py::test_a_handler_that_blocks_the_event_loop_keeps_its_lease",
+        "tests/processes/test_killed_workers.py::test_a_handler_that_blocks_the_event_loop_keeps_its_lease",
+    ),
+    one(
+        "the outcome that is asked for before a beat calls its claim lost", "engine/worker.py",
+        "        lane_state.ending.update(map(id, claims))\n", "",
+        "tests/engine/test_lost_replies.py"
+        "::test_a_heartbeat_leaves_an_outcome_whose_reply_was_lost_to_the_settling",
+    ),
+    one(
+        "no claim without a heartbeat", "engine/worker.py",
+        "        if not lane_state.beats:\n            return 0", "        if False:\n            return 0",
+        "tests/engine/test_no_heartbeat.py::test_a_worker_that_cannot_renew_claims_nothing_more",
+    ),
+    one(
+        "too many connections told apart from down", "store/driver_errors.py",
+        'if state == "53300" or any(words in text for words in _POOLER_FULL):', "if False:",
+        "tests/engine/test_no_heartbeat.py::test_too_many_connections_are_told_apart_from_a_server_that_is_down",
+    ),
+    one(
+        "the short way back after an outage", "engine/environment.py",
+        "_RETURN = (0.5, 1.8)", "_RETURN = (0.5, 30.0)",
+        "tests/engine/test_no_heartbeat.py"
+        "::test_a_server_that_is_back_is_noticed_within_three_seconds_by_few_at_a_time",
+    ),
+    one(
+        "prefetched rows that go back with the stop", "engine/worker.py",
+        "            self._loop.call_soon_threadsafe(self.shutdown.give_back_prefetched)", "            pass",
+        "tests/engine/test_quick_stop.py"
+        "::test_prefetched_rows_go_back_at_once_while_a_handler_and_a_claim_go_on",
+    ),
+    one(
+        "rows that a claim brings after the stop", "engine/worker.py",
+        "            if self.stopping:  # they came too late to be started", "            if False:",
+        "tests/engine/test_quick_stop.py"
+        "::test_prefetched_rows_go_back_at_once_while_a_handler_and_a_claim_go_on",
     ),
     one(
         "the attempt limit", "engine/execute.py",
         "if claim.attempt >= store.limit(claim):", "if False:",
-        "tests/test_systems_facts.py::test_the_limit_of_ocr_attempts_is_each_rows_own", f"{MODEL}[sqlite-plain]",
+        "tests/store/lane/test_systems_facts.py::test_the_limit_of_ocr_attempts_is_each_rows_own",
+        f"{MODEL}[sqlite-plain]",
     ),
     one(
         "the limit of reclaims", "store/lane/statements.py",
         'allowed = f"{self.limit()} + {self.lane.max_reclaims}"', 'allowed = "99"',
-        "tests/test_shapes_columns.py::test_an_error_is_cut_to_what_its_column_holds", f"{MODEL}[sqlite-plain]",
+        "tests/store/lane/test_any_columns.py::test_an_error_is_cut_to_what_its_column_holds", f"{MODEL}[sqlite-plain]",
     ),
     one(
         "the attempt that a snooze gives back", "store/lane/statements.py",
         'if kind in ("snooze", "release") and (column := r.get("attempts")):', "if False:",
-        "tests/test_shapes_runs.py::test_a_snoozed_row_may_be_snoozed_for_ever",
+        "tests/engine/test_run_outcomes.py::test_a_snoozed_row_may_be_snoozed_for_ever",
     ),
     one(
         "the lock on a claimed row", "store/lane/postgres_statements.py",
         "    limit {most}\n    for no key update skip locked\n",
         "    limit {most}\n",
-        "tests/test_fence.py::test_eight_claimers_at_once_take_every_row_once",
-        "tests/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
+        "tests/store/lane/test_fence.py::test_eight_claimers_at_once_take_every_row_once",
+        "tests/store/lane/test_settle.py::test_a_locked_row_is_passed_over_by_the_claim_and_by_the_sweep",
     ),
     one(
         "the database's time (PostgreSQL)", "store/lane/postgres_statements.py",
@@ -192,61 +254,107 @@ MUTATIONS = (
     ),
     one(
         "the outcome inside the finish block", "engine/job.py",
-        "raise LostClaim(f\"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer this run's\")",
+        "raise LostClaim(f\"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer claimed by this run\")",
         "return settlement",
-        "tests/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
+        "tests/store/lane/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
     ),
     one(
         "strict priority", "engine/worker.py",
-        "return any(held.more and self._ask(held) > 0 for held in self._above)", "return False",
-        "tests/test_worker.py::test_a_lane_above_that_has_come_free_meanwhile_goes_first",
+        "return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in self._above)", "return False",
+        "tests/engine/test_worker.py::test_a_lane_above_that_has_come_free_meanwhile_goes_first",
     ),
     one(
-        "unnamed statements behind a pooler", "store/database.py",
+        "unnamed statements behind a pooler", "store/postgres_database.py",
         '{"statement_cache_size": 0}', "{}",
-        "tests/test_pooler.py::test_no_statement_outlives_its_round_trip_behind_a_pooler",
+        "tests/processes/test_pooler.py::test_no_statement_outlives_its_round_trip_behind_a_pooler",
     ),
     one(
         "replies read again with values that Python cannot hold", "store/lane/lane_store.py",
         "            self.tolerate()\n            if self.claims", "            if self.claims",
-        "tests/test_safety_unreadable.py::test_whatever_the_claim",
+        "tests/store/test_unreadable_values.py::test_whatever_the_claim",
     ),
     one(
         "the rows of a refused claim tried one by one", "store/lane/lane_store.py",
         "        except Refused:\n            return await self._claim_carefully(claim, count)",
         "        except Busy:\n            raise",
-        "tests/test_safety_refused.py::test_a_row_that_may_not_run_is_set_aside",
+        "tests/store/lane/test_refused_rows.py::test_a_row_that_may_not_run_is_set_aside",
     ),
     one(
         "no row set aside while every claim is refused", "store/lane/refused_rows.py",
         "if refused and not store.claims_work:", "if False:",
-        "tests/test_safety_refused.py::test_a_state_that_no_row_may_have_ends_no_row",
+        "tests/store/lane/test_refused_rows.py::test_a_state_that_no_row_may_have_ends_no_row",
     ),
     one(
-        "bounded tries of a refused outcome", "engine/settle.py",
-        "given_up = self.stopping or settlement.refusals >= len(self.stuck_pauses)",
+        "bounded tries of a refused outcome", "engine/worker.py",
+        "given_up = self.shutdown.settling_last or settlement.refusals >= len(self.stuck_pauses)",
         "given_up = False\n        settlement.refusals = 0",
-        "tests/test_safety_refused.py::test_an_outcome_that_is_refused_for_good_is_given_up_and_told",
+        "tests/store/lane/test_refused_rows.py::test_an_outcome_that_is_refused_for_good_is_given_up_and_told",
     ),
     one(
         "outcomes that wait for a missing right", "store/driver_errors.py",
         "        if _of_no_row(state, text):", "        if False:",
-        "tests/test_safety_altered.py::test_a_missing_right_ends_no_row",
+        "tests/store/lane/test_altered_tables.py::test_a_missing_right_ends_no_row",
     ),
     one(
         "the second look at an altered table", "engine/worker.py",
-        "            if held.altered and held.rests_until", "            if False and held.rests_until",
-        "tests/test_safety_altered.py::test_a_dropped_column_that_nobody_uses_stops_nothing",
+        "            if lane_state.altered and lane_state.paused_until",
+        "            if False and lane_state.paused_until",
+        "tests/store/lane/test_altered_tables.py::test_a_dropped_column_that_nobody_uses_stops_nothing",
     ),
     one(
         "connections to a standby thrown away", "store/handler_connections.py",
         "if from_standby(error):", "if False:",
-        "tests/test_safety_altered.py::test_a_connection_to_a_server_that_became_a_standby_is_not_used_again",
+        "tests/store/lane/test_altered_tables.py::test_a_connection_to_a_server_that_became_a_standby_is_not_used_again",
     ),
     one(
         "the table of a row in the claim", "store/lane/postgres_statements.py",
         'and ({one} or {pairs})"', '"',
-        "tests/test_safety_children.py::test_finished_rows_of_a_child_are_not_run_again",
+        "tests/store/lane/test_child_tables.py::test_finished_rows_of_a_child_are_not_run_again",
+    ),
+    one(
+        "the kernel's word of a write (SQLite)", "store/file_watch.py",
+        "loop.add_reader(self._inotify, readable.set)", "pass",
+        "tests/engine/test_wake.py::test_every_commit_rings",
+    ),
+    one(
+        "the looks after a write, until its commit is visible (SQLite)", "engine/wake.py",
+        "pause = _SOON if begun else min(", "pause = min(",
+        "tests/engine/test_wake.py::test_a_commit_that_becomes_visible_late_still_rings",
+    ),
+    one(
+        "the log watched again when it is created again (SQLite)", "store/file_watch.py",
+        "            if folder:\n                self._watch_files()\n", "",
+        "tests/store/test_file_watch.py::test_the_log_is_watched_each_time_it_comes",
+    ),
+    one(
+        "the poll after a missed commit (SQLite)", "engine/wake.py",
+        "                if not written:\n                    watch.close()\n", "",
+        "tests/engine/test_wake.py::test_a_watch_that_missed_a_commit_is_not_relied_on_again",
+    ),
+    one(
+        "the second look at writers that did not notify", "engine/wake.py",
+        "if committed and began - last >=", "if began - last >=",
+        "tests/engine/test_second_look.py::test_a_writer_whose_notification_was_left_out_is_seen_when_it_commits_later",
+    ),
+    one(
+        "the lock of a writer that does not notify", "store/lane/postgres_wake_trigger.py",
+        "    if pg_try_advisory_xact_lock_shared(1919906669, 0) then\n", "    if true then\n",
+        "tests/engine/test_second_look.py::test_a_writer_whose_notification_was_left_out_is_seen_when_it_commits_later",
+    ),
+    one(
+        "the limit on notifications", "store/lane/postgres_wake_trigger.py",
+        "      if {_AHEAD} then\n        return null;", "      if false then\n        return null;",
+        "tests/migrate/test_wake_trigger.py::test_many_writers_notify_so_many_times_a_second",
+    ),
+    one(
+        "only ready rows notify", "store/lane/postgres_wake_trigger.py",
+        "where {{condition}} limit 1;", "limit 1;",
+        "tests/migrate/test_wake_trigger.py::test_a_worker_that_drains_a_table_does_not_notify",
+    ),
+    one(
+        "a wake trigger that fails no write", "store/lane/postgres_wake_trigger.py",
+        "exception when others then\n", "exception when division_by_zero then\n",
+        "tests/migrate/test_wake_trigger.py::test_no_write_fails_or_waits_because_of_the_lanes_own_condition",
     ),
 )  # fmt: skip
 
@@ -266,7 +374,7 @@ def copied(folder: Path) -> Path:
 
 def run(folder: Path, tests: tuple[str, ...], *, stop: bool) -> tuple[list[str], str]:
     """Run tests against the package in a folder; those that were red, and what was said."""
-    paths = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "tests")])
+    paths = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "tests" / "support")])
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     where = [sys.executable, "-c", "import rowmill; print(rowmill.__file__)"]
     found = subprocess.run(where, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -13,7 +13,7 @@ from databases import Db
 from farm import JOBS
 from rowmill import Concurrency, Job, Mill, RowmillError, fixed
 from rowmill.testing import Kit, is_test_database
-from test_worker import STATES, jobs
+from workers import STATES, jobs
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def monitor(context: typer.Context) -> None:
 
 
 @commands.command()
-def run(drain: Annotated[bool, typer.Option("--drain", help="end when nothing is ready or running")] = False) -> None:
+def run(drain: Annotated[bool, typer.Option("--drain", help="exit when nothing is ready or running")] = False) -> None:
     """Run OCR_WORKER_COUNT workers, each a process with one document at a time; this process watches over them."""
     settings = Settings.from_environment()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import busy, drain, enqueue, gates, growth, held, idle, limit, load, memory, ocr, pages, pickup, sqlite
+from . import busy, drain, enqueue, gates, growth, held, idle, limit, load, memory, ocr, pages, pickup, sqlite, wake
 from .part import Part
 
 _ALL = (
@@ -11,6 +11,7 @@ _ALL = (
     limit.PART,
     enqueue.PART,
     pickup.PART,
+    wake.PART,
     load.PART,
     busy.PART,
     sqlite.PART,

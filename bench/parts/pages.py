@@ -118,7 +118,7 @@ async def _visit(dsn: str) -> tuple[Figures, str]:
             took = []
             for round_ in range(TIMES + 1):
                 if hasattr(app.state, "sight"):
-                    app.state.sight.forget()  # what is remembered would hide what a page costs
+                    app.state.cache.forget()  # what is remembered would hide what a page costs
                 with _listening(asked, name) if round_ == 0 else _deaf():
                     began = time.monotonic()
                     answer = await client.get(path)

@@ -52,7 +52,7 @@ def _import(name: str, reference: str) -> object:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.split(".")[0] and error.name != name:
-            raise AppError(f"importing {name!r} failed: {error}", hint="install what it imports") from error
+            raise AppError(f"importing {name!r} failed: {error}", hint="install the missing package") from error
         raise AppError(
             f"there is no module {name!r} (from {reference!r})",
             hint="rowmill run module:mill, from the folder that has module.py",
@@ -68,5 +68,5 @@ def _import(name: str, reference: str) -> object:
         place = raised_at(error)
         raise AppError(
             f"importing {name!r} failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
-            hint=f'python -c "import {name}" shows the whole of it',
+            hint=f'python -c "import {name}" shows the full traceback',
         ) from error

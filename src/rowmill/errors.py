@@ -14,10 +14,11 @@
     │   └── TaskCanceled      ... or was canceled
     └── DatabaseError
         ├── Unreachable       no connection, or it broke; what was under way may have been committed
+        │   └── TooManyConnections  the server or pooler is up and gives no further connection
         ├── Busy              the database is there, but could not serve in time; nothing was written
         └── Refused           the database said no to a value or a statement
-            ├── Unreadable    its reply holds a value that Python cannot; what was written is committed
-            └── Unserved      the statement cannot run as things are (table altered, right missing): no row's fault
+            ├── UnreadableReply  its reply holds a value that Python cannot; what was written is committed
+            └── Unserved         the statement cannot run as things are (table altered, right missing): no row's fault
 
 Each message says what is wrong and where. ``hint`` says what to do, and is printed behind ``Try:``.
 """
@@ -103,6 +104,10 @@ class Unreachable(DatabaseError):
     """The connection could not be made or broke in mid-statement."""
 
 
+class TooManyConnections(Unreachable):
+    """The server, a pooler, or a limit of the role or database gives no further connection."""
+
+
 class Busy(DatabaseError):
     """A lock was not had in time; the statement did nothing."""
 
@@ -124,6 +129,18 @@ class Unserved(Refused):
     """
 
     altered = False
+
+
+def no_such_table(
+    table: str, place: str, known: Iterable[str], *, where: str = "", hint: str | None = None
+) -> DeclarationError:
+    """The error for a table that is not there. ``place``: where it was looked for; ``known``: tables that are there;
+    ``where``: the declaration that names it.
+    """
+    others = sorted(known)
+    close = did_you_mean(table.rpartition(".")[2], others) if others else "create the table first"
+    named = f"{where}: there is" if where else "there is"
+    return DeclarationError(f"{named} no table {table!r}{place}", hint=hint or close)
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

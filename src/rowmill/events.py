@@ -39,8 +39,8 @@ class Events:
         self.observed = False
 
     def subscribe(self, subscriber: Subscriber, *, detailed: bool = True) -> Subscriber:
-        """Call ``subscriber(event)`` for every event from now on; unless it is ``detailed``, runs that went well may be
-        left out, and cost nothing.
+        """Call ``subscriber(event)`` for every event from now on; unless it is ``detailed``, claims and runs that went
+        well may be left out, and cost nothing.
         """
         self._subscribers.append(subscriber)
         self.observed = self.observed or detailed
@@ -55,7 +55,9 @@ class Events:
             except Exception:
                 if id(subscriber) not in self._broken:
                     self._broken.add(id(subscriber))
-                    logger.exception("a subscriber to rowmill's events failed; its further failures are not shown")
+                    logger.exception(
+                        "a subscriber to rowmill's events raised an error; further errors of it are not logged"
+                    )
 
 
 def to_log(event: Event, traceback: BaseException | None = None) -> None:

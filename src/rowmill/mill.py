@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from .client.client import Client
@@ -26,7 +27,7 @@ from .engine.hosting.hosted_worker import Host
 from .engine.hosting.lifespan import Lifespan
 from .engine.job import Job, SyncJob
 from .engine.resources import Resource
-from .engine.worker import Worker
+from .engine.worker import SUSPICION, Worker
 from .errors import Busy, DeclarationError, Unreachable, WrongArguments, did_you_mean
 from .events import Events, Subscriber
 from .store import Database
@@ -60,6 +61,9 @@ class Mill:
     ``ROWMILL_DATABASE_URL``. Nothing connects before a worker runs.
 
     ``worker_id`` is the form of the ids of workers that are given none; ``{uuid}`` may stand in it, too.
+
+    ``suspicion`` is for PostgreSQL: a worker whose session is gone, and which gives no sign of life for so long, is
+    presumed dead, and its rows are taken back. ``None``: they wait for their lease.
     """
 
     def __init__(
@@ -70,8 +74,15 @@ class Mill:
         connections: int = 3,
         notify: bool = True,
         worker_id: str = worker_ids.DEFAULT,
+        suspicion: timedelta | None = timedelta(seconds=SUSPICION),
     ) -> None:
         worker_ids.validate(worker_id)
+        if suspicion is not None and not (isinstance(suspicion, timedelta) and suspicion >= timedelta(seconds=1)):
+            raise DeclarationError(
+                f"suspicion must be a timedelta of at least a second, or None, not {suspicion!r}",
+                hint="Mill(url, suspicion=timedelta(seconds=4)); None: wait for the lease",
+            )
+        self.suspicion = suspicion
         self._worker_id = worker_id
         self._given = environments
         self.schema = schema
@@ -105,7 +116,7 @@ class Mill:
     # -- declaration
 
     def lane(self, table: Any, **options: Any) -> Callable[[Handler], Lane]:
-        """Declare a lane over a table you already have; decorates its handler. See docs/reference for parameters."""
+        """Declare a lane over a table you already have; decorates its handler. Parameters: docs/reference."""
 
         if django_models.is_model(table):
             table, options = django_models.by_columns(table, options)
@@ -164,7 +175,7 @@ class Mill:
             needed = [name for name in task.signature.needs() if name not in self.resources]
             if needed:
                 raise DeclarationError(
-                    f"cron {task.name!r}: the clock gives no arguments, and its handler needs {', '.join(needed)}",
+                    f"cron {task.name!r}: a cron runs without arguments, but its handler needs {', '.join(needed)}",
                     hint="give them defaults, or enqueue the task with its arguments from another one",
                 )
             return task
@@ -201,7 +212,7 @@ class Mill:
             queue = self.queue(in_queue, **of_queue)
         if not isinstance(queue, Queue):
             raise DeclarationError(
-                f"task {name!r}: {in_queue!r} is a lane over a table of your own, and cannot be a queue, too",
+                f"task {name!r}: {in_queue!r} is already a lane over your own table, so it cannot be a queue",
                 hint='give the lane another name, or the task another queue: queue="..."',
             )
         task.environments = queue.environments
@@ -289,6 +300,8 @@ class Mill:
         Options: ``worker_id``, ``concurrency`` (runs at once over all lanes), ``drain``, ``grace`` (seconds).
         """
         options["worker_id"] = options.get("worker_id") or self.new_worker_id()
+        if self.suspicion is not None:
+            options.setdefault("suspicion", self.suspicion.total_seconds())
         return Worker(
             self.databases(environments),
             self.select(lanes),
@@ -332,7 +345,7 @@ class Mill:
                 )
         if options and not worker:
             raise DeclarationError(
-                f"mill.lifespan: {', '.join(options)} is for a worker, and there is none",
+                f"mill.lifespan: {', '.join(options)} needs a worker, and this lifespan starts none",
                 hint="mill.lifespan(worker=True, ...)",
             )
         worker_id = options.pop("worker_id", None)
@@ -402,8 +415,8 @@ class Mill:
         """A hint to idle workers that rows are ready. Never needed: they poll; it saves them the wait."""
         for _, database in self.databases([environment] if environment else None):
             try:
-                if database.dialect.name == "postgresql":
-                    await database.write(lambda run: run("select pg_notify($1, '')", (CHANNEL,)))
+                if notify := database.sql.notify:
+                    await database.write(lambda run, notify=notify: run(notify, (CHANNEL, "")))  # type: ignore[misc]
             finally:
                 await database.close()
 
@@ -412,5 +425,5 @@ def _calls(given: Any) -> list[Call]:
     found = task_words.listed_calls(given)
     for call in found:
         if not isinstance(call, Call):
-            raise WrongArguments(f"{call!r} is no call", hint="task.call(...)")
+            raise WrongArguments(f"expected task.call(...), got {call!r}", hint="task.call(...)")
     return found

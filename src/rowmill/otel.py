@@ -55,7 +55,7 @@ class _Tracer:
         linked = api.get_current_span(extract(enqueued)).get_span_context() if enqueued else None
         with self._tracer.start_as_current_span(
             f"run {facts['lane']}",
-            context.Context(),  # a run is nobody's child: whoever enqueued it is long gone, and linked
+            context.Context(),  # a run is nobody's child: the caller that enqueued it is long gone, and linked
             SpanKind.CONSUMER,
             {f"rowmill.{name}": value for name, value in facts.items() if value is not None},
             [Link(linked)] if linked is not None and linked.is_valid else [],

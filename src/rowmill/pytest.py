@@ -1,4 +1,4 @@
-"""Fixtures for pytest, for whoever asks for them: ``pytest_plugins = ["rowmill.pytest"]`` in a conftest.py."""
+"""Fixtures for pytest, opt-in: ``pytest_plugins = ["rowmill.pytest"]`` in a conftest.py."""
 
 from __future__ import annotations
 

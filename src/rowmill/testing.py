@@ -28,21 +28,20 @@ import sqlalchemy as sa
 from .declare.task import Task
 from .engine.counters import Counters
 from .engine.cron_scheduler import Scheduler
-from .engine.execute import Execution, decide, unhooked
+from .engine.execute import Execution, TaskExecution, decide, unhooked
 from .engine.isolate import HandlerProcess
 from .engine.lane_state import LaneState
 from .engine.resources import Resources
-from .engine.task_execution import TaskExecution
 from .errors import RowmillError, UnreadableReply
 from .migrate.schema_copy import copied
 from .mill import Mill
 from .store import Database, LaneStore, bind, open_lane, store_for
-from .store.caller_transactions import caller, drive, on
+from .store.caller_transactions import caller, drive
 from .store.driver_errors import translated
 from .store.jobs import flows
 from .store.jobs.enqueue import EnqueueStatements
-from .store.jobs.enqueued_jobs import Enqueued as Enqueued
-from .store.jobs.enqueued_jobs import enqueued as select_enqueued
+from .store.jobs.job_rows import Enqueued as Enqueued
+from .store.jobs.job_rows import enqueued as select_enqueued
 from .store.lane.claim import Claim, Report, Settlement, Swept
 from .store.lane.reflect import table_name
 from .store.own.workers import WorkersTable
@@ -183,7 +182,7 @@ class Kit:
             await self._allowed(environment)
             database = self._databases[environment]
             store = await open_lane(chosen, environment, database, self.mill.clock, self.worker_id, self._incarnation)
-            if store.needs_fleet:
+            if store.needs_workers_table:
                 await WorkersTable(database).ensure()
             self._stores[name, environment] = store
         return self._stores[name, environment]
@@ -222,7 +221,9 @@ class Kit:
         """Run the handler for a claim and settle it."""
         store = await self.store(claim.lane, claim.environment)
         kind = TaskExecution if store.lane.own else Execution
-        execution = kind(LaneState(store), self._resources, lambda: self._threads)
+        execution = kind(
+            LaneState(store, Counters(self.mill.events, self.worker_id)), self._resources, lambda: self._threads
+        )
         plan = execution.plan(claim)
         job = execution.job(plan, claim, self.worker_id, store.lane.slot_name.format(lane=claim.lane, n=1))
         child = HandlerProcess(store.lane) if store.lane.isolation == "process" else None
@@ -311,8 +312,8 @@ def enqueued(
     if tx is not None:
         theirs = caller(tx)
         if theirs.awaited:
-            raise RowmillError(f"tx={tx!r} has to be awaited", hint="await kit.enqueued(...)")
-        return drive(select_enqueued(theirs.dialect, mill.schema, task.name if task else None), theirs.run)
+            raise RowmillError(f"tx={tx!r} must be awaited", hint="await kit.enqueued(...)")
+        return drive(select_enqueued(theirs.sql, mill.schema, task.name if task else None), theirs.run)
 
     async def read() -> list[Enqueued]:
         ((_, database),) = mill.databases([env or next(iter(mill.environments))])
@@ -325,10 +326,9 @@ def enqueued(
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(read())
-    raise RowmillError("a call that does not await, inside a running event loop", hint="await kit.enqueued(...)")
+    raise RowmillError("a blocking call inside a running event loop", hint="await kit.enqueued(...)")
 
 
 async def _read(database: Database, mill: Mill, task: Task[..., Any] | None) -> list[Enqueued]:
-    dialect = database.dialect.name
-    verb = select_enqueued(dialect, mill.schema, task.name if task else None)
-    return await database.read(lambda run: drive(verb, on(run, dialect)))
+    verb = select_enqueued(database.sql, mill.schema, task.name if task else None)
+    return await database.read(lambda run: drive(verb, database.sql.named(run)))

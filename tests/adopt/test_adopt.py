@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -19,10 +20,10 @@ import sqlalchemy as sa
 import systems
 from command import Command
 from databases import Db, _wait
-from farm import eventually
 from rowmill.adopt import survey as survey_module
 from rowmill.adopt.survey import survey
 from rowmill.store import Database
+from waiting import eventually
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_a_drain_does_not_wait_for_rows_that_may_never_come_back(db: Db, command
     ended = command("run", "left:mill", "--drain")
     assert ended.code == 0
     assert "Drained: 1 done, 0 failed attempts, 0 dead; nothing is ready.\n" in ended.err
-    assert "1 row of lane 't' still running: nothing shows who holds them" in ended.err
+    assert "1 row of lane 't' still running: no column shows which worker holds them" in ended.err
     assert [row["status"] for row in db.query("select status from t order by id")] == ["done", "processing", "done"]
 
 
@@ -229,7 +230,7 @@ def test_a_large_table_is_sampled_never_scanned_and_only_ever_read_locked(
 
         return seen
 
-    for module in ("adopt.survey", "ops.findings", "migrate.ddl", "store.inspect.plans"):
+    for module in ("adopt.survey", "ops.check", "migrate.ddl", "store.inspect.plans"):
         monkeypatch.setattr(f"rowmill.{module}.runner", spy)
     before = pg.value("select seq_tup_read from pg_stat_user_tables where relname = 'big'")
     document = command.json("adopt", pg.url, "big", "--yes")
@@ -317,3 +318,44 @@ def test_at_a_terminal_it_asks_what_it_does_not_know(lite: Db, tmp_path: Path) -
     assert re.search(r'running=\{"status": 1', text)
     assert re.search(r'done=\{"status": 2', text)
     assert json.dumps("t") in text
+
+
+def test_the_trigger_that_wakes_workers_is_shown_where_it_is_wanted(
+    pg: Db, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for by an option, or at a terminal by an answer; never without."""
+    pg.execute("create table links (id bigint primary key, url text, status text default 'queued')")
+    without = command("adopt", pg.url, "links", "--yes")
+    assert "create trigger" not in without.out
+    assert "--wake" not in without.out
+    document = command.json("adopt", pg.url, "links", "--yes", "--wake")
+    assert document["wake"] is True
+    assert [each["kind"] for each in document["ddl"]][-1] == "wake"
+    command.terminal(200)
+    monkeypatch.setattr(sys, "stdin", Answers(*"y" * 9))
+    asked = command("adopt", pg.url, "links", *VALUES)
+    assert "with the trigger [y/N]" in asked.out
+    assert "create trigger rowmill_wake_insert" in asked.out
+    assert "--wake --apply" in asked.out
+
+
+VALUES = ("--ready=queued", "--running=running", "--done=done", "--dead=dead")
+
+
+class Answers(io.StringIO):
+    """Standard input of a terminal where somebody types these lines."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("".join(f"{line}\n" for line in lines))
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_next_steps_say_that_the_handler_is_still_empty(lite: Db, command: Command) -> None:
+    """A handler that does nothing, run on a live table, would mark every row as done."""
+    lite.execute("create table links (id integer primary key, url text, status text default 'queued')")
+    ended = command("adopt", lite.url, "links", "--yes", "--write", "links.py")
+    assert ended.out.index("edit links.py") < ended.out.index("rowmill run links:mill")
+    assert "until then, rows are only logged and marked done" in ended.out
+    assert "Try:" not in ended.err, "what --yes has accepted needs no other command"

@@ -137,7 +137,7 @@ def test_states_and_roles_are_given_by_words_and_names(db: Db, command: Command)
         (["--role", "attemps=retry_cnt"], "there is no role 'attemps'", "did you mean 'attempts'?"),
         (["--role", "attempts=retry_count"], "has no column 'retry_count'", "did you mean 'retry_cnt'?"),
         (["--role", "attempts=url"], "the role attempts needs a column for a whole number", "--role attempts="),
-        (["--role", "attempts"], "a role and its column", "--role attempts=retry_cnt"),
+        (["--role", "attempts"], "expected ROLE=COLUMN", "--role attempts=retry_cnt"),
     ],
 )
 def test_a_mistaken_answer_is_told_with_a_way_out(
@@ -283,7 +283,60 @@ def test_what_was_not_counted_is_printed_as_an_estimate(pg: Db, command: Command
     pg.execute(f"insert into big select n, {kinds}, repeat('x', 300) from generate_series(1, 60000) n; analyze big")
     ended = command("adopt", pg.url, "big", "--yes")
     text = " ".join(ended.out.split())
-    assert "big about 60,000 rows; looked at" in text
+    assert "big about 60,000 rows; sampled" in text
     assert "about 59,000 rows have it" in text
     assert "'on_hold' (about " in text
     assert all(state["estimated"] for state in command.json("adopt", pg.url, "big", "--yes")["states"])
+
+
+def test_a_table_without_a_database_is_answered_with_where_the_database_goes(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROWMILL_DATABASE_URL", raising=False)
+    ended = command("adopt", "photos")
+    said = " ".join(ended.err.split())
+    assert ended.code == 2
+    assert "adopt photos: no database is given" in said
+    assert "ROWMILL_DATABASE_URL" in said
+    assert "sqlite:///file.db" in said
+
+
+def test_adopt_asks_before_it_adds_a_column_beside_one_that_the_rows_speak_for(db: Db, command: Command) -> None:
+    time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+    db.execute(
+        "create table photos (id integer primary key, status text not null default 'pending', owner text,"
+        f" last_msg text, width integer, added {time} default current_timestamp)"
+    )
+    kinds = [("pending", None, None), ("processing", "loop-1", None), ("done", "loop-1", None),
+             ("failed", "loop-2", "no such file")]  # fmt: skip
+    for n, (status, owner, message) in enumerate(kinds * 5):
+        db.execute("insert into photos (id, status, owner, last_msg) values (?, ?, ?, ?)", n, status, owner, message)
+    ended = command("adopt", db.url, "photos")
+    said = " ".join(ended.err.split())
+    assert ended.code == 5, ended
+    assert "--role worker=owner or --role worker=" in said
+    assert "--role error=last_msg --" in said or "--role worker=owner --role error=last_msg" in said
+    assert "No role: width (--role ROLE=COLUMN gives one)" in " ".join(ended.out.split())
+    document = command.json("adopt", db.url, "photos", "--role", "worker=owner", "--role", "error=last_msg")
+    assert document["options"]["roles"] == {"worker": "owner", "error": "last_msg"}
+    assert document["options"]["order_by"] == ["added"]
+    assert not [
+        d for d in document["ddl"] if "add column worker" in d["statement"] or "add column error" in d["statement"]
+    ]
+    assert document["unused"] == ["width"]
+    assert command.json("adopt", db.url, "photos", "--yes", "--order-by", "id")["options"]["order_by"] == ["id"]
+
+
+def test_the_steps_that_come_next_are_those_of_the_tutorial_and_line_up(db: Db, command: Command) -> None:
+    db.execute("create table photos (id integer primary key, status text not null default 'pending')")
+    db.execute("insert into photos (id) values (1)")
+    words = ["--yes", "--running", "processing", "--done", "done", "--dead", "failed"]
+    lines = command("adopt", db.url, "photos", *words).out.splitlines()
+    steps = [line.strip() for line in lines[lines.index("Next") + 1 :]]
+    starts = [step.partition("  ")[0] for step in steps if not step.startswith(("export", "rowmill adopt"))]
+    assert starts == [
+        "edit FILE.py", "rowmill check FILE:mill", "rowmill migrate FILE:mill", "rowmill migrate FILE:mill --apply",
+        "rowmill check FILE:mill", "rowmill run FILE:mill",
+    ]  # fmt: skip
+    columns = {len(step) - len(step.partition("  ")[2].strip()) for step in steps if "  " in step}
+    assert len(columns) == 1, steps

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rowmill import NOW
 from rowmill.adopt import vocabulary
-from rowmill.adopt.column_kinds import understood
 from rowmill.adopt.proposal import Proposal
 from rowmill.adopt.propose import lane_name, propose
+from rowmill.adopt.survey import understood
 from rowmill.adopt.table_facts import Column, TableFacts
 from rowmill.declare.lane import declare
 from rowmill.errors import DeclarationError
@@ -138,7 +138,7 @@ def columns(draw: st.DrawFn) -> Column:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(found=st.lists(columns(), min_size=1, max_size=8, unique_by=lambda column: column.name), dialect=st.booleans())
 def test_what_is_proposed_is_a_lane_and_what_is_not_is_asked(found: list[Column], dialect: bool) -> None:
     """Nothing is proposed that the declaration refuses, that a column cannot hold, or that nobody can write."""
@@ -250,3 +250,52 @@ def test_columns_with_a_role_of_their_own_are_not_offered_as_the_state() -> None
     [question] = propose(table(*columns)).questions
     assert question.options == ("queue",)
     assert "says when a row is done" in question.text
+
+
+STATE = Column(name="status", kind="text", nullable=False, default="pending", has_default=True,
+               allowed=("pending", "processing", "done", "failed"), allowed_by="a check")  # fmt: skip
+
+
+def _time(name: str, *, default: bool = True) -> Column:
+    return Column(name=name, kind="time", nullable=not default, has_default=default)
+
+
+@pytest.mark.parametrize("name", ["inserted", "added", "enqueued", "ts"])
+def test_the_oldest_row_goes_first_whatever_the_creation_time_is_called(name: str) -> None:
+    made = propose(table(STATE, _time(name)))
+    assert made.options["order_by"] == [name]
+
+
+def test_a_time_that_the_database_fills_in_at_insert_is_a_creation_time_unless_it_is_something_else() -> None:
+    assert propose(table(STATE, _time("born"))).options["order_by"] == ["born"]
+    assert "order_by" not in propose(table(STATE, _time("updated_at"))).options
+    assert "order_by" not in propose(table(STATE, _time("born", default=False))).options
+    assert "order_by" not in propose(table(STATE, _time("born"), _time("weighed"))).options, "which of them?"
+
+
+def test_an_order_by_a_key_without_an_order_is_a_guess_and_can_be_answered() -> None:
+    uuid = Column(name="doc_uuid", kind="other", nullable=False)
+    facts = table(STATE, uuid, _time("seen", default=False), key=("doc_uuid",))
+    order = next(choice for choice in propose(facts).choices if choice.what == "order")
+    assert (order.value, order.word) == ("doc_uuid", "a guess")
+    assert "--order-by" in order.why
+    assert propose(facts, {"order_by": "seen"}).options["order_by"] == ["seen"]
+    with pytest.raises(DeclarationError, match="no column 'sen'"):
+        propose(facts, {"order_by": "sen"})
+
+
+def test_columns_that_only_rows_speak_for_are_asked_about_before_others_are_added() -> None:
+    shares = {"pending": (0.0, 0.0, 1.0), "processing": (1.0, 0.0, 1.0), "done": (1.0, 0.0, 1.0),
+              "failed": (1.0, 1.0, 1.0)}  # fmt: skip
+    names = ("owner", "last_msg", "width")
+    filled = {"status": {state: dict(zip(names, each, strict=True)) for state, each in shares.items()}}
+    texts = [Column(name=name, kind="text") for name in names]
+    made = propose(table(STATE, *texts, filled=filled))
+    assert made.options["roles"] == {"worker": "owner", "error": "last_msg"}
+    assert [(choice.what, choice.value) for choice in made.open] == [
+        ("role worker", "owner"),
+        ("role error", "last_msg"),
+    ]
+    assert made.unused == ("width",)
+    refused = propose(table(STATE, *texts, filled=filled), {"roles": {"worker": None}})
+    assert "worker" not in refused.options["roles"] or refused.options["roles"]["worker"] is None

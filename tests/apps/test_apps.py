@@ -23,7 +23,7 @@ from apps.registre.settings import Environments
 from databases import Db
 from rowmill import DeclarationError, Mill, RowmillError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 APPS = sorted(commands.MIGRATIONS)
 
 

@@ -19,7 +19,7 @@ from apps.analysis.settings import Settings
 from apps.enrichment.mill import create_tables
 from databases import Db
 from rowmill import Mill
-from rowmill.cli.check import check_mill
+from rowmill.ops.check import check_mill
 
 
 async def prices(url: str, patch: pytest.MonkeyPatch) -> Mill:

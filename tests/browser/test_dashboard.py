@@ -160,7 +160,7 @@ def test_a_row_shows_all_of_itself_and_is_retried_canceled_released_and_put_off(
     visitor.page.fill("input[name=at]", "2099-01-31T08:00")
     visitor.click("Set run_after")
     assert "2099-01-31" in str(site.db.value("select run_after from documents where id = ?", dead))
-    assert "its time has not come" in visitor.text(".why")
+    assert "scheduled: due in " in visitor.text(".why")
     visitor.page.fill("input[name=reason]", "no longer wanted")
     visitor.click("Cancel")
     assert site.status(dead) == "extract_failed"
@@ -226,7 +226,7 @@ def test_lanes_and_environments_are_paused_and_resumed(lite_site: Site, visit: V
     visitor.click("Pause the lane")
     assert "Lane extract is paused: maintenance" in visitor.text("#live_lane")
     visitor.click("Resume")
-    assert visitor.notice() == "Lane extract goes on."
+    assert visitor.notice() == "Lane extract is resumed."
     lite_site.drain()
     visitor.open("/")
     visitor.page.locator("summary", has_text="Pause default").click()
@@ -357,5 +357,5 @@ def test_an_environment_that_is_away_is_told_and_the_others_are_shown(fresh: Cal
         visitor = visit(site).open("/")
         assert visitor.page.locator("thead th[colspan]").all_inner_texts() == ["prod", "staging", "dev"]
         assert visitor.page.locator(".matrix tbody tr").first.locator("td").all_inner_texts()[:3] == ["2", "0", "0"]
-        assert "not reached" in visitor.text()
+        assert "unreachable" in visitor.text()
         visitor.page.close()

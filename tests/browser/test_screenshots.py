@@ -1,6 +1,6 @@
-"""The pictures of docs/dashboard.md: an empty system, a busy one, and one with 10,000 errors.
+"""The pictures of docs/how-to/dashboard.md: an empty system, a busy one, and one with 10,000 errors.
 
-They are written to docs/images only when asked for: ROWMILL_SCREENSHOTS=1 pytest tests/test_screenshots.py
+They are written to docs/images only when asked for: ROWMILL_SCREENSHOTS=1 pytest tests/browser/test_screenshots.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dashboard import Site, Visitor
 from databases import Db
 from rowmill import Mill
 
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 DESKTOP, PHONE = (1280, 820), (390, 820)
 
 

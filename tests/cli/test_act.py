@@ -75,11 +75,11 @@ def test_retry_by_id_takes_rows_that_wait_and_passes_over_what_runs_or_is_done(d
     command.app(db.url, "scrape")
     ids = [word for key in (waiting, running, done, 999) for word in ("--id", str(key))]
     document = command.json("retry", *ids)
-    assert (document["count"], document["ids"]) == (1, [waiting])
+    assert (document["count"], document["ids"]) == (1, [str(waiting)])
     assert {entry["id"]: entry["reason"] for entry in document["passed_over"]} == {
         str(running): "it is running",
         str(done): "it is done",
-        "999": "there is no such row",
+        "999": "no row has this id",
     }
     *found, again = columns(
         db, "scrape_jobs", waiting, "status", "retry_count", "attempts", "error_message", "next_retry_at"
@@ -135,7 +135,7 @@ def test_rows_with_composite_keys_are_named_by_both_parts(db: Db, command: Comma
     db.insert("parts", rows, key="page")
     command.app(db.url, COMPOSITE)
     document = command.json("retry", "--id", "a,2", "--id", "b,1")
-    assert sorted(document["ids"]) == [["a", 2], ["b", 1]]
+    assert sorted(document["ids"]) == ["a,2", "b,1"]
     left = db.query("select book, page from parts where state = 'bad' order by book")
     assert [(row["book"], row["page"]) for row in left] == [("a", 1), ("b", 2)]
     assert command.json("cancel", "--id", "a,2")["count"] == 1
@@ -179,7 +179,7 @@ async def test_a_running_row_is_canceled_only_on_request_and_its_outcome_is_then
         (claim,) = await live.claim()
         ended = await asyncio.to_thread(command, "cancel", "--id", str(key))
         assert ended.code == 4
-        assert "it is running (--running takes it from its holder)" in ended.err
+        assert "it is running (add --running to take it from its worker)" in ended.err
         assert (await asyncio.to_thread(command, "cancel", "--state", "running")).code == 2
         assert (await asyncio.to_thread(command, "cancel", "--id", str(key), "--running")).code == 0
         report = await live.settle(claim)
@@ -257,3 +257,42 @@ def test_release_by_worker_needs_a_worker_column(lite: Db, command: Command) -> 
     ended = command("release", "--worker", "w")
     assert ended.code == 1
     assert "has no worker column" in ended.err
+
+
+def test_a_family_that_does_not_exist_is_named_with_where_to_look(lite: Db, command: Command) -> None:
+    """A message is no family: the names are in the column Family of ``rowmill errors``."""
+    systems.create(lite, "enrichment")
+    command.app(lite.url, "enrichment")
+    ended = command("retry", "--error", "HTTP Error 500")
+    assert ended.code == 4
+    assert "there is no family 'HTTP Error 500'" in ended.err
+    assert "rowmill errors APP" in ended.err
+    assert "Family" in ended.err
+    assert command.json("retry", "--error", "HTTP Error 500", code=4)["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("jobs", "square"), "Try: --lane square"),
+        (("retry", "square", "14"), "Try: --lane square --id 14"),
+        (("retry", "14"), "Try: --id 14"),
+    ],
+)
+def test_a_word_too_many_is_answered_with_its_option(
+    words: tuple[str, ...], hint: str, lite: Db, command: Command
+) -> None:
+    """Some commands take the lane as a word, others as an option."""
+    systems.create(lite, "enrichment")
+    name = command.app(lite.url, "enrichment")
+    ended = command(words[0], name, *words[1:])
+    assert ended.code == 2
+    assert hint in " ".join(ended.err.replace("\u2502", " ").split())
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(command: Command) -> None:
+    """Also where the word is another tool's."""
+    for word, meant in (("web", "serve"), ("statsu", "status")):
+        ended = command(word)
+        assert ended.code == 2
+        assert f"did you mean {meant!r}?" in ended.err

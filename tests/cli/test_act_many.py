@@ -72,7 +72,7 @@ def test_rows_that_died_in_another_lane_of_the_table_are_not_taken_for_this_ones
     command.app(lite.url, "extraction", "ocr", "req")
     ended = command("retry", "--lane", "ocr", "--state", "dead")
     assert ended.code == 1
-    assert "among them those of 'extraction', which has the same state" in ended.err
+    assert "including those of 'extraction', which has the same state" in ended.err
     assert columns(lite, "extraction_queue", key, "status_id") == [4]
     assert command("retry", "--lane", "ocr", "--id", str(key)).code == 0
 
@@ -155,11 +155,11 @@ def test_a_row_that_is_locked_is_tried_again_and_then_told(
     with locked(pg, "extraction_queue", busy), monkeypatch.context() as patched:
         patched.setattr(row_actions, "_TRIES", 2)
         document = command.json("retry", "--id", str(busy), "--id", str(free))
-        assert document["ids"] == [free]
-        assert document["passed_over"] == [{"id": str(busy), "reason": "locked by somebody else's transaction"}]
+        assert document["ids"] == [str(free)]
+        assert document["passed_over"] == [{"id": str(busy), "reason": "another transaction has locked it"}]
     with locked(pg, "extraction_queue", busy) as let_go:
         threading.Timer(0.3, let_go.set).start()
-        assert command.json("retry", "--id", str(busy))["ids"] == [busy]
+        assert command.json("retry", "--id", str(busy))["ids"] == [str(busy)]
 
 
 async def test_workers_are_told_that_rows_are_ready(pg: Db, command: Command) -> None:

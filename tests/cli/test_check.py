@@ -47,7 +47,7 @@ def test_a_lane_that_lacks_nothing_is_well(pg: Db, command: Command) -> None:
     command.app(pg.url, lane("jobs"))
     ended = command("check", "--strict")
     assert ended.code == 0, ended
-    assert "All is well." in ended.out
+    assert "No problems found." in ended.out
     assert "up to 9 connections" in ended.out
 
 
@@ -102,7 +102,7 @@ def test_a_parameter_that_no_resource_answers_to_is_an_error(db: Db, command: Co
     (finding,) = [
         f for c in document["checked"] for f in c["findings"] if f["code"] == "handler" and c["lane"] == "jobs"
     ]
-    assert "the handler asks for 'htp'" in finding["text"]
+    assert "the handler needs the resource 'htp'" in finding["text"]
     assert "did you mean 'http'?" in finding["hint"]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rowmill.cli import demo, demo_end
+from rowmill.cli import demo
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -72,13 +72,13 @@ def test_ctrl_c_ends_the_demo_cleanly(start: Start, tmp_path: Path) -> None:
     process = start()
     lines: list[str] = []
     assert process.stdout is not None
-    while "is at work" not in "".join(lines):
+    while "started (pid" not in "".join(lines):
         lines.append(process.stdout.readline())
         assert lines[-1], lines
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert err == "Stopped before its end.\n"
+    assert err == "Stopped before it finished.\n"
     assert "\x1b" not in "".join(lines) + out
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -110,9 +110,12 @@ def end_all(db: sqlite3.Connection) -> None:
     ("spoil", "noticed"),
     [
         ("select 1", []),
-        ("update links set status = 'new' where id = 3", ["every row has ended", "every row has exactly one outcome"]),
+        (
+            "update links set status = 'new' where id = 3",
+            ["every row is finished", "every row has exactly one outcome"],
+        ),
         ("insert into runs values ('3', 2, 'w', 8, 'dead', null, 1)", ["every row has exactly one outcome"]),
-        ("update runs set times = 2 where row = '3'", ["no outcome was recorded twice"]),
+        ("update runs set times = 2 where row = '3'", ["no outcome is recorded twice"]),
         ("update runs set pid = 7", ["the 1 row of the killed worker"]),
         ("insert into pages select * from pages limit 1", ["pages were read"]),
         ("delete from pages where rowid = 1", ["pages were read"]),
@@ -125,7 +128,7 @@ def test_the_demo_would_notice(tmp_path: Path, spoil: str, noticed: list[str]) -
         end_all(db)
         db.execute(spoil)
         db.commit()
-    findings = demo_end.examine(tmp_path / "demo.db", time.monotonic(), orphans=["1"], killed=7)
+    findings = demo.examine(tmp_path / "demo.db", time.monotonic(), orphans=["1"], killed=7)
     failed = [check for check, held in findings.checks.items() if not held]
     assert len(failed) == len(noticed)
     assert all(words in check for words, check in zip(noticed, failed, strict=True))
@@ -144,16 +147,16 @@ def test_the_end_fits_a_small_screen_and_names_commands_that_work(
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/rowmill" if found else None)
     checks = {
-        "every row has ended": True,
-        "every row has exactly one outcome, the one that its table shows": True,
-        "no outcome was recorded twice (177 runs: 160 ends, 11 retries, 6 cut off)": True,
+        "every row is finished": True,
+        "every row has exactly one outcome, and its table shows the same one": True,
+        "no outcome is recorded twice (177 runs: 160 final, 11 retries, 6 cut off)": True,
         "the 10 rows of the killed worker (6 under way) were finished by others": True,
-        "97 pages were read: none is missing, none is there twice": True,
+        "97 pages were read: none missing, none twice": True,
     }
     dead = {f"link {n}": "TimeoutError: the server did not answer (3 attempts)" for n in range(4)}
-    findings = demo_end.Findings(18.2, 160, 156, 11, dead, 10, 177, 97, checks)
+    findings = demo.Findings(18.2, 160, 156, 11, dead, 10, 177, 97, checks)
     out = io.StringIO()
-    demo_end.tell(Console(file=out, width=80), findings, Path(kept) if kept else None)
+    demo.tell(Console(file=out, width=80), findings, Path(kept) if kept else None)
     lines = out.getvalue().strip("\n").split("\n")
     assert lines[0].startswith("160 rows in 18 seconds")
     assert len(lines) <= 22

@@ -87,7 +87,7 @@ def test_gates_lists_keys_with_a_state_those_held_back_first(db: Db, command: Co
     shown = command("gates").out
     assert "crawl by domain: at most 2 running; 6 starts per min, 4 at once" in shown
     assert "2/2" in shown
-    assert "breaker open for 5 min" in shown
+    assert "circuit open for 5 min" in shown
     assert list(keys(command.json("gates", "crawl", "--limit", "1"))) == [next(iter(found))]
     assert "--limit" in command("gates", "--limit", "1").out
     assert list(keys(command.json("gates", "--key", "d"))) == ["d"], "one that is asked for is shown however it is"
@@ -186,8 +186,8 @@ def test_what_cannot_be_set_is_refused_with_the_way_out(lite: Db, command: Comma
         (["set", "crawl", "1", "delay=1s", "--by", "source_id"], 2, "adaptive"),
         (["set", "crawl", "a", "closed=soon", "--by", "domain"], 2, "is not a duration"),
         (["set", reference, "crwl", "a", "most=1"], 1, "did you mean 'crawl'?"),
-        (["reset", "crawl", "a", "b"], 2, "too many words"),
-        (["crawl", "a"], 2, "too many words"),
+        (["reset", "crawl", "a", "b"], 2, "too many arguments"),
+        (["crawl", "a"], 2, "too many arguments"),
     ):
         ended = command("gates", *words)
         assert (ended.code, said in ended.err) == (code, True), (words, ended)

@@ -58,7 +58,7 @@ def go_through(db: Db, command: Command, table: str, state: str, value: str) -> 
     values = [f"--ready={value}", f"--running={value}2", f"--done={value}3", f"--dead={value}4"]
     adopted = command("adopt", "--yes", f"--write={app}.py", f"--state={state}", *values, "--", db.url, table)
     assert adopted.code == 0, adopted
-    for words in (["migrate", "--apply"], ["check"], ["migrate"]):
+    for words in (["migrate", "--wake", "--apply"], ["check"], ["migrate", "--wake"]):
         ended = command(words[0], f"{app}:mill", *words[1:])
         assert ended.code == 0, ended
     tally = find_app(f"{app}:mill").run(drain=True)

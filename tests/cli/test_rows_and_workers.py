@@ -57,7 +57,18 @@ def test_a_worker_of_two_environments_is_one_worker(fresh: Callable[[str], Db], 
 def test_without_any_worker_workers_says_so(db: Db, command: Command) -> None:
     command.app(db.url, "enrichment")
     assert command.json("workers") == {"workers": [], "errors": []}
-    assert "No workers" in command("workers").out
+    assert "No live workers" in command("workers").out
+
+
+def test_a_dead_worker_is_shown_with_what_it_held_when_last_seen(db: Db, command: Command) -> None:
+    """Its rows may be back by now: neither their ids nor how long they run are known any more."""
+    job = {"slot": "enrichment-1", "lane": "enrichment", "environment": "default", "id": "77", "seconds": 12.0}
+    register(db, "w-gone", silent=100, state="busy", current=[{**job, "progress": None}] * 2)
+    command.app(db.url, "enrichment")
+    shown = " ".join(command("workers").out.split())
+    assert "held 2 rows when last seen" in shown
+    assert "enrichment 77" not in shown
+    assert len(command.json("workers")["workers"][0]["current"]) == 2
 
 
 # -- stuck
@@ -78,7 +89,7 @@ def test_stuck_lists_rows_without_a_sign_of_life_and_those_that_never_gave_one(d
     assert 390 < rows[1]["silent_seconds"] < 420
     assert 1190 < rows[1]["running_seconds"] < 1220
     shown = command("stuck").out
-    assert "never seen" in shown
+    assert "never had one" in shown
     assert "7 min" in shown
 
 
@@ -108,6 +119,37 @@ def test_when_nothing_hangs_stuck_says_so(lite: Db, command: Command) -> None:
     command.app(lite.url, "enrichment")
     ended = command("stuck")
     assert (ended.code, ended.out) == (0, "Nothing is stuck.\n")
+
+
+def test_stuck_says_what_dead_workers_hold_before_the_lease_ends(db: Db, command: Command) -> None:
+    """Between a kill and the end of the lease nothing is stuck, and the rows do not run either."""
+    systems.create(db, "enrichment")
+    held = {"status": "running", "locked_at": ago(minutes=3), "attempts": 1}
+    systems.insert_enrichment(db, 2, **held, locked_by="w-gone")
+    systems.insert_enrichment(db, 1, **held, locked_by="w-live")
+    register(db, "w-gone", silent=170, state="busy")
+    register(db, "w-live", state="busy")
+    command.app(db.url, "enrichment")
+    document = command.json("stuck")
+    (entry,) = document["held_by_dead"]
+    assert (document["rows"], entry["worker"], entry["rows"], entry["swept"]) == ([], "w-gone", 2, True)
+    left = (datetime.fromisoformat(entry["until"]) - datetime.now(UTC)).total_seconds()
+    assert 420 < left <= 420 + 200, "the lease of ten minutes, and a sweep"
+    shown = " ".join(command("stuck").out.split())
+    assert "Nothing is stuck yet." in shown
+    assert "dead worker w-gone holds 2 rows of lane 'enrichment'; they are taken back by about " in shown
+    db.execute("update rowmill_workers set seen_at = ?", ago(minutes=5))
+    assert "no live worker takes them back" in " ".join(command("stuck").out.split())
+
+
+def test_stuck_says_when_a_row_comes_back(db: Db, command: Command) -> None:
+    systems.create(db, "enrichment")
+    systems.insert_enrichment(db, 1, status="running", locked_by="w-9", locked_at=ago(seconds=601), attempts=1)
+    command.app(db.url, "enrichment")
+    assert command.json("stuck")["rows"][0]["until"] is None, "nobody sweeps"
+    register(db, "w-live")
+    (row,) = command.json("stuck")["rows"]
+    assert f"{datetime.fromisoformat(row['until']):%H:%M}" in command("stuck").out
 
 
 # -- jobs
@@ -195,7 +237,7 @@ def test_a_row_of_another_lane_is_shown_as_in_no_state_of_this_one(lite: Db, com
     command.app(lite.url, "extraction")
     (row,) = command.json("jobs", "--id", str(key))["rows"]
     assert row["state"] is None
-    assert "in no state of this lane" in " ".join(command("jobs", "--id", str(key)).out.split())
+    assert "in none of this lane's states" in " ".join(command("jobs", "--id", str(key)).out.split())
     assert command.json("jobs")["rows"] == []
 
 
@@ -316,3 +358,20 @@ def test_every_document_is_json_with_nothing_else_on_standard_output(lite: Db, c
         ended = command(*words, "--json")
         json.loads(ended.out)
         assert ended.err == ""
+
+
+def test_jobs_says_that_there_are_more_rows_than_it_shows(db: Db, command: Command) -> None:
+    systems.create(db, "enrichment")
+    systems.insert_enrichment(db, 3)
+    command.app(db.url, "enrichment")
+    assert command.json("jobs", "--limit", "2")["more"] is True
+    assert "These are the first 2 rows: --limit 20 shows more." in command("jobs", "--limit", "2").out
+    assert command.json("jobs", "--limit", "3")["more"] is False
+    assert "--limit" not in command("jobs", "--limit", "3").out
+
+
+def test_jobs_lists_stuck_rows_by_the_word_that_status_counts_them_with(db: Db, command: Command) -> None:
+    fill_enrichment(db)
+    command.app(db.url, "enrichment")
+    assert [row["worker"] for row in command.json("jobs", "--state", "stuck")["rows"]] == ["w-2"]
+    assert "Stuck rows are counted among the running ones" in command("status").out

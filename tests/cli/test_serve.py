@@ -33,7 +33,7 @@ def test_a_token_is_shown_once_listed_without_its_secret_and_revoked(db: Db, com
     made = command("token", "create", "ann", "--scope", "read", "--scope", "operate", "--lane", "fetch", "--days", "30")
     secret = made.out.strip()
     assert re.fullmatch(r"rm_[\w-]{43}", secret), made
-    assert "shown once" in made.err
+    assert "shown only once" in made.err
     listed = command("token", "list")
     assert secret not in listed.out
     assert "read operate" in listed.out
@@ -63,7 +63,7 @@ def test_what_makes_no_token_says_what_to_do(lite: Db, command: Command) -> None
         ended = command("token", *words)
         assert (ended.code, said in ended.err) == (code, True), (words, ended)
     assert command("token", "list").out == "No tokens.\n"
-    assert command("audit").out == "Nothing was done yet.\n"
+    assert command("audit").out == "Nothing was done through the dashboard or the HTTP API.\n"
 
 
 def test_beyond_loopback_nothing_is_served_without_a_token(lite: Db, command: Command) -> None:

@@ -134,7 +134,7 @@ def test_keys_pause_and_retry_the_chosen_lane(lite: Db, command: Command, tmp_pa
         dead = "select count(*) from enrichment_jobs where status = 'dead'"
         terminal.press("rn")
         terminal.press("\x1b[Br")
-        terminal.until(lambda: terminal.seen.count("y or n") >= 2)
+        terminal.until(lambda: terminal.seen.count("y/n") >= 2)
         assert lite.value(dead) == 1, "a no is a no, and an unanswered question too"
         terminal.press("y")
         terminal.until(lambda: lite.value(dead) == 0)

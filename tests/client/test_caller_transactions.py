@@ -164,7 +164,7 @@ async def test_in_an_asyncpg_transaction(pg: Db) -> None:
                 raise _Undo
 
     await _twice(pg, work)
-    with pytest.raises(RowmillError, match="is no connection"):
+    with pytest.raises(RowmillError, match="is not a connection"):
         await note_of(mill).enqueue(1, tx=pool)
     await pool.close()
     await mill.close()
@@ -274,7 +274,7 @@ async def test_a_wrong_transaction_and_a_missing_table_are_explained(lite: Db) -
     with closing(sqlite3.connect(path)) as tx, pytest.raises(DeclarationError, match=r"mill\.prepare"):
         note.enqueue_sync(1, tx=tx)
     async with aiosqlite.connect(lite.url.removeprefix("sqlite:///")) as awaited:
-        with pytest.raises(RowmillError, match="has to be awaited"):
+        with pytest.raises(RowmillError, match="must be awaited"):
             note.enqueue_sync(1, tx=awaited)
     await mill.close()
 

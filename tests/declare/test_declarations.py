@@ -65,6 +65,8 @@ def says(error: RowmillError, *words: str) -> None:
 #: the options that are wrong, and words of the answer
 AT_ONCE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown parameter": ({"concurency": 3}, ("'concurency'", "did you mean 'concurrency'?")),
+    "creation time as a role": ({"roles": {"created_at": "inserted"}}, ("'created_at' is not a role",
+                                "order_by='inserted' instead of")),
     "unknown role": ({"roles": {"banana": "worker"}}, ("no role 'banana'", "known: attempts", "roles={")),
     "misspelled role": ({"roles": {"wroker": "w"}}, ("no role 'wroker'", "did you mean 'worker'?")),
     "running is ready": ({"running": {"status": "ready"}}, ("a running row would still be ready", "give running")),
@@ -76,7 +78,7 @@ AT_ONCE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
          "ignore_states": ["on_hold"]}, ("ignore_states", "'on_hold'", 'ignore_states=[{"status": ')),
     "ignored states that no lane could be in": ({"ignore_states": [{}]}, ("ignore_states", "{}")),
     "dead is ready again": ({"ready": {"status": ["ready", "bad"]}, "dead": {"status": "bad"}},
-                            ("dead", "ready again", "for ever")),
+                            ("dead", "ready again", "forever")),
     "list in done": ({"done": {"status": ["a", "b"]}}, ("done['status']", "one value", "for ready only")),
     "list in running": ({"running": {"status": ["a"]}}, ("running['status']", "one value")),
     "empty list in ready": ({"ready": {"status": []}}, ("ready['status']", "at least one value")),
@@ -177,7 +179,7 @@ def _inside() -> Callable[..., Any]:
 #: a Mill with a mistake that shows when a worker is made, and words of the answer
 AT_THE_WORKER: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "unknown resource": (lambda: _declared(Mill(LITE), asking).worker(),
-                         ("lane 'my_lane'", "asks for 'htp'", "@mill.resource")),
+                         ("lane 'my_lane'", "needs the resource 'htp'", "@mill.resource")),
     "unknown resource of a resource": (lambda: _nested().worker(), ("'browsr'", "did you mean 'browser'?")),
     "resources in a circle": (lambda: _circle().worker(), ("hen", "egg")),
     "unknown environment of a lane": (lambda: _declared(Mill({"prod": LITE}), environments=["prd"]).worker(),
@@ -339,7 +341,7 @@ async def test_what_a_table_lacks_may_be_done_without(db: Db) -> None:
     mill.lane("timed", name="renewed", **STATES, timeout=td(hours=1), renew="claimed_at")(handle)
     async with Kit(mill) as kit:
         assert dict((await kit.store("off")).binding.roles) == {"claimed_at": "claimed_at"}
-        assert (await kit.store("worker_alone")).needs_fleet
+        assert (await kit.store("worker_alone")).needs_workers_table
         assert (await kit.store("timeout")).binding.timeout == td(minutes=4, seconds=30)
         assert (await kit.store("renewed")).binding.timeout == td(hours=1)
 

@@ -1,4 +1,4 @@
-"""Every snippet of docs/api.md is run as it stands, against a real server."""
+"""Every snippet of docs/reference/http-api.md is run as it stands, against a real server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from databases import Db
 from rowmill.config import find_app
 from rowmill.web.endpoints import ENDPOINTS
 
-PAGE = Path(__file__).parent.parent / "docs" / "api.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
@@ -33,7 +33,7 @@ def test_the_snippets_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "rowmill").write_text(f'#!/bin/sh\nexec {sys.executable} -m rowmill "$@"\n')
     (tmp_path / "rowmill").chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    made = subprocess.run(["sh", "-e", "-c", tokens], env=env, capture_output=True, text=True, timeout=60, check=True)
+    made = subprocess.run(["sh", "-e", "-c", tokens], env=env, capture_output=True, text=True, timeout=180, check=True)
     secret, _, *listed = made.stdout.splitlines()
     assert secret.startswith("rm_")
     assert "read operate enqueue" in "\n".join(listed)
@@ -43,15 +43,15 @@ def test_the_snippets_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     with web.listening(find_app("shop.py:mill")) as (address, _):
         env |= {"MILL": address, "MILL_TOKEN": secret}
         told = subprocess.run(
-            [sys.executable, "client.py"], env=env, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "client.py"], env=env, capture_output=True, text=True, timeout=180, check=False
         )
         assert told.returncode == 0, told.stderr
         lines = told.stdout.splitlines()
         assert lines[:3] == ["ready False", "[3, 2]", "[1]"]
-        assert lines[3:6] == ["no_worker", "[{'id': '99', 'reason': 'there is no such row'}]", "fetch"]
+        assert lines[3:6] == ["no_worker", "[{'id': '99', 'reason': 'no row has this id'}]", "fetch"]
         assert lines[6].startswith("422 application/problem+json the handler takes no 'too'")
         if shutil.which("curl"):
-            said = subprocess.run(["sh", "-c", curl], env=env, capture_output=True, text=True, timeout=60, check=True)
+            said = subprocess.run(["sh", "-c", curl], env=env, capture_output=True, text=True, timeout=180, check=True)
             assert json.loads(said.stdout)["lanes"][0]["counts"]["ready"] == 4
 
 

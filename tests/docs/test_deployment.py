@@ -1,4 +1,4 @@
-"""docs/deployment.md, step by step, on an empty PostgreSQL: from a table of one's own to workers with a small role."""
+"""docs/how-to/deploy.md, step by step, on an empty PostgreSQL: from one's own table to workers with a small role."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from command import Command
 from databases import Db
-from test_migrate import installed
+from postgres_programs import installed
 
-PAGE = Path(__file__).parent.parent / "docs" / "deployment.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
 TABLES = """
 create table states (id integer primary key, name text not null unique);
 insert into states values (1, 'new'), (2, 'fetching'), (3, 'fetched'), (4, 'rating'), (5, 'rated'), (7, 'on_hold'),
@@ -94,7 +94,7 @@ def test_the_documented_steps_lead_from_an_empty_database_to_workers(
     (tmp_path / file).write_text(ended.out)
     assert psql.startswith(f'psql "$OWNER_URL" -f {file}')
     run = [str(installed("psql")), shop.direct, "-q", "-v", "ON_ERROR_STOP=1", "-f", file]
-    subprocess.run(run, cwd=tmp_path, timeout=60, check=True)
+    subprocess.run(run, cwd=tmp_path, timeout=180, check=True)
 
     monkeypatch.setenv("ROWMILL_DATABASE_URL", shop.url.replace("postgres:", f"{ROLE}:", 1))
     shop.execute("select rowmill_enqueue('send_report', '{\"to\": \"x@y.z\"}')")

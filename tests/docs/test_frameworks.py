@@ -1,4 +1,4 @@
-"""Every program of docs/frameworks.md is run as it stands, by the real framework."""
+"""Every program of docs/how-to/frameworks.md is run as it stands, by the real framework."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from databases import Db
-from farm import eventually
+from waiting import eventually
 
 pytestmark = pytest.mark.no_pooler("the other library connects to the database by itself, with settings of its own")
 
-PAGE = Path(__file__).parent.parent / "docs" / "frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "frameworks.md"
 FILES = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 DJANGO = ("settings.py", "shop/models.py", "shop/jobs.py", "shop/views.py")
 
@@ -32,7 +32,7 @@ def write(folder: Path, *names: str) -> None:
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=180)
 
 
 def test_every_program_is_run_here() -> None:

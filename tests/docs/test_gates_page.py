@@ -9,7 +9,7 @@ from pathlib import Path
 
 from databases import Db
 
-DOC = (Path(__file__).parent.parent / "docs" / "gates.md").read_text()
+DOC = (Path(__file__).parents[2] / "docs" / "gates.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", DOC, re.DOTALL | re.MULTILINE)
 
 
@@ -19,7 +19,7 @@ def test_the_lane_of_the_page_works_its_rows_off(tmp_path: Path) -> None:
             (tmp_path / text.split()[1]).write_text(text)
     for command in (["fill.py"], ["-m", "rowmill", "run", "crawl:mill", "--drain"]):
         ended = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
         )
         assert ended.returncode == 0, ended.stderr
     db = Db(f"sqlite:///{tmp_path}/crawl.db")

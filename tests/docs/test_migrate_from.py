@@ -1,4 +1,4 @@
-"""The pages of docs/migrate-from: both programs of each page are run as they stand, and give the same.
+"""The pages of docs/how-to/migrate-from: both programs of each page are run as they stand, and give the same.
 
 The programs before run in a process of their own with the worker of the library they were written for; those after in
 this process with a worker of rowmill's, on SQLite and on PostgreSQL.
@@ -23,9 +23,9 @@ import pytest
 from databases import Db, Row
 
 pytestmark = pytest.mark.no_pooler("the library to move from connects by the same address, with settings of its own")
-PAGES = Path(__file__).parent.parent / "docs" / "migrate-from"
+PAGES = Path(__file__).parents[2] / "docs" / "how-to" / "migrate-from"
 NAMES = ["celery", "hand-written-loop", "huey", "procrastinate"]
-PARTS = ["Before", "After", "What is called what", "What differs in what you can rely on"]
+PARTS = ["Before", "After", "Names side by side", "What behaves differently"]
 INVOICES = [
     "invoice 1 sent at attempt 1",
     "invoice 2 sent at attempt 2",
@@ -59,8 +59,9 @@ def working():
     consumer.stop(graceful=True)
 """,
     "procrastinate": """
-import asyncio, os, threading
+import asyncio, os, threading, time
 from contextlib import contextmanager
+import psycopg
 loop = asyncio.new_event_loop()
 app = before.app.with_connector(before.PsycopgConnector(conninfo=os.environ["DATABASE_URL"]))
 opened = threading.Event()
@@ -75,6 +76,10 @@ def working():
     thread.start()
     assert opened.wait(60)
     yield
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+        # A job that has done its work is marked so a moment later; one stopped before that stays "doing" for good.
+        while connection.execute("select 1 from procrastinate_jobs where status = 'doing'").fetchone():
+            time.sleep(0.05)
     loop.call_soon_threadsafe(task.cancel)
     thread.join()
 """,
@@ -181,7 +186,7 @@ def test_every_page_has_all_its_parts() -> None:
     assert sorted(page.stem for page in PAGES.glob("*.md")) == NAMES
     for name in NAMES:
         parts = re.findall(r"^## (.*)$", (PAGES / f"{name}.md").read_text(), re.MULTILINE)
-        assert parts == [*PARTS, "Moving over without losing jobs"], name
+        assert parts == [*PARTS, "Move without losing jobs"], name
 
 
 @pytest.mark.parametrize("name", ["celery", "huey", "procrastinate"])
@@ -212,9 +217,9 @@ async def test_the_program_before_prints_the_same_and_what_then_waits_is_handed_
         await module.mill.prepare()
         with page.beside("-c", MOVING.format(worker=WORKERS[name])):
             await until(lambda: db.value("select count(*) from rowmill_jobs where state = 'done'") == 3)
+            if name == "procrastinate":  # marks its job a moment after the body has handed it over
+                await until(lambda: not db.query("select 1 from procrastinate_jobs where status <> 'succeeded'"))
     assert sorted(json.loads(row["args"])["order"] for row in db.query("select args from rowmill_jobs")) == [5, 6, 7]
-    if name == "procrastinate":
-        assert db.query("select status from procrastinate_jobs where status <> 'succeeded'") == []
 
 
 # -- the hand-written loop: what it does is seen in the table

@@ -1,4 +1,4 @@
-"""The Python snippets of docs/monitoring.md, run in their order as one program."""
+"""The Python snippets of docs/how-to/monitor.md, run in their order as one program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from databases import Db
 from farm import JOBS
 from rowmill import Mill
 
-PAGE = (Path(__file__).parent.parent / "docs" / "monitoring.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "monitor.md").read_text()
 
 
 async def test_the_snippets_of_the_page_work(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-
-from databases import Db
-from test_migrate import dump
 from test_readme import shell
 
-TUTORIAL = Path(__file__).parent.parent / "docs" / "tutorial-adopt.md"
+from databases import Db
+from postgres_programs import dump
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "adopt-a-table.md"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE)
 #: The row that raises is given up after five attempts, a quarter of a minute and more apart: not in a test.
 HURRY = "from datetime import timedelta as td\nfrom rowmill import fixed\n"
@@ -23,7 +23,7 @@ def steps(text: str) -> list[tuple[str, list[str]]]:
     for line in text.splitlines():
         if line.startswith("$ "):
             found.append((line[2:], []))
-        elif line.strip():
+        elif line.strip() not in ("", "..."):  # "..." stands for lines that the page leaves out
             found[-1][1].append(line.strip())
     return found
 

@@ -102,9 +102,9 @@ async def done_with_unreadable(job: Any) -> Any:
 ENDS = {
     closed: "RuntimeError: GeneratorExit: closed",
     closed_in_loop: "GeneratorExit: closed",
-    unreadable: "the columns that the handler returned cannot be read: OSError: gone",
-    exits: "the columns that the handler returned cannot be read: SystemExit: gone",
-    done_with_unreadable: "the columns that the handler returned cannot be read: OSError: gone",
+    unreadable: "cannot read the columns that the handler returned: OSError: gone",
+    exits: "cannot read the columns that the handler returned: SystemExit: gone",
+    done_with_unreadable: "cannot read the columns that the handler returned: OSError: gone",
 }
 
 
@@ -149,7 +149,7 @@ async def test_a_task_that_returns_what_cannot_be_read_ends_dead_alone(mill: Mil
     await mill.worker(drain=True).run()
     rows = db.query("select state, error from rowmill_jobs order by id")
     assert [row["state"] for row in rows] == ["done", "dead", "done"]
-    assert "cannot be read" in rows[1]["error"]
+    assert "cannot read the result" in rows[1]["error"]
 
 
 # -- workdir
@@ -218,7 +218,7 @@ async def test_a_handler_that_blocks_the_event_loop_past_its_timeout_is_reported
     (event,) = events
     lane = "pages" if timed == "lane" else "default"
     assert (event.fields["lane"], event.fields["id"], event.fields["timeout"]) == (lane, 1, 0.1)
-    assert event.fields["at"].startswith("test_safety_runs.py:")
+    assert event.fields["at"].startswith("test_contained_runs.py:")
     assert event.fields["at"].endswith(" in blocks")
     words = f"timed out after 0.1 s: it blocked the event loop at {event.fields['at']}"
     if timed == "lane":

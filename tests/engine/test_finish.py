@@ -147,7 +147,7 @@ async def test_a_claim_lost_before_the_block_ends_takes_its_writes_along(db: Db,
         step = await kit.step()
     assert step is not None
     assert step.outcome == "lost"
-    assert told == [having("no longer this run's")]
+    assert told == [having("no longer claimed by this run")]
     assert effects(db) == []
     assert (whole(db, "jobs", 1)["status"], whole(db, "jobs", 1)["worker"]) == ("running", "another")
 

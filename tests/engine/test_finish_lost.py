@@ -9,7 +9,7 @@ from typing import Any
 
 from databases import Db
 from rowmill import LostClaim, Mill
-from test_worker import STATES, jobs
+from workers import STATES, jobs
 
 
 async def test_a_finish_block_that_lost_its_claim_does_not_keep_the_file_behind_the_engines_own_writes(

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from test_worker_attacks import cancels_itself, statuses
 
 from databases import Db
 from farm import JOBS
 from rowmill import Mill, Unreachable
 from rowmill.engine.sweep import Sweeper
 from rowmill.engine.worker import Worker
-from rowmill.store import PostgresLane, SqliteLane
+from rowmill.store import PostgresLane
+from rowmill.store.lane.sqlite import SqliteLane
 from rowmill.testing import Kit
-from test_attacks import cancels_itself, statuses
-from test_worker import STATES, add, events_of, jobs, until, working
+from workers import STATES, add, events_of, jobs, until, working
 
 
 def once(patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool) -> list[str]:
@@ -82,6 +83,40 @@ async def test_rows_whose_claim_was_never_answered_are_worked_on_at_once(
         await until(lambda: statuses(db) == ["done"] * 3)
     assert lost
     assert sorted(starts) == [1, 2, 3]
+
+
+async def test_a_heartbeat_leaves_an_outcome_whose_reply_was_lost_to_the_settling(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X1: the outcome stands, its reply is lost, and the database is away: the beat sees the row no longer running."""
+    jobs(db)
+    mill, beats, lose = Mill(db.url), list[Any](), Worker.lose_from_thread
+    seen = events_of(mill)
+    lost = once(monkeypatch, lane_of(db), "_settle_batch", after=True)
+
+    def not_running(self: Worker, *given: Any) -> None:
+        lose(self, *given)
+        beats.append(given)
+
+    monkeypatch.setattr(Worker, "lose_from_thread", not_running)
+
+    @mill.lane("jobs", name="work", lease=td(hours=1), heartbeat=td(seconds=0.05), max_attempts=1, **STATES)
+    async def work(job: Any) -> None: ...
+
+    async with working(mill) as worker:
+        database = worker.environments[0].database
+        reach = database.reach
+
+        async def away() -> None:
+            if not beats:
+                raise Unreachable("the connection is gone")
+            await reach()
+
+        monkeypatch.setattr(database, "reach", away)
+        await until(lambda: lost and worker.environments[0].lane_states and not worker.busy, 60)
+        assert worker.counters.completed == 1
+    assert statuses(db) == ["done"]
+    assert not [event for event in seen if event.name == "claim_lost"]
 
 
 def with_a_moving_lease(db: Db, heartbeat: float, finishes: bool = False) -> tuple[Mill, asyncio.Event]:

@@ -10,7 +10,7 @@ import pytest
 
 from databases import Db
 from rowmill import Mill, RowmillError
-from rowmill.ops.environments import LaneDirectory
+from rowmill.ops.directory import LaneDirectory
 from rowmill.ops.row_actions import Operator, Selection
 from rowmill.testing import Kit
 
@@ -102,8 +102,8 @@ async def test_a_row_that_may_not_go_back_and_so_ends_is_told_to_the_hook(db: Db
 
 
 async def canceled(mill: Mill, states: tuple[str, ...]) -> list[Any]:
-    async with LaneDirectory(mill) as lookout:
-        view = await lookout.view(*lookout.databases[0], lookout.lanes[0])
+    async with LaneDirectory(mill) as directory:
+        view = await directory.view("default", directory.lanes[0].name)
         return [key async for step in Operator(view).cancel(Selection(states), "by hand") for key in step]
 
 

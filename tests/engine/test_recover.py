@@ -9,8 +9,7 @@ import pytest
 
 from databases import Db
 from rowmill import Mill
-from test_attacks import until
-from test_worker import STATES, jobs, working
+from workers import STATES, jobs, until, working
 
 
 async def test_a_row_that_is_settled_while_it_is_asked_what_is_ours_is_not_run_again(
@@ -28,19 +27,19 @@ async def test_a_row_that_is_settled_while_it_is_asked_what_is_ours_is_not_run_a
 
     async with working(mill) as worker:
         await until(lambda: runs)
-        held = worker.places[0].held[0]
+        held = worker.environments[0].lane_states[0]
         ask = held.store.mine
 
         async def mine() -> Any:
             found = await ask()
             may_end.set()
-            await until(lambda: not len(held))
+            await until(lambda: not held.claims)
             return found
 
         monkeypatch.setattr(held.store, "mine", mine)
-        held.unsure = worker.places[0].look = True
-        worker.bell.ring()
-        await until(lambda: not held.unsure)
-        await until(lambda: not len(held))
+        held.reply_lost = worker.environments[0].look = True
+        worker.wake()
+        await until(lambda: not held.reply_lost)
+        await until(lambda: not held.claims)
     assert runs == [1]
     assert db.value("select status from jobs") == "done"

@@ -18,12 +18,12 @@ import pytest
 
 from databases import Db
 from rowmill import Mill, RowmillError, fixed
-from rowmill.engine import shutdown, worker
+from rowmill.engine import resources, shutdown
 from rowmill.engine.isolate import _portable
 from rowmill.errors import ResourceFailed
 from rowmill.testing import Kit
 from rows import empty, having, whole
-from test_worker import until, working
+from workers import until, working
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
 
@@ -130,7 +130,7 @@ async def test_a_run_whose_resource_cannot_be_opened_costs_its_row_nothing(db: D
 
 async def test_nothing_is_claimed_while_a_resource_cannot_be_opened(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """A8: the lane is held back and says why; the lane beside it goes on; both end when the resource is there."""
-    monkeypatch.setattr(worker, "_OPEN_AGAIN", (0.01, 0.02))
+    monkeypatch.setattr(resources, "_OPEN_AGAIN", (0.01, 0.02))
     table(db, 3)
     table(db, 3, name="others")
     mill, tries, claimed, told = Mill(db.url), [], [], []
@@ -249,7 +249,7 @@ async def test_a_drain_ends_with_the_error_of_a_resource_that_cannot_be_opened(
     db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A8: it does not wait for ever for rows that cannot be worked on."""
-    monkeypatch.setattr(worker, "_OPEN_AGAIN", (0.01, 4.0))
+    monkeypatch.setattr(resources, "_OPEN_AGAIN", (0.01, 4.0))
     table(db)
     mill = Mill(db.url)
 

@@ -75,7 +75,7 @@ async def test_an_outcome_may_be_returned_or_raised(db: Db, raised: bool) -> Non
         (Done({"result": "x"}), "done", 1, None, None),
         (Retry("slow", after=td(minutes=9)), "ready", 1, td(minutes=9), "slow"),
         (Retry("slow"), "ready", 1, td(minutes=2), "slow"),
-        (Retry(td(minutes=9)), "ready", 1, td(minutes=9), "retry asked for by the handler"),
+        (Retry(td(minutes=9)), "ready", 1, td(minutes=9), "the handler asked for a retry"),
         (Snooze(td(hours=3)), "ready", 0, td(hours=3), None),
         (Dead("gone"), "dead", 1, None, "gone"),
         (Dead(), "dead", 1, None, "dead"),

@@ -21,7 +21,7 @@ from farm import JOBS
 from rowmill import DeclarationError, Mill
 from rowmill.store import Database, Tx
 from rowmill.testing import Kit
-from test_worker import STATES, add, events_of, jobs, until, working
+from workers import STATES, add, events_of, jobs, until, working
 
 CLOCK = {"postgresql": "timestamptz", "sqlite": "datetime"}
 #: Nobody but the worker's own sign of life tells that it lives.
@@ -174,17 +174,18 @@ async def test_a_run_that_swallows_its_cancellation_keeps_its_row(lite: Db) -> N
     """X1: it still runs, so nobody else may have the row."""
     jobs(lite)
     mill = Mill(lite.url)
-    over = False
+    over, begun = False, asyncio.Event()
 
     @mill.lane("jobs", **STATES)
     async def work(job: Any) -> None:
+        begun.set()
         while not over:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.05)
 
     worker = mill.worker(worker_id="w", grace=0.1)
     task = asyncio.create_task(worker.run())
-    await until(lambda: statuses(lite) == ["running"])
+    await begun.wait()
     worker.stop()
     await asyncio.wait_for(task, 15)
     assert lite.one("select status, worker from jobs") == {"status": "running", "worker": "w"}
@@ -216,7 +217,7 @@ async def test_a_note_that_no_database_can_hold_does_not_end_the_sign_of_life(db
         await go.wait()
 
     async with working(mill) as worker:
-        await until(lambda: worker.places[0].opened)
+        await until(lambda: worker.environments[0].opened)
         await until(lambda: "page" in db.value("select current from rowmill_workers"))
         go.set()
 
@@ -230,7 +231,7 @@ async def test_the_sign_of_life_comes_well_within_a_short_lease(db: Db) -> None:
     mill = Mill(db.url)
     mill.lane("jobs", name="work", lease=td(seconds=1), **STATES)(cancels_itself)
     async with working(mill) as worker:
-        await until(lambda: worker.places[0].opened)
+        await until(lambda: worker.environments[0].opened)
         for _ in range(3):
             seen = db.value("select seen_at from rowmill_workers")
             await until(lambda seen=seen: db.value("select seen_at from rowmill_workers") != seen, 1)
@@ -284,7 +285,7 @@ async def test_a_second_stop_does_not_wait_for_a_statement_behind_a_lock(pg: Db)
     mill.lane("jobs", name="work", poll=td(seconds=0.1), **STATES)(cancels_itself)
     worker = mill.worker()
     task = asyncio.create_task(worker.run())
-    await until(lambda: worker.places[0].opened)
+    await until(lambda: worker.environments[0].opened)
     async with locked(pg):
         await until(lambda: waiting(pg))
         worker.stop()

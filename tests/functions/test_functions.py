@@ -13,13 +13,13 @@ import pytest
 
 import systems
 from databases import Db, Row
+from golden import compare
 from rowmill import Dead, Mill, Retry, exponential, fixed
 from rowmill.declare.outcome import Release
 from rowmill.errors import DeclarationError
 from rowmill.testing import Kit
 from rows import LEEWAY, changed, empty
 from sqlworker import install_now, installed
-from test_golden import compare
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
 
@@ -411,7 +411,7 @@ async def test_the_functions_are_those_that_were_reviewed(pg: Db, shape: str) ->
     SHAPES[shape](pg, mill)
     functions = (await installed(pg, mill)).functions.values()
     text = "\n\n".join(f"-- {function.verb}\n{function.sql};" for function in functions) + "\n"
-    compare(Path(__file__).parent / "golden_functions" / f"{shape}.sql", text)
+    compare(Path(__file__).parents[1] / "golden_functions" / f"{shape}.sql", text)
 
 
 def test_a_key_whose_type_brings_its_own_operators_is_refused(pg: Db) -> None:

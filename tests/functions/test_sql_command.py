@@ -130,7 +130,7 @@ def test_what_functions_cannot_be_is_told(pg: Db, lite: Db, command: Command) ->
     assert command("sql", "scrape", "--functions", "--grant", "nobody-at-all", "--apply").code == 1
 
 
-DOCS = Path(__file__).parent.parent / "docs" / "functions.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "other-languages.md"
 
 
 def test_the_page_about_other_languages_does_what_it_says(pg: Db, command: Command) -> None:

@@ -50,66 +50,161 @@ begin
            FROM public.sources
           WHERE sources.enabled))));
     end if;
-    select _g.key into _rm_last from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'source_id' order by _g.touched_at desc nulls last limit 1;
+    if not exists (select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id') then
+      with _rm_made as (
+  insert into public.rowmill_gates (lane, dim, key, version, touched_at, refilled_at)
+  values ('scrape', 'stretch:source_id', '', txid_current() << 20, now(), now())
+  on conflict do nothing
+  returning 1
+)
+insert into public.rowmill_gates (lane, dim, key, version, touched_at)
+select 'scrape', 'stretch:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
+  select _s.key, ntile(32) over (order by _s.key) as part from (
+    select source_id::text collate "C" as key from public.scrape_jobs tablesample system (least(100, 2097152 * 100.0 / greatest((select sum(pg_relation_size(relid)) from pg_partition_tree('public.scrape_jobs'::regclass)), 1))) where status in ('pending', 'retryable') and source_id is not null
+    union
+    select _f.key::text from (
+      select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id is not null order by created_at, id limit 2048
+    ) _f
+  ) _s where octet_length(_s.key) <= 2000
+) _p where _p.part > 1 group by _p.part) _n where exists (select 1 from _rm_made)
+on conflict do nothing;
+    end if;
+    if _rm_try = 1 then
+      select _g.cells into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id' and _g.cells is not null order by _g.touched_at desc limit 1;
+    else
+      with _rm_seen as materialized (
+  select _g.key, _g.version from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id'
+), _rm_mine as materialized (
+  select _l.spot from _rm_seen _s cross join lateral (
+    select _g.ctid as spot from public.rowmill_gates _g
+    where lane = 'scrape' and dim = 'stretch:source_id' and _g.key = _s.key and _g.version = _s.version
+    for no key update skip locked
+  ) _l
+  where (select count(*) < 32 from _rm_seen) and not (select coalesce(max(refilled_at) > now() - case when count(*) < 32 then interval '5.0 seconds' else interval '60.0 seconds' end, false) from public.rowmill_gates where lane = 'scrape' and dim = 'stretch:source_id')
+), _rm_bump as (
+  update public.rowmill_gates _g set version = _g.version + 1, refilled_at = case when _g.key = '' then now() end
+  where _g.ctid = any(array(select spot from _rm_mine))
+    and (select count(*) from _rm_mine) = (select count(*) from _rm_seen)
+  returning 1
+)
+insert into public.rowmill_gates (lane, dim, key, version, touched_at)
+select 'scrape', 'stretch:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
+  select _s.key, ntile(32) over (order by _s.key) as part from (
+    select source_id::text collate "C" as key from public.scrape_jobs tablesample system (least(100, 2097152 * 100.0 / greatest((select sum(pg_relation_size(relid)) from pg_partition_tree('public.scrape_jobs'::regclass)), 1))) where status in ('pending', 'retryable') and source_id is not null
+    union
+    select _f.key::text from (
+      select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id is not null order by created_at, id limit 2048
+    ) _f
+  ) _s where octet_length(_s.key) <= 2000
+) _p where _p.part > 1 group by _p.part) _n
+where exists (select 1 from _rm_bump)
+on conflict do nothing;
+      select nullif(_g.key, '') into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id' order by random() limit 1;
+    end if;
     if _rm_last is not null then
       return query
-      with recursive _rm_running as materialized (
-  select array_agg(_c.key collate "C") as keys, array_agg(_c.n) as n from (
-    select source_id::text as key, count(*) as n from public.scrape_jobs
-    where status = 'running' and source_id is not null group by 1
-  ) _c
+      with recursive _rm_known as materialized (
+  select * from (
+    select array_agg(_c.hash order by _c.hash) as hash, array_agg(_c.n order by _c.hash, _c.n) as n
+    from (
+      select _a.key, hashtextextended(_a.key::text collate "C", 0) as hash, count(*) as n
+      from (
+        select source_id as key from public.scrape_jobs
+        where status = 'running' and source_id > (select _rm_last::bigint)
+      ) _a group by 1
+    ) _c
+  ) _r, (
+    select array_agg(_g.key order by _g.key) as first, array_agg(_g.version order by _g.key) as version
+    from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id'
+  ) _s, (
+    select true as told, null::bigint as most
+  ) _t
 ), _rm_walk as (
-  (select source_id as key, 1 as _rm_turn from public.scrape_jobs where status in ('pending', 'retryable') and source_id > (select _rm_last::bigint) order by source_id limit 1)
+  select _r.* from (
+    select _c._rm_key, row_number() over (partition by _c._rm_key order by _rm_o0, _rm_o1) as _rm_place,
+      row_number() over () as _rm_n, (select greatest(32, least(1000, 1::bigint))::bigint) as _rm_most
+    from (
+      select * from (
+        select source_id as _rm_key, created_at as _rm_o0, id as _rm_o1 from public.scrape_jobs where source_id > (select _rm_last::bigint) and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled)))
+        order by source_id, created_at, id limit (select greatest(32, least(1000, 1::bigint))::bigint)
+      ) _f order by _rm_key, _rm_o0, _rm_o1 limit 1000
+    ) _c
+  ) _r where coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
   union all
-  select _n.key, _w._rm_turn + 1 from _rm_walk _w cross join lateral (
-    select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id > _w.key order by source_id limit 1) _n
+  select _r.* from (
+    select _w._rm_key, case when _w._rm_place = _w._rm_n then least(coalesce((select most from _rm_known), 1000), (select greatest(32, least(1000, 1::bigint))::bigint)) else (select greatest(32, least(1000, 1::bigint))::bigint) end as most from _rm_walk _w where _w._rm_n = _w._rm_most
+  ) _w
+  cross join lateral (
+    select _c._rm_key, row_number() over (partition by _c._rm_key order by _rm_o0, _rm_o1) as _rm_place,
+      row_number() over () as _rm_n, _w.most as _rm_most
+    from (
+      select * from (
+        select source_id as _rm_key, created_at as _rm_o0, id as _rm_o1 from public.scrape_jobs where source_id > _w._rm_key and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled)))
+        order by source_id, created_at, id limit _w.most
+      ) _f order by _rm_key, _rm_o0, _rm_o1 limit 1000
+    ) _c
+  ) _r
 ), _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _g.key, _g.version, _x.free, _k._rm_turn as turn, _t.tokens, _s.speed, _s.size
-  from _rm_walk _k
-  cross join lateral (select _k.key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
-    left join public.rowmill_gates _o on lane = 'scrape' and dim = 'source_id' and _o.key = _k.key::text limit 1) _g
+  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_stretch, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen
+  from _rm_known _i cross join _rm_walk _k
+  cross join lateral (
+    select _k._rm_key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
+    left join public.rowmill_gates _o on _i.told and lane = 'scrape' and dim = 'source_id' and _o.key = _k._rm_key::text limit 1) _g
   cross join lateral (select (select rate_limit_per_minute from public.sources where id = _g.key::bigint)::float8 as listed) _f
   cross join lateral (select case when _f.listed > 0 then _f.listed / 60.0 when _f.listed <= 0 then 0.0 end as speed, case when _f.listed > 0 then 2.0 else 0.0 end as size) _s
   cross join lateral (select case when _s.speed is null then 'infinity'::float8 else least(_s.size, coalesce(
     _g.tokens + greatest(extract(epoch from now() - _g.refilled_at), 0)::float8 * _s.speed,
     _s.size)) end as tokens) _t
-  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce((select n from _rm_running)[array_position((select keys from _rm_running), _g.key collate "C")], 0) end, floor(_t.tokens + 1e-06)) as free) _x
-  where octet_length(_g.key) <= 2000 and coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
-    and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
-    and _x.free > 0
+  where _k._rm_place <= least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - case when _i.hash is null then 0 when _i.hash[width_bucket(hashtextextended(_k._rm_key::text collate "C", 0), _i.hash)] = hashtextextended(_k._rm_key::text collate "C", 0) then _i.n[width_bucket(hashtextextended(_k._rm_key::text collate "C", 0), _i.hash)] else 0 end end, floor(_t.tokens + 1e-06))
+    and octet_length(_g.key) <= 2000 and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
+  limit (select 1::bigint)
 ), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select _t.*, _l.spot from _rm_turns _t left join lateral (
+  select _s._rm_stretch, _l.spot from (select distinct _rm_stretch from _rm_turns) _s cross join _rm_known _i
+  left join lateral (
     select _g.ctid as spot from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'source_id' and _g.key = _t.key and _g.version = _t.version
+    where lane = 'scrape' and dim = 'stretch:source_id' and _g.key = _i.first[_s._rm_stretch] and _g.version = _i.version[_s._rm_stretch]
     for no key update skip locked
   ) _l on true
-  where _t.version is null or _l.spot is not null
 ), _rm_picked as materialized (
-  select _j.*, _h.spot as _spot, _h.key as _key, _h.turn as _turn, _h.tokens as _tokens, _h.speed as _speed, _h.size as _size from _rm_held _h cross join lateral (
+  -- as many rows of each key: others, where somebody has the first ones locked
+  select _j.*, _h.spot as _spot, _t._rm_key::text as _key, _tokens, _speed, _size from (
+    select _rm_key, _rm_stretch, _tokens, _speed, _size, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_stretch, _tokens, _speed, _size, _seen
+  ) _t
+  join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null
+  join lateral (
+    select 1 where _t._seen is null
+    union all
+    select 1 from (
+      select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _t._rm_key::text and _g.version = _t._seen
+      for no key update skip locked
+    ) _q
+  ) _u on true
+  cross join lateral (
     select ctid, tableoid from public.scrape_jobs
-    where source_id >= _h.key::bigint and source_id <= _h.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+    where source_id >= _t._rm_key::bigint and source_id <= _t._rm_key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
            FROM public.sources
           WHERE sources.enabled)))
-    order by source_id, created_at, id
-    limit least(_h.free, (select 1::bigint))::bigint
+    order by source_id, created_at, id limit _t.n
     for no key update skip locked
   ) _j
-  limit (select 1::bigint)
-), _rm_made as (
-  -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
-  insert into public.rowmill_gates (lane, dim, key, version, touched_at)
-  select 'scrape', 'source_id', _n._key, 1, now()
-  from (select distinct _key from _rm_picked where _spot is null) _n order by _n._key
-  on conflict do nothing
-  returning key
 ), _rm_chosen as (
-  select ctid, tableoid from _rm_picked where _spot is not null
+  select ctid, tableoid from _rm_picked
 ), _rm_bump as (
-  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from _rm_picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from _rm_picked where _spot = _g.ctid)
-  where _g.ctid = any(array(select _spot from _rm_picked where _spot is not null))
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), cells = (select _rm_key::text from _rm_turns order by _rm_key desc limit 1)
+  where _g.ctid = any(array(select _spot from _rm_picked))
+), _rm_tokens as (
+  insert into public.rowmill_gates as _g (lane, dim, key, version, touched_at, tokens, refilled_at)
+  select 'scrape', 'source_id', _key, 1, now(),
+    nullif(min(_tokens) - count(*), 'infinity'), now() + case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end
+  from _rm_picked group by _key order by _key collate "C"
+  on conflict (lane, dim, key) do update set version = _g.version + 1, touched_at = now(), tokens = excluded.tokens,
+    refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (excluded.refilled_at - now())
 ), _rm_taken as (
   update public.scrape_jobs set
     status = 'running',
@@ -124,62 +219,108 @@ order by _rm_taken.created_at, _rm_taken.id;
       exit when found;
     end if;
     return query
-    with recursive _rm_running as materialized (
-  select array_agg(_c.key collate "C") as keys, array_agg(_c.n) as n from (
-    select source_id::text as key, count(*) as n from public.scrape_jobs
-    where status = 'running' and source_id is not null group by 1
-  ) _c
+    with recursive _rm_known as materialized (
+  select * from (
+    select array_agg(_c.hash order by _c.hash) as hash, array_agg(_c.n order by _c.hash, _c.n) as n
+    from (
+      select _a.key, hashtextextended(_a.key::text collate "C", 0) as hash, count(*) as n
+      from (
+        select source_id as key from public.scrape_jobs
+        where status = 'running' and source_id is not null
+      ) _a group by 1
+    ) _c
+  ) _r, (
+    select array_agg(_g.key order by _g.key) as first, array_agg(_g.version order by _g.key) as version
+    from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id'
+  ) _s, (
+    select true as told, null::bigint as most
+  ) _t
 ), _rm_walk as (
-  (select source_id as key, 1 as _rm_turn from public.scrape_jobs where status in ('pending', 'retryable') and source_id is not null order by source_id limit 1)
+  select _r.* from (
+    select _c._rm_key, row_number() over (partition by _c._rm_key order by _rm_o0, _rm_o1) as _rm_place,
+      row_number() over () as _rm_n, (select greatest(32, least(1000, 1::bigint))::bigint) as _rm_most
+    from (
+      select * from (
+        select source_id as _rm_key, created_at as _rm_o0, id as _rm_o1 from public.scrape_jobs where source_id is not null and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled)))
+        order by source_id, created_at, id limit (select greatest(32, least(1000, 1::bigint))::bigint)
+      ) _f order by _rm_key, _rm_o0, _rm_o1 limit 1000
+    ) _c
+  ) _r where coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
   union all
-  select _n.key, _w._rm_turn + 1 from _rm_walk _w cross join lateral (
-    select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id > _w.key order by source_id limit 1) _n
+  select _r.* from (
+    select _w._rm_key, case when _w._rm_place = _w._rm_n then least(coalesce((select most from _rm_known), 1000), (select greatest(32, least(1000, 1::bigint))::bigint)) else (select greatest(32, least(1000, 1::bigint))::bigint) end as most from _rm_walk _w where _w._rm_n = _w._rm_most
+  ) _w
+  cross join lateral (
+    select _c._rm_key, row_number() over (partition by _c._rm_key order by _rm_o0, _rm_o1) as _rm_place,
+      row_number() over () as _rm_n, _w.most as _rm_most
+    from (
+      select * from (
+        select source_id as _rm_key, created_at as _rm_o0, id as _rm_o1 from public.scrape_jobs where source_id > _w._rm_key and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled)))
+        order by source_id, created_at, id limit _w.most
+      ) _f order by _rm_key, _rm_o0, _rm_o1 limit 1000
+    ) _c
+  ) _r
 ), _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _g.key, _g.version, _x.free, _k._rm_turn as turn, _t.tokens, _s.speed, _s.size
-  from _rm_walk _k
-  cross join lateral (select _k.key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
-    left join public.rowmill_gates _o on lane = 'scrape' and dim = 'source_id' and _o.key = _k.key::text limit 1) _g
+  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_stretch, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen
+  from _rm_known _i cross join _rm_walk _k
+  cross join lateral (
+    select _k._rm_key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
+    left join public.rowmill_gates _o on _i.told and lane = 'scrape' and dim = 'source_id' and _o.key = _k._rm_key::text limit 1) _g
   cross join lateral (select (select rate_limit_per_minute from public.sources where id = _g.key::bigint)::float8 as listed) _f
   cross join lateral (select case when _f.listed > 0 then _f.listed / 60.0 when _f.listed <= 0 then 0.0 end as speed, case when _f.listed > 0 then 2.0 else 0.0 end as size) _s
   cross join lateral (select case when _s.speed is null then 'infinity'::float8 else least(_s.size, coalesce(
     _g.tokens + greatest(extract(epoch from now() - _g.refilled_at), 0)::float8 * _s.speed,
     _s.size)) end as tokens) _t
-  cross join lateral (select least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - coalesce((select n from _rm_running)[array_position((select keys from _rm_running), _g.key collate "C")], 0) end, floor(_t.tokens + 1e-06)) as free) _x
-  where octet_length(_g.key) <= 2000 and coalesce((select paused_until from public.rowmill_gates where lane = '' and dim = '' and key = '') <= now(), true) and coalesce((select paused_until from public.rowmill_gates where lane = 'scrape' and dim = '' and key = '') <= now(), true)
-    and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
-    and _x.free > 0
+  where _k._rm_place <= least(case when coalesce((select failure_streak from public.sources where id = _g.key::bigint), 0) < 3 then 'infinity'::float8 when coalesce((select extract(epoch from paused_until - now())::float8 from public.sources where id = _g.key::bigint), 0) > 0 then 0 else 1 - case when _i.hash is null then 0 when _i.hash[width_bucket(hashtextextended(_k._rm_key::text collate "C", 0), _i.hash)] = hashtextextended(_k._rm_key::text collate "C", 0) then _i.n[width_bucket(hashtextextended(_k._rm_key::text collate "C", 0), _i.hash)] else 0 end end, floor(_t.tokens + 1e-06))
+    and octet_length(_g.key) <= 2000 and coalesce(_g.paused_until <= now(), true) and coalesce(_g.closed_until <= now(), true)
+  limit (select 1::bigint)
 ), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select _t.*, _l.spot from _rm_turns _t left join lateral (
+  select _s._rm_stretch, _l.spot from (select distinct _rm_stretch from _rm_turns) _s cross join _rm_known _i
+  left join lateral (
     select _g.ctid as spot from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'source_id' and _g.key = _t.key and _g.version = _t.version
+    where lane = 'scrape' and dim = 'stretch:source_id' and _g.key = _i.first[_s._rm_stretch] and _g.version = _i.version[_s._rm_stretch]
     for no key update skip locked
   ) _l on true
-  where _t.version is null or _l.spot is not null
 ), _rm_picked as materialized (
-  select _j.*, _h.spot as _spot, _h.key as _key, _h.turn as _turn, _h.tokens as _tokens, _h.speed as _speed, _h.size as _size from _rm_held _h cross join lateral (
+  -- as many rows of each key: others, where somebody has the first ones locked
+  select _j.*, _h.spot as _spot, _t._rm_key::text as _key, _tokens, _speed, _size from (
+    select _rm_key, _rm_stretch, _tokens, _speed, _size, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_stretch, _tokens, _speed, _size, _seen
+  ) _t
+  join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null
+  join lateral (
+    select 1 where _t._seen is null
+    union all
+    select 1 from (
+      select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _t._rm_key::text and _g.version = _t._seen
+      for no key update skip locked
+    ) _q
+  ) _u on true
+  cross join lateral (
     select ctid, tableoid from public.scrape_jobs
-    where source_id >= _h.key::bigint and source_id <= _h.key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+    where source_id >= _t._rm_key::bigint and source_id <= _t._rm_key::bigint and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
            FROM public.sources
           WHERE sources.enabled)))
-    order by source_id, created_at, id
-    limit least(_h.free, (select 1::bigint))::bigint
+    order by source_id, created_at, id limit _t.n
     for no key update skip locked
   ) _j
-  limit (select 1::bigint)
-), _rm_made as (
-  -- whoever was faster has changed what was counted; in the order of the key, so that no two wait for each other
-  insert into public.rowmill_gates (lane, dim, key, version, touched_at)
-  select 'scrape', 'source_id', _n._key, 1, now()
-  from (select distinct _key from _rm_picked where _spot is null) _n order by _n._key
-  on conflict do nothing
-  returning key
 ), _rm_chosen as (
-  select ctid, tableoid from _rm_picked where _spot is not null
+  select ctid, tableoid from _rm_picked
 ), _rm_bump as (
-  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), tokens = (select nullif(min(_tokens) - count(*), 'infinity') from _rm_picked where _spot = _g.ctid), refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (select case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end from _rm_picked where _spot = _g.ctid)
-  where _g.ctid = any(array(select _spot from _rm_picked where _spot is not null))
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), cells = (select _rm_key::text from _rm_turns order by _rm_key desc limit 1)
+  where _g.ctid = any(array(select _spot from _rm_picked))
+), _rm_tokens as (
+  insert into public.rowmill_gates as _g (lane, dim, key, version, touched_at, tokens, refilled_at)
+  select 'scrape', 'source_id', _key, 1, now(),
+    nullif(min(_tokens) - count(*), 'infinity'), now() + case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end
+  from _rm_picked group by _key order by _key collate "C"
+  on conflict (lane, dim, key) do update set version = _g.version + 1, touched_at = now(), tokens = excluded.tokens,
+    refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (excluded.refilled_at - now())
 ), _rm_taken as (
   update public.scrape_jobs set
     status = 'running',

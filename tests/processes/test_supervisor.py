@@ -1,4 +1,7 @@
-"""``rowmill run``: worker processes under a supervisor, killed, stopped, drained, and declared wrongly."""
+"""``rowmill run``: worker processes under a supervisor, killed, stopped, drained, and declared wrongly.
+
+Why processes: the supervisor starts them, and its own signals and exit codes are what is tested.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from databases import Db
+from quick_processes import QuickProcess
 
 JOBS = """
 create table jobs (
@@ -63,11 +65,11 @@ class Run:
     def __init__(self, folder: Path, db: Db, *options: str, app: str = "app:mill", form: str = "json") -> None:
         self.db, self.folder = db, folder
         self.log, self.out = folder / f"log-{os.urandom(3).hex()}", folder / "out"
-        with self.log.open("w") as log, self.out.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rowmill", "run", app, "--log", form, "--log-level", "debug", *options],
-                cwd=folder, env={**os.environ, "DATABASE": db.url}, stderr=log, stdout=out,
-            )  # fmt: skip
+        self.log.touch()
+        self.process = QuickProcess(
+            ["rowmill", "run", app, "--log", form, "--log-level", "debug", *options], module="rowmill",
+            folder=folder, environment={**os.environ, "DATABASE": db.url}, errors=self.log, output=self.out,
+        )  # fmt: skip
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What was logged under that name."""
@@ -228,7 +230,8 @@ def test_a_drain_ends_with_0_and_says_what_was_done(jobs: Db, run: MakeRun) -> N
     here = run("--drain", "--processes", "2", "--json", form="console")
     assert here.wait() == 0
     assert json.loads(here.out.read_text()) == {
-        "drained": True, "done": 2, "failed": 0, "dead": 0, "canceled": 0, "held_back": [], "elsewhere": [],
+        "drained": True, "done": 2, "failed": 0, "dead": 0, "canceled": 0, "held_back": [], "waiting": [],
+        "elsewhere": [],
     }  # fmt: skip
     assert "Drained: 2 done, 0 failed attempts, 0 dead; nothing is ready or running.\n" in here.log.read_text()
     assert all(re.fullmatch(rf".+-{here.process.pid}-[0-9a-z]{{4}}", name) for name in workers(jobs))
@@ -239,7 +242,7 @@ def test_a_drain_that_found_nothing_says_so_and_where_the_rows_are(jobs: Db, run
     add(jobs, "quick", "quick", status="quueued")
     here = run("--drain", "--json", form="console")
     assert here.wait() == 0
-    hint = "2 rows of table 'jobs' are in no lane's state (status = 'quueued': 2)"
+    hint = "2 rows of table 'jobs' are in no state of any lane (status = 'quueued': 2)"
     assert here.log.read_text().endswith(f"\nNothing was ready.\n{hint}\n")
     (elsewhere,) = json.loads(here.out.read_text())["elsewhere"]
     assert (elsewhere["table"], elsewhere["rows"]) == ("jobs", 2)

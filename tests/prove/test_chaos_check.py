@@ -52,6 +52,16 @@ def test_a_run_that_outlived_its_lease_and_wrote_nothing_is_counted_and_is_fine(
     assert verdict.swept == 1
 
 
+@pytest.mark.parametrize(("killed", "fine"), [(11.9, True), (12.5, False)])
+def test_the_rows_of_a_killed_worker_may_be_taken_at_once_and_not_before_that(killed: float, fine: bool) -> None:
+    """X1: its lease need not run out."""
+    early = Entry(1, "running", "queued", "a", 10.0, 11.5, swept=True, at=12.0)
+    taken, rows = replace(BY_B, at=12.1), {1: Row("done", "b.1")}
+    ledger = [CLAIMED, early, taken, replace(DONE_BY_B, held_since=12.1, beat_at=12.1)]
+    verdict = check([1], rows, ledger, [replace(RUN_OF_B, since=12.1)], {1: 0}, LEASE, {"a": killed})
+    assert (not verdict.count("doubled")) is fine
+
+
 LOST = {
     "gone": judged([CLAIMED, DONE], [RUN]),
     "done, but nobody ran it": judged([CLAIMED, DONE], [], Row("done", "a.1")),

@@ -12,11 +12,12 @@ import pytest
 
 from databases import Db
 from interleaving import prepared
-from rowmill.prove import shapes
+from rowmill.prove import shapes, worker_script
 from rowmill.prove.interleave import Interleaver
 from rowmill.prove.sample_rows import SampleRows
 from rowmill.prove.schedules import Actor
 from rowmill.prove.stepped_sqlite import SteppedSqlite
+from rowmill.store import LaneStore
 from rowmill.store.gates import locking_claim
 from rowmill.store.gates.claim_by_key_sql import ClaimByKeyStatements
 from rowmill.store.lane.claim import Swept
@@ -50,7 +51,7 @@ async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str, monkeypa
     """
     async with Interleaver(shapes.SHAPES[shape](), prepared(db)) as interleaver:
         chances = random.getstate()
-        first = [(await interleaver.run(seed)).steps for seed in range(40, 44)]
+        first = [(await interleaver.run(seed)).steps for seed in range(40, 42)]
         assert random.getstate() == chances, "what others leave to chance is left to it"
     begin = SteppedSqlite._begin
 
@@ -60,7 +61,7 @@ async def test_a_seed_gives_the_same_schedule_again(db: Db, shape: str, monkeypa
 
     monkeypatch.setattr(SteppedSqlite, "_begin", slowly)
     async with Interleaver(shapes.SHAPES[shape](), db.url) as interleaver:
-        again = [(await interleaver.run(seed)).steps for seed in range(40, 44)]
+        again = [(await interleaver.run(seed)).steps for seed in range(40, 42)]
     assert first == again
 
 
@@ -75,13 +76,15 @@ async def test_no_two_statements_read_the_same_time_on_sqlite(lite: Db) -> None:
     assert len(set(read)) == len(read)
 
 
-async def caught(db: Db, shape: str, said: str, most: int = 400, **options: Any) -> None:
+async def caught(db: Db, shape: str, said: str, most: int = 400, repeat: bool = True, **options: Any) -> None:
     """Some schedule is broken in these words; by its seed it is broken again, step by step."""
     lane: Callable[[], Any] = shapes.SHAPES[shape]
     async with Interleaver(lane(), prepared(db), **options) as interleaver:
         broken = (await interleaver.try_seeds(range(1, most))).broken
     assert broken is not None, f"no schedule of {most} is broken"
     assert said in str(broken.broken)
+    if not repeat:
+        return
     async with Interleaver(lane(), db.url, **options) as interleaver:
         again = await interleaver.run(broken.seed)
     assert (again.broken, again.steps) == (broken.broken, broken.steps)
@@ -127,9 +130,12 @@ async def test_a_sweep_that_does_not_look_again_is_caught_on_sqlite(lite: Db, mo
     await caught(lite, "plain", "sweep: ")
 
 
+VERSION = " and _g.version = _i.version[_s._rm_stretch]"
+
+
 @pytest.mark.parametrize(
     "removed",
-    [" and _g.version = _t.version", " and _g.version = _t.version\n    for no key update skip locked"],
+    [VERSION, f"{VERSION}\n    for no key update skip locked"],
     ids=["version", "lock"],
 )
 async def test_a_gate_without_its_version_or_its_lock_is_caught_on_postgresql(
@@ -144,10 +150,23 @@ async def test_a_gate_without_its_version_or_its_lock_is_caught_on_postgresql(
         return text.replace(removed, "")
 
     monkeypatch.setattr(ClaimByKeyStatements, "claim", careless)
-    await caught(pg, "turned", "its limit is 1", made=SampleRows(keys=1), faults=False)
+    # Without "skip locked" several claims wait for one row, and the server chooses which of them goes on first.
+    repeat = "skip locked" not in removed
+    await caught(pg, "turned", "its limit is 1", made=SampleRows(keys=1), faults=False, repeat=repeat)
 
 
 async def test_a_gate_that_does_not_count_is_caught_on_sqlite(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """C8: there one writer at a time is the lock; what it counts is the gate."""
     monkeypatch.setattr(locking_claim._Claim, "_running", lambda *_: {})
     await caught(lite, "gated", "its limit is 1")
+
+
+async def test_a_take_over_from_a_living_worker_is_caught(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X1: the word of a death comes late, and the id is a successor's: its rows are not to be given back."""
+    whole = worker_script.take_over
+
+    async def careless(store: LaneStore, id: str, incarnation: str, started: Any) -> Any:
+        return await whole(store, id, incarnation, started, succeeds=True)
+
+    monkeypatch.setattr(worker_script, "take_over", careless)
+    await caught(pg, "plain", "taken from a worker that lives")

@@ -1,4 +1,4 @@
-"""The store against its oracle: whatever sequence of verbs, faults and operators, rows are as tests/model.py has them.
+"""The store against its oracle: any sequence of verbs, faults and operators, rows are as support/model.py has them.
 
 A rule-based machine drives the verbs that workers use (claim, renew, settle, finish, sweep, recover), what operators
 do, and time, which only the database has: the clock of the process is wrong all along. After every step every column of
@@ -222,7 +222,7 @@ class Machine(RuleBasedStateMachine):
         store, held = self.run(hold.kit.store()), self.oracle.holds(hold.id, hold.number)
         self._settle(hold.kit, [hold], [ENDS["dead"]])
         again = decide(store, hold.claim, Dead("no"))
-        again.unsure = again.heard = True
+        again.reply_lost = again.heard = True
         report = self.run(store.settle([again]))
         assert not held or report.written == [again]
 

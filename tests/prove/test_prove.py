@@ -136,7 +136,7 @@ def test_a_tasks_queue_is_proved_where_it_was_never_used(command: Command, lite:
     ended = command("prove", "--schedules", "5", "--seconds", "0")
     assert ended.code == 0, ended.out + ended.err
     assert "All" not in ended.out
-    assert "The lane held." in ended.out
+    assert "The lane passed." in ended.out
     assert lite.query("select name from sqlite_master") == []
 
 

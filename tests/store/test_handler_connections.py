@@ -12,7 +12,7 @@ import pytest
 from databases import Db
 from rowmill.store import Database
 from rowmill.store.handler_connections import SqliteHandlerConnection
-from test_attacks import until
+from workers import until
 
 
 def driver_threads() -> list[threading.Thread]:

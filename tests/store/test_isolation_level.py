@@ -6,7 +6,8 @@ import pytest
 
 from databases import Db
 from rowmill.store import Database
-from rowmill.store.database import Postgres, Run
+from rowmill.store.database import Run
+from rowmill.store.postgres_database import Postgres
 
 READS = "select current_setting('transaction_isolation') as level"
 

@@ -20,7 +20,8 @@ from command import Command, fill_enrichment
 from databases import Db
 from rowmill import Job, Mill, RowmillError, Unreachable
 from rowmill.store import Database
-from test_worker import STATES, add, events_of, jobs, until, working
+from rowmill.store.own import schema
+from workers import STATES, add, events_of, jobs, until, working
 
 LOOKS = [
     ["status"], ["check"], ["workers"], ["stuck"], ["jobs"], ["errors"], ["gates"], ["sql", "enrichment"],
@@ -41,15 +42,15 @@ def made(folder: Path, mode: str, *, own: bool) -> Db:
     db = Db(f"sqlite:///{folder}/jobs.db")
     fill_enrichment(db)
     if own:
-        script = (
-            "import asyncio, sys; from rowmill import Mill; from rowmill.store import schema\n"
-            "(_, database), = Mill(sys.argv[1]).databases()\n"
-            "async def main(): await schema.ensure(database); await database.close()\n"
-            "asyncio.run(main())"
-        )
-        subprocess.run([sys.executable, "-c", script, db.url], check=True, timeout=60)
+        asyncio.run(own_tables(db))
     db.execute(f"pragma journal_mode = {mode}")
     return db
+
+
+async def own_tables(db: Db) -> None:
+    database = Database.open(db.url)
+    await schema.ensure(database)
+    await database.close()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -222,8 +223,8 @@ async def test_outcomes_do_not_go_to_a_file_that_is_gone(
         await until(lambda: any(e.name == "environment_back" for e in seen))
         await asyncio.to_thread(add, lite)  # the worker may have the lock, and needs the loop to give it back
         await until(lambda: lite.query("select status from jobs where id = 2") == [{"status": "done"}])
-        await until(lambda: (worker.tally.completed, worker.tally.losses) == (1, 1))
-    assert worker.tally.completed == 1, "the row of the new file alone"
+        await until(lambda: (worker.counters.completed, worker.counters.losses) == (1, 1))
+    assert worker.counters.completed == 1, "the row of the new file alone"
     names = [e.name for e in seen if e.name in ("environment_down", "environment_back")]
     assert names.index("environment_back") == len(names) - 1, "it is down once, and not again after it came back"
     row = lite.one("select * from jobs where id = 1")
@@ -242,14 +243,14 @@ async def test_an_idle_worker_notices_and_takes_up_the_rows_of_the_new_file(lite
     seen = events_of(mill)
     mill.lane("jobs", name="jobs", **STATES)(_returns)
     async with working(mill) as worker:
-        worker.places[0]._poll = 3600.0
-        await until(lambda: worker.tally.completed == 1)
+        worker.environments[0]._poll = 3600.0
+        await until(lambda: worker.counters.completed == 1)
         (tmp_path / "away").mkdir()
         take_away(lite, tmp_path / "away")
         await until(lambda: any(e.name == "environment_down" for e in seen))
         await asyncio.to_thread(jobs, lite, 3)
-        await until(lambda: worker.tally.completed == 4)
-    assert worker.tally.losses == 0
+        await until(lambda: worker.counters.completed == 4)
+    assert worker.counters.losses == 0
     assert lite.value("select count(*) from rowmill_workers") == 1
 
 
@@ -259,13 +260,13 @@ async def test_a_new_file_without_the_table_is_told_until_it_has_it(lite: Db, tm
     seen = events_of(mill)
     mill.lane("jobs", name="jobs", **STATES)(_returns)
     async with working(mill) as worker:
-        await until(lambda: worker.tally.completed == 1)
+        await until(lambda: worker.counters.completed == 1)
         (tmp_path / "away").mkdir()
         take_away(lite, tmp_path / "away")
         lite.execute("create table other (id integer)")
         await until(lambda: any(e.name == "environment_wrong" for e in seen))
         await asyncio.to_thread(jobs, lite)
-        await until(lambda: worker.tally.completed == 2)
+        await until(lambda: worker.counters.completed == 2)
 
 
 async def test_a_client_goes_on_with_the_file_that_is_there(lite: Db, tmp_path: Path) -> None:

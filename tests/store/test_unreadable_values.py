@@ -8,6 +8,7 @@ import pytest
 
 from databases import Db
 from rowmill import Concurrency, Mill, Rate
+from rowmill.ops.directory import LaneDirectory
 from rowmill.ops.questions import why
 from rowmill.store.inspect.lane_view import view_lane
 from rowmill.testing import Kit
@@ -152,14 +153,15 @@ async def test_looking_shows_what_the_database_says(pg: Db, kind: str) -> None:
     """`why`, lists and rows: the value is shown as text."""
     bad_row(pg, kind)
     mill = drainer(pg)
-    for name, database in (databases := dict(mill.databases())).items():
+    for name, database in mill.databases():
         view = await view_lane(mill.lanes["jobs"], name, database, mill.clock)
         (row,) = await view.find([(7,)])
         shown = str(row.values["seen"])
         assert shown[:5] in ("10000", "29427", "0044-", "24:00", "20400", "[1000", "[9999", "[[[[["), shown
         assert len(await view.rows("ready", 50)) == 31
-        assert (await why(mill, name, mill.lanes["jobs"], "7", databases)).state
         await database.close()
+    async with LaneDirectory(mill) as directory:
+        assert (await why(directory, "default", "jobs", "7"))["state"]
 
 
 async def test_text_that_is_not_utf_8(lite: Db) -> None:

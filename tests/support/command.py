@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 import systems
 from databases import Db
@@ -22,6 +24,8 @@ from rowmill.store import Database
 from rowmill.store.own.workers import WorkersTable, WorkerState
 
 _numbers = itertools.count(1)
+#: All commands with their options, made once and not for every command line: half of what a command costs.
+_made_once = functools.cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Command:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._folder, self._patch, self._capsys = folder, patch, capsys
         patch.chdir(folder)
+        patch.setattr(typer.main, "get_command", _made_once)
         patch.delenv("ROWMILL_APP", raising=False)
         patch.setenv("COLUMNS", "80")
         self._patch.setattr(sys, "path", [str(folder), *sys.path])

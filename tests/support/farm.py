@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from databases import Db
+from quick_processes import QuickProcess
 
 JOBS = {
     "postgresql": """
@@ -82,13 +79,14 @@ class Farm:
     def __init__(self, folder: Path, db: Db, lanes: str = PLAIN, **environment: str) -> None:
         self.folder, self.db = folder, db
         self.app, self.starts, self.events = folder / "app.py", folder / "starts.log", folder / "events.log"
+        self.errors = folder / "errors.log"
         self.app.write_text(APP + lanes + MAIN)
         self.starts.touch()
         self.events.touch()
         self.environment = {
             **os.environ, "DATABASE": db.url, "STARTS": str(self.starts), "EVENTS": str(self.events), **environment,
         }  # fmt: skip
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[QuickProcess] = []
         db.execute(JOBS[db.dialect])
 
     def fill(self, count: int) -> None:
@@ -103,9 +101,10 @@ class Farm:
                 f" strftime('%Y-%m-%d %H:%M:%f', 'now', '-1 hour', '+' || (n * 3.0 / {count}) || ' seconds') from g"
             )
 
-    def start(self, worker: str, *, drain: bool = False, **environment: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(self.app), *(["drain"] if drain else [])]
-        process = subprocess.Popen(command, env={**self.environment, "WORKER": worker, **environment})
+    def start(self, worker: str, *, drain: bool = False, **environment: str) -> QuickProcess:
+        environment = {**self.environment, "WORKER": worker, **environment}
+        words = [str(self.app), *(["drain"] if drain else [])]
+        process = QuickProcess(words, errors=self.errors, folder=self.folder, environment=environment)
         self.processes.append(process)
         return process
 
@@ -122,11 +121,3 @@ class Farm:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait(timeout=10)
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30, every: float = 0.05) -> None:
-    """Wait until something holds; fail when it does not within the time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(every)

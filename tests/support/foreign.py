@@ -1,4 +1,4 @@
-"""Other people's software beside rowmill: the declarations of docs/foreign-tables.md, and scripts.
+"""Other people's software beside rowmill: the declarations of docs/how-to/foreign-tables.md, and scripts.
 
 In processes of their own, because these packages keep global state (Django's settings, Procrastinate's apps).
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from databases import Db
 
-PAGE = Path(__file__).parent.parent / "docs" / "foreign-tables.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "foreign-tables.md"
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL))
 
 

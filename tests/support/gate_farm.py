@@ -5,8 +5,6 @@ from __future__ import annotations
 import bisect
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,6 +13,7 @@ from typing import Any
 
 import gated
 from databases import Db
+from quick_processes import QuickProcess
 
 #: One write each to a file opened for appending: whole lines, whoever else writes, and whatever happens after.
 APP = """
@@ -57,7 +56,7 @@ class GateFarm:
     """An application over the gated pages, and the worker processes started over it."""
 
     def __init__(self, folder: Path, db: Db, gates: str, **environment: str) -> None:
-        self.db, self.app = db, folder / "app.py"
+        self.db, self.folder, self.app = db, folder, folder / "app.py"
         self.records, self.events, self.down = folder / "records.log", folder / "events.log", folder / "down"
         self.app.write_text(APP)
         self.records.touch()
@@ -66,7 +65,7 @@ class GateFarm:
             **os.environ, "DATABASE": db.url, "RECORDS": str(self.records), "EVENTS": str(self.events),
             "DOWN": str(self.down), "GATES": gates, **environment,
         }  # fmt: skip
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[QuickProcess] = []
         #: When each process was killed, by its pid, in nanoseconds: no run of it goes on after that.
         self.killed: dict[int, int] = {}
         gated.make(db)
@@ -81,13 +80,14 @@ class GateFarm:
             )
         self.db.execute(f"insert into pages (domain, source_id) select 'd' || (n % {keys}), n % 7 from {source}")
 
-    def start(self, worker: str, *, drain: bool = False) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(self.app), *(["drain"] if drain else [])]
-        process = subprocess.Popen(command, env={**self.environment, "WORKER": worker})
+    def start(self, worker: str, *, drain: bool = False) -> QuickProcess:
+        words = [str(self.app), *(["drain"] if drain else [])]
+        environment = {**self.environment, "WORKER": worker}
+        process = QuickProcess(words, errors=self.folder / "errors.log", folder=self.folder, environment=environment)
         self.processes.append(process)
         return process
 
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
+    def kill(self, process: QuickProcess) -> None:
         """kill -9."""
         process.kill()
         process.wait(timeout=10)

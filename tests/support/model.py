@@ -1,4 +1,4 @@
-"""The oracle of test_model.py: rows, claims and gates as rowmill promises them, in memory and in hours.
+"""The oracle of tests/prove/test_model.py: rows, claims and gates as rowmill promises them, in memory and in hours.
 
 Written from the promises, not from the engine: nothing of ``rowmill`` is imported. Where an order is left open (which
 key has its turn) the oracle says what is allowed, and follows what was done.

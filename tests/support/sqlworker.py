@@ -12,7 +12,6 @@ from rowmill.functions.definitions import Function, FunctionOptions, check, rend
 from rowmill.functions.gate_bodies import resolve_gates
 from rowmill.functions.install import install
 from rowmill.functions.resolve_names import resolve
-from rowmill.store.lane.binding import fence_time
 from rowmill.testing import Kit
 
 
@@ -61,7 +60,7 @@ async def installed(db: Db, mill: Mill, lane: str | None = None, **options: Any)
             gates = await resolve_gates(tuple(store.notes.dims.values()), store.database, store.notes.rows.table)
         made = render(binding, resolved, chosen, gates)
         await install(store.database, made, chosen)
-    roles = {"worker": binding.roles.get("worker"), "claimed_at": fence_time(binding),
+    roles = {"worker": binding.roles.get("worker"), "claimed_at": binding.fence_time,
              "attempts": binding.roles.get("attempts")}  # fmt: skip
     fence = {role: column for role, column in roles.items() if column}
     taken = {"worker", "claimed_at", "attempts"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-AUDIT = str(Path(__file__).parent / "audit.py")
+AUDIT = str(Path(__file__).parents[1] / "audit.py")
 NOBODY = "http://127.0.0.1:1"
 
 

@@ -26,7 +26,7 @@ from rowmill.cli import app
 from rowmill.engine.processes.child import MARGIN
 from rowmill.prometheus import _Families
 
-DEPLOY = Path(__file__).parent.parent / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 ROOT = DEPLOY.parent
 COMPOSE = ROOT / "docker-compose.yml"
 YAML = [*sorted(DEPLOY.rglob("*.yaml")), COMPOSE]

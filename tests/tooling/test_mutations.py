@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mutations import MUTATIONS, ROOT, Mutation, chosen, copied
+from tests.mutations import MUTATIONS, ROOT, Mutation, chosen, copied
 
 
 @pytest.fixture(scope="module")

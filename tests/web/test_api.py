@@ -137,7 +137,7 @@ def test_why_tells_what_holds_a_row_back(client: TestClient) -> None:
 def test_rows_are_retried_canceled_and_released(site: Db, client: TestClient) -> None:
     found = post(client, f"{FETCH}/retry", {"ids": [6, "3", 4, 99]})
     assert (found["count"], sorted(found["ids"])) == (2, ["3", "6"])
-    assert {p["id"]: p["reason"] for p in found["passed_over"]} == {"4": "it is running", "99": "there is no such row"}
+    assert {p["id"]: p["reason"] for p in found["passed_over"]} == {"4": "it is running", "99": "no row has this id"}
     assert site.value("select status from pages where id = 6") == "new"
     assert post(client, f"{FETCH}/release", {"stuck": True})["count"] == 1
     assert site.value("select worker from pages where id = 4") is None
@@ -147,7 +147,7 @@ def test_rows_are_retried_canceled_and_released(site: Db, client: TestClient) ->
     assert post(client, f"{FETCH}/retry", {"state": "canceled"})["count"] == 0
     for wrong in ({}, {"ids": [1], "state": "dead"}, {"ids": []}, {"state": "done"}, {"idz": [1]}):
         post(client, f"{FETCH}/retry", wrong, 422)
-    assert "only with running: true" in post(client, f"{FETCH}/cancel", {"state": "running"}, 422)["detail"]
+    assert "send running: true" in post(client, f"{FETCH}/cancel", {"state": "running"}, 422)["detail"]
 
 
 def test_when_a_row_may_run_is_edited(site: Db, client: TestClient) -> None:
@@ -312,7 +312,7 @@ def test_rows_that_where_excludes_are_told_apart(db: Db) -> None:
         page = client.get("/lane?lane=scrape", headers={"Accept": "text/html"}).text
         assert 'excluded <span class="n">3</span>' in page
         assert "3 excluded</text>" in page
-        assert "It should run once that holds." in client.get(f"/row?lane=scrape&id={key}").text
+        assert "It should run once that condition is true." in client.get(f"/row?lane=scrape&id={key}").text
 
 
 def test_what_is_sent_is_checked_and_the_answer_says_where_it_is_wrong(client: TestClient) -> None:

@@ -148,7 +148,7 @@ def test_many_who_look_on_ask_the_database_as_one(site: Site, monkeypatch: pytes
         return await look(self)
 
     monkeypatch.setattr(QuickCounter, "look", counted)
-    monkeypatch.setattr("rowmill.web.views.CachedMill.once.__defaults__", (60.0,))
+    monkeypatch.setattr("rowmill.ops.cached_mill.CachedMill.once.__defaults__", (60.0,))
     with httpx.Client(base_url=site.url, headers=HTML) as client:
         for _ in range(5):
             assert client.get("/").status_code == 200

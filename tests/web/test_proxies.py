@@ -19,7 +19,7 @@ import web
 from command import Command
 from databases import Db
 from rowmill.errors import DeclarationError
-from rowmill.web.proxies import Proxies, check_address
+from rowmill.web.guard import Proxies, check_address
 
 HTML = {"Accept": "text/html"}
 FORWARDED = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https"}

@@ -13,7 +13,7 @@ import httpx
 from apps.analysis.settings import Settings
 from apps.analysis.tests import world
 from databases import Db
-from farm import eventually
+from waiting import eventually
 
 REPORT = re.compile(r"^\d\d:\d\d:\d\d info +health_checked +worker=\S+ idle=30 busy=0", re.MULTILINE)
 README = Path(__file__).parents[1] / "README.md"

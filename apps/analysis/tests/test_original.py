@@ -19,10 +19,10 @@ from apps.analysis.tests import world
 from apps.analysis.tests.test_web import served
 from apps.migrations import listing, of_tables
 from databases import Db
-from farm import eventually
 from rowmill import Event, Mill
 from rowmill.store import Database
 from rowmill.testing import Kit
+from waiting import eventually
 
 TABLE = """create table "AnalysisJob" (
   id {key}, status text not null default 'not-started', "currentStep" text not null default 'not-started',

@@ -20,8 +20,8 @@ from apps.analysis.tests import world
 from apps.standins import sites
 from apps.standins.internet import Internet
 from databases import Db
-from farm import eventually
 from rowmill import Event, Job, Mill
+from waiting import eventually
 
 NAMES = [phase.name for phase in PHASES]
 

@@ -21,9 +21,9 @@ from apps.analysis.tests import world
 from apps.standins import sites
 from apps.standins.internet import Internet
 from databases import Db
-from farm import eventually
 from rowmill.store import Database
 from rowmill.testing import Kit
+from waiting import eventually
 
 
 @asynccontextmanager

@@ -22,9 +22,9 @@ from apps.standins import sites
 from apps.standins.internet import Internet
 from apps.standins.model import Model
 from databases import Db, Row
-from farm import eventually
 from rowmill import Mill
 from rowmill.store import Database
+from waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 #: Times of a test, in which nothing waits for a minute.

@@ -18,8 +18,8 @@ from typing import Any
 from apps.standins import sites
 from apps.standins.internet import Internet, Request
 from databases import Db, Server
-from farm import eventually
 from rowmill import domain
+from waiting import eventually
 
 SCHEMA = Path(__file__).parents[1] / "schema.sql"
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from apps.enrichment.fetch import Fetcher, FetchFailed, Moved, Refused
 from apps.enrichment.settings import Settings
 from apps.standins import sites
 from apps.standins.internet import Answer, Internet
-from farm import eventually
+from waiting import eventually
 
 
 async def facts(net: Internet, url: str, **settings: object) -> dict[str, object]:

@@ -14,9 +14,11 @@ from apps.enrichment.tests.conftest import SCHEMA, netscape
 from apps.standins import sites
 from apps.standins.internet import Internet
 from databases import Db
-from farm import eventually
 from sentry_stand_in import Receiver
+from waiting import eventually
 
+#: As many as take a while and fill memory where they are not read and written in bulk.
+MANY = 30_000
 # In one statement, so at one moment: what the counters say, and what the links themselves say.
 MOMENT = """
 select i.status, i.total_items as total, i.processed_items as processed, i.failed_items as failed,
@@ -69,29 +71,29 @@ def test_counters_are_right_at_every_moment_also_when_workers_are_killed(pg: Db,
 
 
 @pytest.mark.timeout(240)
-def test_five_thousand_bookmarks_over_three_hundred_hosts_with_two_processes(
+def test_a_thousand_bookmarks_over_a_hundred_hosts_with_two_processes(
     pg: Db, record_property: Any, capsys: Any
 ) -> None:
     """C4, C7, C8: never more than two at once per domain by the hosts' own log, nothing enriched twice, counters right.
 
-    The report says how the time compares with what the limits and the hosts' slowness allow; on a machine that has
-    nothing else to do it is at most 1.3 times as long (``make bench-enrichment`` measures that).
+    The report says how the time compares with what the limits and the hosts' slowness allow. ``make bench-enrichment``
+    measures that, with 5,000 over 300 hosts: on a machine that has nothing else to do at most 1.3 times as long.
     """
-    many = crowd.Crowd()
+    many = crowd.Crowd(bookmarks=1_000, hosts=100, per_heavy=12)
     seen = crowd.work(many, pg, patience=200)
     record_property("report", seen.report)
     with capsys.disabled():
         print(f"\n{seen.report}")
-    assert len(many.marks) == 5_000
-    assert len(seen.most_at_once) == 300
+    assert len(many.marks) == 1_000
+    assert len(seen.most_at_once) == 100
     assert max(seen.most_at_once.values()) == 2
     assert len(seen.pages) == len(many.links())
     assert max(seen.pages.values()) == 1
     row = seen.standing
     assert (row["status"], row["total_items"], row["processed_items"], row["failed_items"]) == (
         "succeeded",
-        5_000,
-        5_000,
+        1_000,
+        1_000,
         0,
     )
     workers = pg.query("select locked_by, count(*) as n from enrichment_jobs group by 1")
@@ -147,21 +149,21 @@ def test_the_log_and_sentry_tell_of_failures_and_of_nobody_s_secrets(pg: Db, net
 
 
 @pytest.mark.timeout(300)
-def test_a_hundred_thousand_links_are_imported_in_bounded_time_and_memory(pg: Db, net: Internet) -> None:
+def test_thousands_of_links_are_imported_in_bounded_time_and_memory(pg: Db, net: Internet) -> None:
     """C2: by bulk, not by row."""
     pg.execute(SCHEMA.read_text())
     marks = "".join(
-        f'<DT><A HREF="https://h{n % 5000}.example/{n}?utm_source=x" ADD_DATE="1700000000">Mark {n}</A>\n'
-        for n in range(100_000)
+        f'<DT><A HREF="https://h{n % 2000}.example/{n}?utm_source=x" ADD_DATE="1700000000">Mark {n}</A>\n'
+        for n in range(MANY)
     )
     content = f"<!DOCTYPE NETSCAPE-Bookmark-file-1><DL><H3>All</H3><DL>{marks}</DL></DL>"
     crowd.upload(pg, content)
     began = time.monotonic()
     ended = crowd.Workers(pg, net).drain("--lanes", "read")
     assert ended.returncode == 0, ended.stderr
-    assert time.monotonic() - began < 230  # 15 on a machine that has nothing else to do
-    assert int(ended.stdout.splitlines()[-1]) < 500_000  # kilobytes
+    assert time.monotonic() - began < 120  # 5 on a machine that has nothing else to do
+    assert int(ended.stdout.splitlines()[-1]) < 250_000  # kilobytes
     row = pg.one("select * from import_jobs")
-    assert (row["status"], row["total_items"], row["processed_items"]) == ("running", 100_000, 0)
-    assert pg.value("select count(*) from enrichment_jobs") == 100_000
-    assert pg.value("select count(*) from placements where folder = '{All}'") == 100_000
+    assert (row["status"], row["total_items"], row["processed_items"]) == ("running", MANY, 0)
+    assert pg.value("select count(*) from enrichment_jobs") == MANY
+    assert pg.value("select count(*) from placements where folder = '{All}'") == MANY

@@ -19,7 +19,7 @@ from apps.enrichment.tests.crowd import ROOT, Workers
 from apps.standins import sites
 from apps.standins.internet import Internet
 from databases import Db
-from farm import eventually
+from waiting import eventually
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -9,7 +9,7 @@ import asyncpg
 from apps.enrichment import counters
 from apps.enrichment.canonical import link_id
 from apps.enrichment.tests.conftest import App, netscape
-from farm import eventually
+from waiting import eventually
 
 WAITING = """select count(*) from pg_stat_activity
 where datname = current_database() and wait_event_type = 'Lock' and pid <> pg_backend_pid()"""

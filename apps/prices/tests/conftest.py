@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-import farm
+import waiting
 from apps.prices import schema, standin, worker
 from databases import Db, Row, Server
 
@@ -108,7 +108,7 @@ def coin(number: int) -> dict[str, Any]:
 
 def eventually(look: Callable[[], bool], seconds: float = 120) -> None:
     """Processes of others give no signal that could be waited for. Each look is a connection: not too often."""
-    farm.eventually(look, seconds, every=0.25)
+    waiting.eventually(look, seconds, every=0.25)
 
 
 @pytest.fixture(scope="session")

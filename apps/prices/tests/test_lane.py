@@ -61,12 +61,12 @@ async def test_a_timeout_and_a_lost_connection_are_transient(app: App, monkeypat
     """D1: timeout, connection."""
     slow, gone = app.source("api"), app.source("auction", base_url="http://127.0.0.1:1")
     jobs = [app.job(slow), app.job(gone)]
-    app.sites.moods["api"].latency = 1.0
-    monkeypatch.setattr(worker, "settings", replace(worker.settings, http_timeout_seconds=0.2))
+    app.sites.moods["api"].latency = 60.0
+    monkeypatch.setattr(worker, "settings", replace(worker.settings, http_timeout_seconds=1.0))
     async with Kit(mill) as kit:
         assert [(await kit.step()).outcome for _ in jobs] == ["retry", "retry"]  # type: ignore[union-attr]
     errors = [app.row(job)["error_message"] for job in jobs]
-    assert errors[0].startswith("ReadTimeout")
+    assert errors[0].startswith(("ReadTimeout", "ConnectTimeout")), "a busy machine may need a second to connect"
     assert errors[1].startswith("ConnectError")
 
 

@@ -100,12 +100,14 @@ def test_two_named_workers_process_each_of_many_jobs_exactly_once(app: App) -> N
     assert app.db.value(text) == 0
 
 
-def test_a_killed_workers_job_is_finished_by_another_after_the_timeout(app: App) -> None:
-    """D11, D3, X2: SIGKILL in mid-job; the sweep logs who held it, attempts + 1, and not before the timeout."""
+def test_a_killed_workers_job_is_finished_by_another(app: App) -> None:
+    """D11, D3, X2: SIGKILL in mid-job; the log says who held it, attempts + 1. No timeout passes: its process is known
+    to be gone.
+    """
     app.source("api")
     app.coins(1)
     app.sites.moods["api"].latency = 50
-    short = {"JOB_LOCK_TIMEOUT_SECONDS": "4", "HEARTBEAT_SECONDS": "0.5", "SWEEP_SECONDS": "0.5"}
+    short = {"JOB_LOCK_TIMEOUT_SECONDS": "400", "HEARTBEAT_SECONDS": "0.5", "SWEEP_SECONDS": "0.5"}
     victim = app.start("victim", **short)
     eventually(lambda: len(app.sites.seen("api")) == 1)
     beat = "select heartbeat_at from scrape_jobs"
@@ -114,12 +116,10 @@ def test_a_killed_workers_job_is_finished_by_another_after_the_timeout(app: App)
     victim.send_signal(signal.SIGKILL)
     victim.wait(10)
     app.sites.moods["api"].latency = 0
-    last = app.db.value(beat)
     app.start("rescuer", **short)
     app.all_final()
     row = app.db.one("select * from scrape_jobs")
     assert (row["status"], row["locked_by"], row["attempts"], row["retry_count"]) == ("succeeded", "rescuer", 1, 0)
-    assert (row["locked_at"] - last).total_seconds() >= 4, "not before JOB_LOCK_TIMEOUT_SECONDS"
     (swept,) = app.events("row_swept")
     assert (swept["previous_worker"], swept["id"]) == ("victim", row["id"])
     assert app.db.value("select count(*) from price_points") > 0

@@ -109,7 +109,9 @@ async def test_a_claim_brings_one_row_however_many_slots_are_free(
     dbs = await make(prod="sqlite")
     rows.documents(dbs["prod"], 6)
     said: list[Any] = []
-    monkeypatch.setattr(mill.events, "_subscribers", [*mill.events._subscribers, said.append])
+    monkeypatch.setattr(mill.events, "_subscribers", list(mill.events._subscribers))
+    monkeypatch.setattr(mill.events, "observed", False)
+    mill.events.subscribe(said.append)
     monkeypatch.setattr(mill.lanes["extraction"], "concurrency", 3)
     await mill.worker(drain=True).run()
     assert len(noted) == 6
@@ -221,7 +223,9 @@ async def test_an_environment_that_is_down_does_not_stop_the_others(
     for db in dbs.values():
         rows.documents(db)
     said: list[Any] = []
-    monkeypatch.setattr(mill.events, "_subscribers", [*mill.events._subscribers, said.append])
+    monkeypatch.setattr(mill.events, "_subscribers", list(mill.events._subscribers))
+    monkeypatch.setattr(mill.events, "observed", False)
+    mill.events.subscribe(said.append)
     async with at_work():
         await until(lambda: len(noted) == 2)
     assert sorted(job.environment for job in noted) == ["dev", "staging"]

@@ -136,7 +136,7 @@ async def test_the_originals_own_questions_are_answered_rightly(db: Db, noted: l
         assert [tuple(row.values()) for row in db.query(counts)] == [(1, 1), (2, 3), (3, 2)]
 
 
-@any_key
+@pytest.mark.parametrize("db", ["postgresql", "sqlite, numbers"], indirect=True)
 async def test_rows_are_worked_on_with_a_real_browser(start: Start, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """A8, A9, A10: what the handlers read and write fits the originals' tables, as the set-up leaves them."""
     kit, _ = await start()

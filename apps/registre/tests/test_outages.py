@@ -21,7 +21,7 @@ from apps.registre.tables import Status
 from apps.storage import Storage, StorageError
 from databases import Db
 from rowmill import Job
-from rowmill.engine import worker
+from rowmill.engine import resources
 from rowmill.testing import Kit
 
 from .at_work import at_work, until
@@ -86,7 +86,7 @@ async def test_nothing_is_claimed_while_what_a_job_needs_is_not_there(
     words: str,
 ) -> None:
     """A8: under ``rowmill run`` as well: the worker waits, says why, and begins when it is there."""
-    monkeypatch.setattr(worker, "_OPEN_AGAIN", (0.05, 0.1))
+    monkeypatch.setattr(resources, "_OPEN_AGAIN", (0.05, 0.1))
     mend = fault(monkeypatch, place)
     dialect = "postgresql" if resource == "chromium" else "sqlite"
     db = (await environments(fresh, monkeypatch, prod=dialect))["prod"]
@@ -108,7 +108,7 @@ async def test_nothing_is_claimed_while_what_a_job_needs_is_not_there(
 
 async def test_a_kind_that_needs_nothing_missing_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A1, A8: a company search needs neither the land registry's account nor the storage."""
-    monkeypatch.setattr(worker, "_OPEN_AGAIN", (0.05, 0.1))
+    monkeypatch.setattr(resources, "_OPEN_AGAIN", (0.05, 0.1))
     _, dbs = await start(prod="sqlite")
     monkeypatch.delenv("LAND_REGISTRY_PASSWORD")
     documents(dbs["prod"])

@@ -13,16 +13,20 @@ from uuid import uuid4
 
 import pytest
 
-from farm import eventually
+from waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 #: A database is made and a few processes are started: seconds on a quiet machine.
 pytestmark = pytest.mark.timeout(240)
 
 
-def interruptible() -> None:
-    """For a child process: Ctrl-C is heard, which one in a shell's background does not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+#: Ctrl-C is heard, which a process in a shell's background does not.
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+DEMO = f"""{INTERRUPTIBLE}
+import runpy, sys
+module = sys.argv.pop()
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 
 
 def environment(mark: str) -> dict[str, str]:
@@ -44,20 +48,14 @@ def marked(mark: str) -> dict[int, str]:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
 @pytest.mark.parametrize(
     ("app", "number"),
-    [
-        ("prices", signal.SIGINT),
-        ("analysis", signal.SIGTERM),
-        ("enrichment", signal.SIGINT),
-        ("enrichment", signal.SIGTERM),
-    ],
+    [("prices", signal.SIGINT), ("analysis", signal.SIGTERM), ("enrichment", signal.SIGTERM)],
 )
 def test_a_demonstration_that_is_stopped_leaves_nothing_and_says_nothing(app: str, number: signal.Signals) -> None:
     """X2: no process, no folder, no traceback."""
     mark = f"stopped-{uuid4().hex}"
     process = subprocess.Popen(
-        [sys.executable, "-m", f"apps.{app}"],
+        [sys.executable, "-c", DEMO, f"apps.{app}"],
         env=environment(mark), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=interruptible,
     )  # fmt: skip
     try:
         eventually(lambda: sum("apps." in line for line in marked(mark).values()) > 2, 120, every=0.2)
@@ -77,13 +75,13 @@ def test_a_demonstration_that_is_stopped_leaves_nothing_and_says_nothing(app: st
 
 
 #: Stops itself as soon as somebody fills the database's folder, and says what is left of the folder.
-EARLY = """
+EARLY = f"""{INTERRUPTIBLE}
 import glob, os, signal, sys, tempfile, threading, time
 from apps.standins.ending import stoppable
 from apps.standins.postgres import postgres
 
-tempfile.TemporaryDirectory = type("Here", (tempfile.TemporaryDirectory,), {
-    "__init__": lambda self, **given: super(type(self), self).__init__(prefix=given["prefix"], dir=sys.argv[1])})
+tempfile.TemporaryDirectory = type("Here", (tempfile.TemporaryDirectory,), {{
+    "__init__": lambda self, **given: super(type(self), self).__init__(prefix=given["prefix"], dir=sys.argv[1])}})
 
 def stop():
     while not glob.glob(sys.argv[1] + "/*/pg/base/1/*"):
@@ -107,7 +105,7 @@ def test_one_that_is_stopped_while_its_database_is_made_leaves_nothing_either(nu
     with tempfile.TemporaryDirectory(prefix="rm-", dir="/tmp") as folder:
         ran = subprocess.run(
             [sys.executable, "-c", EARLY, folder, str(int(number))],
-            env=environment(mark), cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=interruptible,
+            env=environment(mark), cwd=ROOT, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", "")
         assert os.listdir(folder) == []

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..declare.states import DECLARED
 from ..store import redact
 from .proposal import CERTAIN, Proposal
 
@@ -26,7 +27,7 @@ def secret(url: str) -> bool:
 def sketch(made: Proposal, url: str | None) -> str:
     """The file. ``url`` None, or one with a password: then it is read from ROWMILL_DATABASE_URL."""
     facts = made.facts
-    uses_now = any("NOW" in repr(made.options.get(k)) for k in ("ready", "running", "done", "retry", "dead"))
+    uses_now = any("NOW" in repr(made.options.get(k)) for k in DECLARED)
     imports = "NOW, Mill" if uses_now else "Mill"
     place = "" if url is None or secret(url) else repr(url)
     title = f"Works off the rows of {facts.fullname}.".replace("\\", "\\\\").replace('"""', "'''")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..declare import states
 from .table_facts import TableFacts
 
 SAID = "you said so"
-STATES = ("ready", "running", "done", "retry", "dead", "canceled")
 SURE, CERTAIN, LIKELY = 0.9, 0.7, 0.55
 
 
@@ -29,6 +29,11 @@ class Choice:
     def open(self) -> bool:
         """Whether it is not certain and should be asked."""
         return self.sure < CERTAIN and self.others is not None
+
+    @property
+    def role(self) -> str | None:
+        """The role that it is about."""
+        return self.what.removeprefix("role ") if self.what.startswith("role ") else None
 
     @property
     def word(self) -> str:
@@ -56,6 +61,10 @@ class Proposal:
     questions: list[Question] = field(default_factory=list)
     #: Worth knowing, and not a choice.
     notes: list[str] = field(default_factory=list)
+    #: The column that rows are ordered by; empty: their key.
+    order: str = ""
+    #: Columns that the lane has no use for.
+    unused: tuple[str, ...] = ()
     #: Columns that stand in the declaration and are not there yet.
     wanted: tuple[str, ...] = ()
 
@@ -69,7 +78,7 @@ class Proposal:
         state = next((c.value for c in self.choices if c.what == "state"), None)
         column = self.facts.column(str(state))
         values = choice.value if isinstance(choice.value, list) else [choice.value]
-        if column is None or choice.what not in STATES:
+        if column is None or choice.what not in states.DECLARED:
             return []
         return [column.meanings[value] for value in values if value in column.meanings]
 

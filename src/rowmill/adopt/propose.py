@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..declare import roles as roles_words
-from ..declare.states import NOW
-from ..errors import DeclarationError
+from ..declare.states import CANCELED, DEAD, DECLARED, DONE, NOW, READY, RETRY, RUNNING
+from ..errors import DeclarationError, did_you_mean
 from . import vocabulary
-from .proposal import CERTAIN, SAID, STATES, Proposal, Question
+from .proposal import CERTAIN, SAID, Proposal, Question
 from .propose_roles import Roles, birth, propose_roles
 from .propose_states import StateReading, read_states
 from .table_facts import TableFacts
-from .vocabulary import CANCELED, DEAD, DONE, FAILED, HELD, READY, RETRY, RUNNING
+from .vocabulary import FAILED, HELD
 
 #: Ends that do not say whether they are good ones: with an error beside it, a failed row ends so, too.
 _PLAIN_ENDS = ("finished", "ended", "completed", "processed", "done", "handled", "executed")
@@ -29,17 +29,15 @@ _TAKEN = {"mill", "job", "Mill", "NOW", "os", "td"}
 
 
 def propose(facts: TableFacts, answers: Mapping[str, Any] | None = None) -> Proposal:
-    """The lane over a table. ``answers``: state, ready, running, done, retry, dead, canceled as a person gave them, and
-    ``roles``.
+    """The lane over a table. ``answers``: state, ready, running, done, retry, dead, canceled as a person gave them,
+    ``roles`` and ``order_by``, a column.
     """
     answers = dict(answers or {})
     made = Proposal(facts, lane_name(facts.name))
     if not facts.key:
         raise DeclarationError(
-            f"table {facts.fullname!r} has no primary key, so a row cannot be told from its copy",
-            hint=f"alter table {facts.fullname} add primary key (...)"
-            if facts.dialect != "sqlite"
-            else "SQLite cannot add primary key columns: make a new table with a key and copy the rows",
+            f"table {facts.fullname!r} has no primary key, so rows cannot be told apart",
+            hint=f"alter table {facts.fullname} add primary key (...); on SQLite: a new table with a key, and a copy",
         )
     reading = read_states(facts, answers.get("state"))
     if reading.question is not None:
@@ -53,7 +51,7 @@ def propose(facts: TableFacts, answers: Mapping[str, Any] | None = None) -> Prop
         _flagged(made, reading, roles, answers)
     if made.questions:
         return made
-    _finish(made, reading, roles)
+    _finish(made, reading, roles, answers)
     return made
 
 
@@ -344,7 +342,7 @@ def _marked(
 
 def _unexplained(reading: StateReading, answers: Mapping[str, Any], ready: Any) -> list[Any]:
     """Values that rows have, and that neither their words nor a person explains."""
-    given = [ready, *(answers[state] for state in STATES if state in answers)]
+    given = [ready, *(answers[state] for state in DECLARED if state in answers)]
     explained = [value for one in given for value in (one if isinstance(one, list) else [one])]
     return [value for value in reading.unplaced() if reading.rows(value) and value not in explained]
 
@@ -435,14 +433,15 @@ def _soft_deletes(made: Proposal, reading: StateReading) -> None:
 # -- the rest of the declaration
 
 
-def _finish(made: Proposal, reading: StateReading, roles: Roles) -> None:
-    made.options = {key: made.options[key] for key in STATES if key in made.options}
-    said = ("state", *STATES)
+def _finish(made: Proposal, reading: StateReading, roles: Roles, answers: Mapping[str, Any]) -> None:
+    made.options = {key: made.options[key] for key in DECLARED if key in made.options}
+    said = ("state", *DECLARED)
     made.choices.sort(key=lambda choice: said.index(choice.what))
     used = {c for state in made.options.values() for c in state}
     declared = roles.declared(used)
     for role, column in roles.found.items():
-        made.say(f"role {role}", column, 1.0 if role not in declared else 0.8, roles.why.get(role, "its name says so"))
+        sure, others = (0.6, (None,)) if role in roles.by_rows else (1.0 if role not in declared else 0.8, None)
+        made.say(f"role {role}", column, sure, roles.why.get(role, "its name says so"), others)
     made.notes += roles.notes
     if "dead" not in made.options and not {"attempts", "failures"} & roles.found.keys():
         made.wanted = (*made.wanted, roles.own_name("attempts"))
@@ -456,16 +455,39 @@ def _finish(made: Proposal, reading: StateReading, roles: Roles) -> None:
             "nothing in the table tells two claims apart, so a worker that comes back late could overwrite another's"
             f" outcome{lost}; the columns that `rowmill migrate` adds close that gap, with no change to the file"
         )
-    if born := birth(made.facts):
-        if roles_words.snake(born.name) not in ("created_at", "inserted_at", "created", "created_on"):
-            made.options["order_by"] = [_ordered(born.name)]
-        made.say("order", born.name, 0.9, "the oldest first")
+    taken = {reading.column.name, *used, *roles.found.values()}
+    _order(made, taken, answers.get("order_by"))
+    taken |= {made.order, *made.facts.key}
+    made.unused = tuple(column.name for column in made.facts.columns if column.name not in taken)
     if "priority" in roles.found:
         column = roles.found["priority"]
         made.notes.append(
             f"{column}: lower goes first; if higher is more urgent in your table:"
             f' roles={{"priority": None}}, order_by=["{column} desc", ...]'
         )
+
+
+def _order(made: Proposal, taken: set[str], said: str | None) -> None:
+    """In which order rows are claimed: as a person ``said``, or the oldest first where a column tells their age."""
+    facts = made.facts
+    if said is not None:
+        if facts.column(said) is None:
+            known = [column.name for column in facts.columns]
+            raise DeclarationError(f"table {facts.fullname!r} has no column {said!r}", hint=did_you_mean(said, known))
+        name, sure, why = said, 1.0, SAID
+    elif born := birth(facts, taken):
+        name, sure, why = born[0].name, 0.9, "the oldest first"
+        if not born[1]:
+            sure, why = 0.8, "the database fills it in at insert: the oldest first"
+    else:
+        if any((column := facts.column(name)) is not None and column.kind != "int" for name in facts.key):
+            why = "no column says when a row was made, so this is not the oldest first: --order-by COLUMN"
+            made.say("order", ", ".join(facts.key), 0.5, why)
+        return
+    made.say("order", name, sure, why)
+    made.order = name
+    if roles_words.snake(name) not in roles_words.CREATED:
+        made.options["order_by"] = [_ordered(name)]
 
 
 def _ordered(name: str) -> str:

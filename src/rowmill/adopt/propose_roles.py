@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..declare import roles as roles_words
-from ..declare.states import NOW
+from ..declare.states import DEAD, DONE, NOW, READY, RUNNING
 from ..errors import DeclarationError, did_you_mean
+from ..store.dialect import dialect_named
 from . import vocabulary
 from .proposal import SAID
 from .propose_states import StateReading
 from .table_facts import Column, TableFacts
-from .vocabulary import DONE, FAILED, READY
+from .vocabulary import FAILED
 
 #: What a worker's id may need; a shorter column would refuse the claim.
 WORKER_LENGTH = 64
@@ -21,6 +22,8 @@ WORKER_LENGTH = 64
 _BEFORE = 0.2
 #: Rows that are done and have counted something: from this share on, a counter counts every try.
 _COUNTED = 0.5
+#: Filled in for at least this share of rows in one state, and for no more than the rest of it in another.
+_MOSTLY = 0.9
 #: Written by the engine while a row is held: they must be empty before.
 _HELD = ("worker", "claimed_at", "heartbeat_at", "finished_at")
 
@@ -33,6 +36,8 @@ class Roles:
     found: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    #: Roles that only the rows speak for, not the names of their columns: to be asked.
+    by_rows: set[str] = field(default_factory=set)
     #: Roles that a lane would give by name to a column that must not have it.
     refused: set[str] = field(default_factory=set)
     _wanted: dict[str, str] = field(default_factory=dict)
@@ -78,7 +83,9 @@ def fits(column: Column, kind: str, dialect: str) -> bool:
     if kind == roles_words.COUNT:
         return column.kind == "int"
     if kind == roles_words.TIME:
-        return column.kind == "time" or (dialect == "sqlite" and column.kind in ("text", "int", "other"))
+        return column.kind == "time" or (
+            not dialect_named(dialect).typed_columns and column.kind in ("text", "int", "other")
+        )
     return True
 
 
@@ -119,6 +126,7 @@ def propose_roles(facts: TableFacts, reading: StateReading, given: Mapping[str, 
             taken.add(column.name)
             break
     _perhaps(made, taken, given)
+    _by_rows(made, reading, taken, given)
     _times(made, reading, taken, idle)
     return made
 
@@ -151,6 +159,38 @@ def _perhaps(made: Roles, taken: set[str], given: Mapping[str, str | None]) -> N
                 break
 
 
+def _by_rows(made: Roles, reading: StateReading, taken: set[str], given: Mapping[str, str | None]) -> None:
+    """Texts that are filled in just where the engine would write: a holder on running rows, an error on failed ones."""
+    if reading.kind != "valued":
+        return
+    by_value, by_class = made.facts.filled.get(reading.column.name, {}), reading.by_class()
+
+    def shares(column: Column, *classes: str) -> list[float]:
+        values = [value for name in classes for value, _ in by_class.get(name, [])]
+        return [by_value[value].get(column.name, 0.0) for value in values if value in by_value]
+
+    for role, present, absent, where in (
+        ("worker", (RUNNING,), (READY,), "running"),
+        ("error", (FAILED, DEAD), (READY, RUNNING, DONE), "failed"),
+    ):
+        if role in made.found or role in given or role in made.refused:
+            continue
+        columns = [
+            column
+            for column in made.facts.columns
+            if column.kind == "text" and column.nullable and not column.has_default and column.name not in taken
+            and column.name not in made.facts.key and _against(role, column, {}, 0.0) is None
+            and min(shares(column, *present), default=0.0) >= _MOSTLY
+            and max(shares(column, *absent), default=1.0) <= 1.0 - _MOSTLY
+        ]  # fmt: skip
+        if len(columns) == 1:
+            name = columns[0].name
+            made.found[role] = name
+            made.why[role] = f"filled in on rows that are {where}, empty on those that are ready"
+            made.by_rows.add(role)
+            taken.add(name)
+
+
 def _counts_claims(reading: StateReading, column: Column) -> tuple[bool, str]:
     """Whether a counter of retries counts every try, or only those that failed: rows that are done tell."""
     by_value = reading.facts.filled.get(reading.column.name, {})
@@ -180,7 +220,7 @@ def _check_given(facts: TableFacts, role: str, column: str | None) -> None:
 def _against(role: str, column: Column, idle: dict[str, float], failed: float) -> str | None:
     if column.generated:
         return "the database computes it"
-    if column.allowed and role not in ("priority", "max_attempts"):
+    if column.allowed and role not in roles_words.READ_ONLY:
         return f"{column.allowed_by or 'a constraint'} limits its values"
     if column.refers_to and role in ("worker", "error", "attempts", "failures", "priority"):
         return f"it refers to {column.refers_to}"
@@ -230,12 +270,19 @@ def _times(made: Roles, reading: StateReading, taken: set[str], idle: dict[str, 
             others[column.name] = NOW
 
 
-def birth(facts: TableFacts) -> Column | None:
-    """The column that says when a row was made."""
+def birth(facts: TableFacts, taken: Collection[str]) -> tuple[Column, bool] | None:
+    """The column that says when a row was made, and whether its name says so: otherwise it is the only time that the
+    database fills in at insert and that is not ``taken``.
+    """
     by_rank = [
         (rank, column)
         for column in facts.columns
         if (rank := vocabulary.birth_rank(facts.bare(column.name))) is not None
         and fits(column, roles_words.TIME, facts.dialect)
+        # A single word in a column without a type may be a flag: enqueued.
+        and (column.kind == "time" or column.has_default or " " in vocabulary.words(column.name))
     ]
-    return min(by_rank, key=lambda one: one[0])[1] if by_rank else None
+    if by_rank:
+        return min(by_rank, key=lambda one: one[0])[1], True
+    filled_in = [c for c in facts.columns if c.kind == "time" and c.has_default and c.name not in taken]
+    return (filled_in[0], False) if len(filled_in) == 1 and filled_in[0].default is None else None

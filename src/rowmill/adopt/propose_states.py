@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..declare.states import DEAD, DONE, READY, RUNNING
 from ..errors import DeclarationError, did_you_mean
 from . import vocabulary
 from .table_facts import Column, TableFacts
-from .vocabulary import DEAD, DONE, FAILED, LETTERS, READY, RUNNING, WordMeaning
+from .vocabulary import FAILED, LETTERS, WordMeaning
 
 #: A column with more different values than this is no state.
 _MOST_VALUES = 60

@@ -14,13 +14,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ..errors import DeclarationError, did_you_mean
+from ..declare.states import DONE, RUNNING
+from ..errors import DeclarationError, no_such_table
 from ..store.database import Database, Run, runner
-from ..store.driver_errors import translated
+from ..store.dialect import POSTGRES, SQLITE
 from ..store.lane.reflect import table_name, view_kind
 from ..store.lane.sql_literals import allowed_by_check, comment_meanings, literals_of, plain_default
 from . import vocabulary
-from .column_kinds import kind_of, shares_of, sql_type_of, typed, understood
 from .table_facts import Column, Index, TableFacts
 
 #: A table of up to so many rows (and pages) is read whole; of a larger one about SAMPLE rows.
@@ -34,42 +34,24 @@ _LABELS = ("name", "label", "code", "title", "slug", "key", "status", "state", "
 
 async def survey(database: Database, table: str) -> TableFacts:
     """Look at a table; raises DeclarationError where there is none."""
-    if database.dialect.name != "postgresql":
-        return await database.reflect(lambda connection: _Survey(connection, table).facts())
-    found: TableFacts = await read_only(database, lambda connection: _Survey(connection, table).facts())
-    return found
+    return await database.read_only(lambda connection: look_at(connection, table))
 
 
 def look_at(connection: sa.Connection, table: str) -> TableFacts:
     """The same, on a connection that is there."""
-    return _Survey(connection, table).facts()
-
-
-async def read_only(database: Database, verb: Callable[[sa.Connection], Any], seconds: int = _SECONDS) -> Any:
-    """Run something in a transaction that cannot write, waits for no lock and does not go on for ever."""
-    if database.dialect.name != "postgresql":
-        return await database.reflect(verb)
-
-    def work(connection: sa.Connection) -> Any:
-        run = runner(connection)
-        run("set transaction read only", ())
-        run(f"set local statement_timeout = '{seconds}s'", ())
-        run("set local lock_timeout = '2s'", ())
-        return verb(connection)
-
-    async with database.begin() as connection:
-        with translated(database):
-            return await connection.run_sync(work)
+    return _SURVEYS[connection.dialect.name](connection, table).facts()
 
 
 class _Survey:
-    """One look, on one connection."""
+    """One look, on one connection. The dialects add what their catalogs tell."""
+
+    #: A text column's declared length binds.
+    bounded_text = False
 
     def __init__(self, connection: sa.Connection, table: str) -> None:
         self.connection = connection
         self.run: Run = runner(connection)
         self.dialect = connection.dialect.name
-        self.postgres = self.dialect == "postgresql"
         self.inspector = sa.inspect(connection)
         self.schema, self.name = self._find(table)
         preparer = connection.dialect.identifier_preparer
@@ -89,13 +71,10 @@ class _Survey:
         if schema in (None, *known_schemas) and self.inspector.has_table(name, schema):
             return schema, name
         known = self.inspector.get_table_names(schema) if schema in (None, *known_schemas) else []
-        if schema is None and self.postgres:
-            known += [f"{s}.{t}" for s in known_schemas if s not in ("information_schema", "public")
+        if schema is None:
+            known += [f"{s}.{t}" for s in known_schemas if s not in ("information_schema", "public", "main")
                       for t in self.inspector.get_table_names(s)]  # fmt: skip
-        raise DeclarationError(
-            f"there is no table {table!r} in this database",
-            hint=did_you_mean(table, known) if known else "create the table first: there is none in this database",
-        )
+        raise no_such_table(table, " in this database", known)
 
     def facts(self) -> TableFacts:
         if view := view_kind(self.connection, self.schema, self.name):
@@ -139,13 +118,8 @@ class _Survey:
     # -- the definition
 
     def _readable(self, described: Sequence[Any]) -> Sequence[Any]:
-        """The columns that this role may read: a worker's role may have been granted some only."""
-        if not self.postgres:
-            return described
-        text = "select attname from pg_attribute where attrelid = to_regclass($1::text) and attnum > 0"
-        text += " and not attisdropped and has_column_privilege(attrelid, attnum, 'select')"
-        names = {row[0] for row in self.run(text, (self.relation,))}
-        return [c for c in described if c["name"] in names] or described
+        """The columns that this role may read."""
+        return described
 
     def _unique_key(self, described: Sequence[Any]) -> tuple[str, ...]:
         nullable = {c["name"] for c in described if c["nullable"]}
@@ -165,7 +139,7 @@ class _Survey:
         }
         found = []
         for c in described:
-            kind, allowed, by = kind_of(c["type"])
+            kind, allowed, by = _kind_of(c["type"])
             name = c["name"]
             for check in checks:
                 if not allowed and (values := allowed_by_check(check, name, names, kind)):
@@ -191,7 +165,7 @@ class _Survey:
                 Column(
                     name=name,
                     kind=kind,
-                    sql_type=sql_type_of(c["type"], self.connection.dialect),
+                    sql_type=_sql_type_of(c["type"], self.connection.dialect),
                     nullable=bool(c["nullable"]),
                     default=plain_default(default, kind),
                     has_default=default is not None,
@@ -202,7 +176,7 @@ class _Survey:
                     indexed_values=tuple(
                         v for i in indexes if i.predicate for v in literals_of(i.predicate, name, names, kind)
                     ),
-                    length=getattr(c["type"], "length", None) if kind == "text" and self.postgres else None,
+                    length=getattr(c["type"], "length", None) if kind == "text" and self.bounded_text else None,
                     comment=c.get("comment"),
                     refers_to=refers_to,
                 )
@@ -212,99 +186,52 @@ class _Survey:
     def _labels(self, fk: Any) -> dict[Any, str]:
         """A small table of states: its keys, and the words beside them."""
         schema, table = fk["referred_schema"] or self.schema, fk["referred_table"]
-        columns = [c["name"] for c in self.inspector.get_columns(table, schema) if kind_of(c["type"])[0] == "text"]
+        columns = [c["name"] for c in self.inspector.get_columns(table, schema) if _kind_of(c["type"])[0] == "text"]
         key = fk["referred_columns"][0]
         label = next((c for n in _LABELS for c in columns if c.lower() == n), (columns or [key])[0])
         relation = ".".join(self._quote(part) for part in ([schema, table] if schema else [table]))
-        if self.postgres and not self.run("select has_table_privilege($1::text, 'select')", (relation,))[0][0]:
+        if not self._may_read(relation):
             return {}
         text = f"select {self._quote(key)}, {self._quote(label)} from {relation} order by 1 limit {MOST_VALUES + 1}"
         rows = self.run(text, ())
         return {row[0]: str(row[1]) for row in rows} if len(rows) <= MOST_VALUES else {}
 
+    def _may_read(self, relation: str) -> bool:
+        return True
+
     def _indexes(self) -> tuple[Index, ...]:
-        if not self.postgres:
-            found = []
-            for index in self.inspector.get_indexes(self.name, self.schema):
-                where = self.run(
-                    "select sql from sqlite_master where type = 'index' and name = :n", {"n": index["name"]}
-                )
-                text = str(where[0][0]) if where else ""
-                at = text.lower().rfind(" where ")
-                found.append(
-                    Index(
-                        name=str(index["name"]),
-                        columns=tuple(index["column_names"]),
-                        predicate=text[at + 7 :] if at > 0 else None,
-                        unique=bool(index["unique"]),
-                    )
-                )
-            return tuple(found)
-        return tuple(
-            Index(name=row[0], columns=tuple(row[1]), predicate=row[2], valid=row[3], unique=row[4])
-            for row in self.run(
-                "select c.relname, array(select a.attname from unnest(i.indkey::int2[]) with ordinality k(n, o)"
-                " left join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.n and k.n <> 0"
-                " where k.o <= i.indnkeyatts order by k.o)::text[], pg_get_expr(i.indpred, i.indrelid), i.indisvalid,"
-                " i.indisunique from pg_index i join pg_class c on c.oid = i.indexrelid"
-                " where i.indrelid = to_regclass($1::text) order by c.relname",
-                (self.relation,),
-            )
-        )
+        raise NotImplementedError
 
     def _triggers(self) -> tuple[str, ...]:
-        if self.postgres:
-            rows = self.run(
-                "select tgname from pg_trigger where tgrelid = to_regclass($1::text) and not tgisinternal"
-                " and tgtype & 16 <> 0 and tgenabled <> 'D' order by 1",
-                (self.relation,),
-            )
-        else:
-            rows = self.run(
-                "select name from sqlite_master where type = 'trigger' and tbl_name = :n"
-                " and sql like '%update%' order by 1",
-                {"n": self.name},
-            )
-        return tuple(row[0] for row in rows)
+        """The triggers that run when a row is updated."""
+        raise NotImplementedError
+
+    def _estimate(self) -> tuple[int | None, bool]:
+        """About how many rows a table has that is too large to count them, else None; whether it has parts."""
+        raise NotImplementedError
+
+    def _some_pages(self, fields: str, rows: int) -> list[Sequence[Any]]:
+        """Rows from anywhere in a large table; none where only its beginning can be read at little cost."""
+        return []
+
+    def _statistics(
+        self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], rows: int, counted: set[str]
+    ) -> None:
+        """What the database itself has counted over the whole table."""
 
     # -- the rows
 
     def _size(self) -> tuple[int, bool, bool]:
         """Rows, whether that is exact, and whether the table has parts."""
-        partitioned = False
-        if self.postgres:
-            kind, rows, pages, parts = self.run(
-                "select max(c.relkind::text) filter (where c.oid = t.oid),"
-                " sum(case when l.relpages > 0 then l.reltuples / l.relpages * (pg_relation_size(l.oid) / 8192)"
-                "     else greatest(l.reltuples, 0) end)::bigint,"
-                " sum(pg_relation_size(l.oid) / 8192)::bigint, count(*)"
-                " from (select to_regclass($1::text)::oid as oid) t join pg_class c on c.oid = t.oid"
-                " cross join lateral (select x.oid, x.reltuples, x.relpages from pg_class x where x.oid = t.oid"
-                "   union select x.oid, x.reltuples, x.relpages from pg_inherits i"
-                "   join pg_class x on x.oid = i.inhrelid where i.inhparent = t.oid) l",
-                (self.relation,),
-            )[0]
-            partitioned = kind == "p" or parts > 1
-            if pages > WHOLE_PAGES:
-                return int(rows) or int(pages) * 50, False, partitioned
-        elif int(self.run("select page_count from pragma_page_count()", ())[0][0]) > 50 * WHOLE_PAGES:
-            # Counting would read the file: the highest rowid is the best that is cheap.
-            top = self.run(f"select max(rowid) from {self.relation}", ())[0][0] if self._has_rowid() else None
-            if top is not None and int(top) > WHOLE:
-                return int(top), False, False
+        estimate, partitioned = self._estimate()
+        if estimate is not None:
+            return estimate, False, partitioned
         count = int(self.run(f"select count(*) from (select 1 from {self.relation} limit {WHOLE + 1}) x", ())[0][0])
         if count <= WHOLE:
             return count, True, partitioned
         whole = int(self.run(f"select count(*) from {self.relation}", ())[0][0])
         self._cheap = True
         return whole, False, partitioned
-
-    def _has_rowid(self) -> bool:
-        try:
-            self.run(f"select rowid from {self.relation} limit 1", ())
-        except sa.exc.DBAPIError:
-            return False
-        return True
 
     def _sample(
         self, columns: Sequence[Column], key: Sequence[str], exact: bool, rows: int
@@ -313,13 +240,9 @@ class _Survey:
         if exact:
             found = list(self.run(f"select {fields} from {self.relation} limit {WHOLE}", ()))
             return found, len(found), "all of them"
-        some: list[Sequence[Any]] = []
-        how = "the first ones"
-        if self.postgres:
-            share = min(100.0, max(100.0 * SAMPLE / max(rows, 1), 0.0001))
-            text = f"select {fields} from {self.relation} tablesample system ({share}) limit {SAMPLE}"
-            some, how = list(self.run(text, ())), "some pages"
+        some, how = self._some_pages(fields, rows), "some pages"
         if not some:
+            how = "the first ones"
             some = list(self.run(f"select {fields} from {self.relation} limit {SAMPLE}", ()))
         if len(key) == 1:
             text = f"select {fields} from {self.relation} order by {self._quote(key[0])} desc limit {NEWEST}"
@@ -335,13 +258,15 @@ class _Survey:
         if column.name in key:
             return "null"
         if column.kind == "text":
-            cut = f"substr(cast({name} as text), 1, {LONGEST + 1})"
-            return cut if self.postgres else f"case when typeof({name}) = 'blob' then 'blob' else {cut} end"
+            return self._cut(name)
         if column.kind == "enum":
             return f"cast({name} as text)"
         if column.kind in ("int", "bool"):
             return name
         return f"case when {name} is null then 0 else 1 end"
+
+    def _cut(self, name: str) -> str:
+        return f"substr(cast({name} as text), 1, {LONGEST + 1})"
 
     def _seen(
         self, columns: Sequence[Column], raw: Sequence[Sequence[Any]], rows: int, exact: bool, key: Sequence[str]
@@ -373,7 +298,7 @@ class _Survey:
             named = vocabulary.state_name(name) or column.kind in ("enum", "bool") or column.kind == "time"
             if not named and not vocabulary.event_name(name):
                 continue
-            filled[name] = shares_of(columns, raw, at)
+            filled[name] = _shares_of(columns, raw, at)
         return seen, filled
 
     def _counted(self, columns: Sequence[Column], seen: dict[str, dict[Any, int]]) -> set[str]:
@@ -393,27 +318,6 @@ class _Survey:
             counted.add(column.name)
         return counted
 
-    def _statistics(
-        self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], rows: int, counted: set[str]
-    ) -> None:
-        """What ANALYZE counted over the whole table is nearer than our own few pages."""
-        if not self.postgres:
-            return
-        by_name = {column.name: column for column in columns}
-        for name, values, shares in self.run(
-            "select s.attname, s.most_common_vals::text::text[], s.most_common_freqs from pg_stats s"
-            " join pg_class c on c.relname = s.tablename join pg_namespace n on n.oid = c.relnamespace"
-            " and n.nspname = s.schemaname where c.oid = to_regclass($1::text) and s.most_common_vals is not null",
-            (self.relation,),
-        ):
-            column = by_name.get(name)
-            if column is None or name not in seen or name in counted:
-                continue
-            if len(seen[name]) >= MOST_VALUES or len(values) >= MOST_VALUES:
-                continue
-            for value, share in zip(values, shares, strict=False):
-                seen[name][typed(value, column.kind)] = max(1, round(share * rows))
-
     def _by_index(self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], indexes: Sequence[Index]) -> None:
         """An index that begins with a column gives each of its values at the price of one look."""
         for column in columns:
@@ -428,4 +332,183 @@ class _Survey:
                 f" where v.x is not null and n < {MOST_VALUES}) select x from v where x is not null"
             )
             for row in self.run(text, ()):
-                seen.setdefault(column.name, {}).setdefault(typed(str(row[0]), column.kind), 1)
+                seen.setdefault(column.name, {}).setdefault(_typed(str(row[0]), column.kind), 1)
+
+
+class _PostgresSurvey(_Survey):
+    bounded_text = True
+
+    def _readable(self, described: Sequence[Any]) -> Sequence[Any]:
+        """The columns that this role may read: a worker's role may have been granted some only."""
+        text = "select attname from pg_attribute where attrelid = to_regclass($1::text) and attnum > 0"
+        text += " and not attisdropped and has_column_privilege(attrelid, attnum, 'select')"
+        names = {row[0] for row in self.run(text, (self.relation,))}
+        return [c for c in described if c["name"] in names] or described
+
+    def _may_read(self, relation: str) -> bool:
+        return bool(self.run("select has_table_privilege($1::text, 'select')", (relation,))[0][0])
+
+    def _indexes(self) -> tuple[Index, ...]:
+        return tuple(
+            Index(name=row[0], columns=tuple(row[1]), predicate=row[2], valid=row[3], unique=row[4])
+            for row in self.run(
+                "select c.relname, array(select a.attname from unnest(i.indkey::int2[]) with ordinality k(n, o)"
+                " left join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.n and k.n <> 0"
+                " where k.o <= i.indnkeyatts order by k.o)::text[], pg_get_expr(i.indpred, i.indrelid), i.indisvalid,"
+                " i.indisunique from pg_index i join pg_class c on c.oid = i.indexrelid"
+                " where i.indrelid = to_regclass($1::text) order by c.relname",
+                (self.relation,),
+            )
+        )
+
+    def _triggers(self) -> tuple[str, ...]:
+        rows = self.run(
+            "select tgname from pg_trigger where tgrelid = to_regclass($1::text) and not tgisinternal"
+            " and tgtype & 16 <> 0 and tgenabled <> 'D' order by 1",
+            (self.relation,),
+        )
+        return tuple(row[0] for row in rows)
+
+    def _estimate(self) -> tuple[int | None, bool]:
+        kind, rows, pages, parts = self.run(
+            "select max(c.relkind::text) filter (where c.oid = t.oid),"
+            " sum(case when l.relpages > 0 then l.reltuples / l.relpages * (pg_relation_size(l.oid) / 8192)"
+            "     else greatest(l.reltuples, 0) end)::bigint,"
+            " sum(pg_relation_size(l.oid) / 8192)::bigint, count(*)"
+            " from (select to_regclass($1::text)::oid as oid) t join pg_class c on c.oid = t.oid"
+            " cross join lateral (select x.oid, x.reltuples, x.relpages from pg_class x where x.oid = t.oid"
+            "   union select x.oid, x.reltuples, x.relpages from pg_inherits i"
+            "   join pg_class x on x.oid = i.inhrelid where i.inhparent = t.oid) l",
+            (self.relation,),
+        )[0]
+        return (int(rows) or int(pages) * 50) if pages > WHOLE_PAGES else None, kind == "p" or parts > 1
+
+    def _some_pages(self, fields: str, rows: int) -> list[Sequence[Any]]:
+        share = min(100.0, max(100.0 * SAMPLE / max(rows, 1), 0.0001))
+        text = f"select {fields} from {self.relation} tablesample system ({share}) limit {SAMPLE}"
+        return list(self.run(text, ()))
+
+    def _statistics(
+        self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], rows: int, counted: set[str]
+    ) -> None:
+        """What ANALYZE counted over the whole table is nearer than our own few pages."""
+        by_name = {column.name: column for column in columns}
+        for name, values, shares in self.run(
+            "select s.attname, s.most_common_vals::text::text[], s.most_common_freqs from pg_stats s"
+            " join pg_class c on c.relname = s.tablename join pg_namespace n on n.oid = c.relnamespace"
+            " and n.nspname = s.schemaname where c.oid = to_regclass($1::text) and s.most_common_vals is not null",
+            (self.relation,),
+        ):
+            column = by_name.get(name)
+            if column is None or name not in seen or name in counted:
+                continue
+            if len(seen[name]) >= MOST_VALUES or len(values) >= MOST_VALUES:
+                continue
+            for value, share in zip(values, shares, strict=False):
+                seen[name][_typed(value, column.kind)] = max(1, round(share * rows))
+
+
+class _SqliteSurvey(_Survey):
+    def _indexes(self) -> tuple[Index, ...]:
+        found = []
+        for index in self.inspector.get_indexes(self.name, self.schema):
+            where = self.run("select sql from sqlite_master where type = 'index' and name = :n", {"n": index["name"]})
+            text = str(where[0][0]) if where else ""
+            at = text.lower().rfind(" where ")
+            found.append(
+                Index(
+                    name=str(index["name"]),
+                    columns=tuple(index["column_names"]),
+                    predicate=text[at + 7 :] if at > 0 else None,
+                    unique=bool(index["unique"]),
+                )
+            )
+        return tuple(found)
+
+    def _triggers(self) -> tuple[str, ...]:
+        rows = self.run(
+            "select name from sqlite_master where type = 'trigger' and tbl_name = :n"
+            " and sql like '%update%' order by 1",
+            {"n": self.name},
+        )
+        return tuple(row[0] for row in rows)
+
+    def _estimate(self) -> tuple[int | None, bool]:
+        if int(self.run("select page_count from pragma_page_count()", ())[0][0]) <= 50 * WHOLE_PAGES:
+            return None, False
+        # Counting would read the file: the highest rowid is the best that is cheap.
+        top = self.run(f"select max(rowid) from {self.relation}", ())[0][0] if self._has_rowid() else None
+        return int(top) if top is not None and int(top) > WHOLE else None, False
+
+    def _has_rowid(self) -> bool:
+        try:
+            self.run(f"select rowid from {self.relation} limit 1", ())
+        except sa.exc.DBAPIError:
+            return False
+        return True
+
+    def _cut(self, name: str) -> str:
+        return f"case when typeof({name}) = 'blob' then 'blob' else {super()._cut(name)} end"
+
+
+_SURVEYS: Mapping[str, type[_Survey]] = {POSTGRES.name: _PostgresSurvey, SQLITE.name: _SqliteSurvey}
+
+
+# -- what columns hold
+
+
+def _shares_of(columns: Sequence[Column], raw: Sequence[Sequence[Any]], at: int) -> dict[Any, dict[str, float]]:
+    """By value of one column: the share of rows in which each other column is filled in."""
+    total: Counter[Any] = Counter()
+    filled: dict[Any, Counter[str]] = {}
+    timed = columns[at].kind == "time"
+    for row in raw:
+        value = (True if row[at] else None) if timed else row[at]
+        total[value] += 1
+        counts = filled.setdefault(value, Counter())
+        for i, column in enumerate(columns):
+            if i != at and (row[i] if column.kind in ("time", "other") else row[i] not in (None, "", 0)):
+                counts[column.name] += 1
+    names = [column.name for i, column in enumerate(columns) if i != at]
+    return {value: {name: filled[value][name] / n for name in names} for value, n in total.items()}
+
+
+def _kind_of(of: Any) -> tuple[str, tuple[Any, ...], str]:
+    """What a type holds, and the values it allows."""
+    base = getattr(of, "data_type", of)  # a domain's own
+    if isinstance(base, sa.Enum):
+        return "enum", tuple(base.enums), f"the enum {base.name}" if base.name else "an enum"
+    for kind, name in ((sa.Boolean, "bool"), (sa.Integer, "int"), (sa.DateTime, "time"), (sa.String, "text")):
+        if isinstance(base, kind):
+            return name, (), ""
+    return "other", (), ""
+
+
+def _sql_type_of(kind: Any, dialect: sa.Dialect) -> str:
+    """A type as the database writes it."""
+    try:
+        return str(kind.compile(dialect))
+    except sa.exc.CompileError:
+        return "?"
+
+
+def _typed(value: str, kind: str) -> Any:
+    """A value that the server gave as text."""
+    if kind == "int":
+        return int(value)
+    if kind == "bool":
+        return value in ("t", "true", "True", "1")
+    return value
+
+
+def understood(column: Column, seen: Mapping[Any, int]) -> Column:
+    """A column with what its rows hold; a number that is only ever 0 or 1 and is called a flag is one."""
+    kind, default = column.kind, column.default
+    if kind == "int" and seen.keys() <= {0, 1, None} and not column.refers_to and not column.meanings:
+        event = vocabulary.event_name(column.name)
+        flag = event is not None and event.state in (DONE, RUNNING)
+        flag = flag and not vocabulary.time_name(column.name)  # seconds since 1970, and nothing has happened yet
+        if flag and not vocabulary.state_name(column.name) and (seen or default in (0, 1)):
+            kind, default = "bool", bool(default) if default is not None else None
+            seen = {None if v is None else bool(v): n for v, n in seen.items()}
+    return Column(**{**vars(column), "kind": kind, "default": default, "seen": dict(seen)})

@@ -10,9 +10,10 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-READY, RUNNING, DONE, RETRY, FAILED, DEAD, CANCELED, HELD = (
-    "ready", "running", "done", "retry", "failed", "dead", "canceled", "held",
-)  # fmt: skip
+from ..declare.states import CANCELED, DEAD, DONE, READY, RETRY, RUNNING
+
+#: Of what a word may mean beside a lane's own states: something failed, or somebody holds the row back.
+FAILED, HELD = "failed", "held"
 
 #: Class of state -> words, the most usual first. Accents are dropped, words are joined by one space.
 _WORDS: dict[str, str] = {
@@ -344,7 +345,8 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
 BIRTHS = ("created_at", "inserted_at", "created", "created_on", "enqueued_at", "queued_at", "submitted_at",
           "received_at", "added_at", "date_created", "created_time", "create_time", "creation_date", "date_added",
           "created_date", "createdon", "requested_at", "timestamp", "ts", "event_time", "occurred_at",
-          "date_joined", "uploaded_at", "ordered_at", "imported_at", "registered_at")  # fmt: skip
+          "date_joined", "uploaded_at", "ordered_at", "imported_at", "registered_at", "inserted", "added", "enqueued",
+          "submitted", "received")  # fmt: skip
 
 _ROLE_PARTS = {role: {parts(name) for name in names} for role, names in ROLE_NAMES.items()}
 _BIRTH_PARTS = [parts(name) for name in BIRTHS]

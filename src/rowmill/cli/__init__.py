@@ -1,4 +1,7 @@
-"""The command line: one file per group of commands."""
+"""The command line: one file per group of commands. Each parses, calls ``ops`` and prints its document.
+
+May import everything but ``store``, which it reaches through ``ops``, and ``django``.
+"""
 
 from . import act as act
 from . import adopt as adopt
@@ -8,7 +11,6 @@ from . import errors as errors
 from . import gates as gates
 from . import look as look
 from . import migrate as migrate
-from . import pause as pause
 from . import prove as prove
 from . import run as run
 from . import serve as serve

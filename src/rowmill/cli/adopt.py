@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,56 +16,35 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from ..adopt import vocabulary
-from ..adopt.lane_file import quoted_table, secret, sketch
+from ..adopt.lane_file import secret
 from ..adopt.proposal import Choice, Proposal
 from ..adopt.propose import propose
-from ..adopt.survey import read_only, survey
+from ..adopt.survey import survey
 from ..adopt.table_facts import TableFacts
 from ..adopt.table_facts import rows as rows_words
-from ..clock import Clock
-from ..declare import lane as lanes_words
-from ..errors import DeclarationError, RowmillError, did_you_mean
-from ..migrate import ddl
-from ..ops.findings import zones
-from ..store import Database, bind, redact, store_for
-from ..store.database import runner
-from ..store.inspect import plans
-from ..store.inspect.indexes import needed
-from ..store.inspect.lane_view import check_file
-from ..store.lane.refused_states import check_states
+from ..errors import RowmillError, did_you_mean
+from ..ops import adopt as adoption
+from ..ops.adopt import Adoption, QueryPlan, redact
 from . import show
-from .app import AsJson, UsageError, app, console, errors, print_json, print_out, run_async
+from .app import AsJson, UsageError, app, console, errors, plain, print_json, print_out, run_async
 
 UNSURE = 5  # exit code: something has to be said first
+_UNUSED = 20  # columns without a role that are named
 
 
-@dataclass
-class Adoption:
-    """All that adopt found out."""
-
-    proposal: Proposal
-    source: str = ""
-    changes: Sequence[ddl.SchemaChange] = ()
-    #: The claim's plan as the table is, and with the proposed index.
-    now: plans.QueryPlan | None = None
-    later: plans.QueryPlan | None = None
-    #: Why the lane cannot run before migrate; None: it can.
-    first: str | None = None
-
-
-Values = Annotated[list[str] | None, typer.Option(help="a value that means so; may be given again", metavar="VALUE")]
-Value = Annotated[str | None, typer.Option(help="the value that means so", metavar="VALUE")]
+Values = Annotated[list[str] | None, typer.Option(help="a value that means ready (repeatable)", metavar="VALUE")]
+Value = Annotated[str | None, typer.Option(help="the value of this state", metavar="VALUE")]
 
 
 @app.command()
 def adopt(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[URL] TABLE", help="the database, and the table; ROWMILL_DATABASE_URL stands in"),
+        typer.Argument(metavar="[URL] TABLE", help="the database (default: ROWMILL_DATABASE_URL) and the table"),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="ask nothing: take the guesses")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask: accept the guesses")] = False,
     write: Annotated[Path | None, typer.Option("--write", "-w", help="write the proposed file here")] = None,
-    force: Annotated[bool, typer.Option("--force", help="overwrite that file")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite an existing file")] = False,
     state: Annotated[
         str | None, typer.Option("--state", help="the column that holds the state", metavar="COLUMN")
     ] = None,
@@ -79,31 +57,39 @@ def adopt(
     role: Annotated[
         list[str] | None,
         typer.Option(
-            help="the column of a role, such as attempts=retry_cnt; attempts= for none; may be given again",
+            help="the column of a role, such as attempts=retry_cnt; attempts= for none (repeatable)",
             metavar="ROLE=COLUMN",
         ),
     ] = None,
+    order_by: Annotated[
+        str | None,
+        typer.Option("--order-by", help="the column that rows are claimed in the order of", metavar="COLUMN"),
+    ] = None,
+    wake: Annotated[
+        bool, typer.Option("--wake", help="with a trigger that wakes workers when any client makes rows ready")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read a live table; propose the lane, the DDL, and show the claim's plan at today's size.
+    """Read a live table, and propose a lane for it.
 
-    Only reads, takes no lock that a reader does not, and never scans a large table. Values are given as they stand in
-    the column, or as the words of the table that it refers to. What is not certain is asked at a terminal; in a script
-    the command lists it, says which option answers it, writes no file and ends with code 5. --yes takes what is
-    proposed; what the table does not tell at all still has to be answered.
+    Prints the lane, the DDL that it needs, and the plan of its claim. Only reads, takes no lock that a reader does
+    not take, and never scans a large table. Give values as they are in the column, or as the words of the lookup
+    table that it refers to. At a terminal it asks what is not certain. In a script it lists that, says which option
+    answers it, writes no file and exits with code 5. --yes accepts what is proposed, but what the table does not
+    tell needs an answer.
+
+    Example: `rowmill adopt postgresql://localhost/shop links --write worker.py`
     """
     url, table = _target(words)
     place = url if len(words) == 2 else None  # from the environment: then the file reads it there, too
     given = {"state": state, "ready": ready, "running": running, "done": done, "retry": retry, "dead": dead,
-             "canceled": canceled, "roles": _roles(role or ())}  # fmt: skip
+             "canceled": canceled, "roles": _roles(role or ()), "order_by": order_by}  # fmt: skip
     answers = {key: value for key, value in given.items() if value}
     if write is not None and write.exists() and not force:
-        raise UsageError(f"{write} is there already", hint=f"another name, or --force to overwrite {write}")
+        raise UsageError(f"{write} already exists", hint=f"choose another name, or add --force to overwrite {write}")
 
     async def main() -> Adoption:
-        database = Database.open(url)
-        try:
-            check_file(database)
+        async with adoption.opened(url) as database:
             facts = await survey(database, table)
             made = propose(facts, typed(facts, answers))
             asking = not yes and not as_json and console.is_terminal and sys.stdin.isatty()
@@ -111,30 +97,29 @@ def adopt(
                 made = _ask(facts, answers)
             if made.questions:
                 return Adoption(made)
-            return await _whole(database, made, place)
-        finally:
-            await database.close()
+            wakes = adoption.can_wake(database) and (wake or (asking and _ask_wake()))
+            return await adoption.adopt(database, made, place, wake=wakes)
 
-    found = run_async(main())
+    adopted = run_async(main())
     if as_json:
-        print_json(_value(found))
-    made = found.proposal
+        print_json(_value(adopted))
+    made = adopted.proposal
     kept = write if not made.questions and (yes or not made.open) else None
     if not as_json:
         if not made.questions:
-            print_out(_page(found, url, kept))
-        _open_questions(made, url, table)
+            print_out(_page(adopted, url, kept))
+        _open_questions(made, url, table, accepted=yes)
     if made.questions or (made.open and not yes):
         raise typer.Exit(UNSURE)
     if kept is not None:
-        kept.write_text(found.source, encoding="utf-8")
+        kept.write_text(adopted.source, encoding="utf-8")
 
 
 def _roles(given: Sequence[str]) -> dict[str, str | None]:
     """``attempts=retry_cnt`` as the role and its column; without a column: the role is switched off."""
     for one in given:
         if "=" not in one:
-            raise UsageError(f"--role {one}: a role and its column", hint="--role attempts=retry_cnt")
+            raise UsageError(f"--role {one}: expected ROLE=COLUMN", hint="--role attempts=retry_cnt")
     return {role.strip(): column.strip() or None for role, _, column in (one.partition("=") for one in given)}
 
 
@@ -144,8 +129,14 @@ def _target(words: Sequence[str]) -> tuple[str, str]:
     url = os.environ.get("ROWMILL_DATABASE_URL")
     if len(words) == 1 and url and "://" not in words[0]:
         return url, words[0]
+    if len(words) == 1 and "://" not in words[0]:
+        raise UsageError(
+            f"adopt {words[0]}: no database is given",
+            hint=f"export ROWMILL_DATABASE_URL=..., or put the URL first:"
+            f" rowmill adopt postgresql://user@host/database {words[0]} (or sqlite:///file.db)",
+        )
     raise UsageError(
-        "adopt needs a database and a table" if len(words) < 2 else "one database and one table, not more",
+        "adopt needs a database and a table" if len(words) < 2 else "expected one database and one table, got more",
         hint="rowmill adopt postgresql://user@host/database table",
     )
 
@@ -173,18 +164,18 @@ def typed(facts: TableFacts, answers: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{column.name} holds whole numbers, not {value!r}", hint=hint)
         return value
 
-    found: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for key, value in answers.items():
-        if key in ("state", "roles"):
-            found[key] = value
+        if key in ("state", "roles", "order_by"):
+            converted[key] = value
         elif key in ("dead", "canceled") and str(value).lower() == "none":
-            found[key] = None
+            converted[key] = None
         elif isinstance(value, list):
             values = [one(v) for v in value]
-            found[key] = values[0] if len(values) == 1 else values
+            converted[key] = values[0] if len(values) == 1 else values
         else:
-            found[key] = one(value)
-    return found
+            converted[key] = one(value)
+    return converted
 
 
 def _ask(facts: TableFacts, answers: dict[str, Any]) -> Proposal:
@@ -204,19 +195,29 @@ def _ask(facts: TableFacts, answers: dict[str, Any]) -> Proposal:
         else:
             choice = made.open[0]
             about, text, default = choice.what, f"{choice.what}: {choice.why}", _given(choice.value)
-            word = f"the value that means {about}"
-        console.print(Text("? ", "bold yellow").append_text(show.plain(text)))
+            word = f"the value that means {about}" if not choice.role else f"the column of {about} (none: no column)"
+        console.print(Text("? ", "bold yellow").append_text(plain(text)))
         said = typer.prompt(word, default=default)
         if said == default:
             confirmed.append(about)
             continue
         tried = {**answers, about: [said] if about == "ready" else said}
+        if about.startswith("role "):
+            chosen = None if said == "none" else said
+            tried = {**answers, "roles": {**answers.get("roles", {}), about.removeprefix("role "): chosen}}
         try:
             propose(facts, typed(facts, tried))
         except RowmillError as error:  # ask again
-            console.print(show.plain(str(error)))
+            console.print(plain(str(error)))
         else:
             answers = tried
+
+
+def _ask_wake() -> bool:
+    """At a terminal: whether rows of plain SQL are to start at once."""
+    text = "Rows that other programs write start at the next poll, within 6 s. A trigger lets them start at once."
+    console.print(Text("? ", "bold yellow").append_text(plain(text)))
+    return typer.confirm("with the trigger", default=False)
 
 
 def _given(value: Any) -> str:
@@ -224,57 +225,24 @@ def _given(value: Any) -> str:
     return "none" if value is None else str(value[0] if isinstance(value, list) else value)
 
 
-async def _whole(database: Database, made: Proposal, url: str | None) -> Adoption:
-    """The proposal as a lane: bound, with its DDL and its plans."""
-
-    async def handler(job: Any) -> None: ...
-
-    options = {**made.options, "name": made.name}
-    lane = lanes_words.declare(quoted_table(made.facts.schema, made.facts.name), handler, options)
-    found = Adoption(made, sketch(made, url))
-    outline = await ddl.outline(lane, "default", database)
-    found.changes = await ddl.changes(database, [outline])
-    try:
-        binding = await bind(lane, "default", database)
-    except DeclarationError as error:
-        found.first = error.message
-        binding = outline.binding
-    else:
-        await check_states(store_for(binding, database, Clock(), "", ""), trial=False)
-        say = plans.statements(binding)
-        found.now = await read_only(database, lambda c: plans.explain(runner(c), say))
-    if database.dialect.name == "postgresql":
-        relation = plans.statements(binding).table
-        doubts = await read_only(database, lambda c: zones(runner(c), binding, relation))
-        made.notes += [f"{doubt.text}. Try: {doubt.hint}" for doubt in doubts]
-    need = needed(outline.binding, plans.statements(outline.binding))[0]
-    if any(change.kind == "index" for change in found.changes):
-        lacks = {lack.column: lack.sql_type for lack in outline.lacking}
-        try:
-            found.later = await plans.with_index(database, outline.binding, need, lacks)
-        except RowmillError:  # what could not be tried is not shown
-            found.later = None
-    return found
-
-
-def _open_questions(made: Proposal, url: str, table: str) -> None:
+def _open_questions(made: Proposal, url: str, table: str, *, accepted: bool) -> None:
     """Say what is not known and what is not certain, and which option answers each."""
     for question in made.questions:
-        errors.print(Text("Cannot tell: ", "bold yellow").append_text(show.plain(question.text)), soft_wrap=True)
+        errors.print(Text("Cannot tell: ", "bold yellow").append_text(plain(question.text)), soft_wrap=True)
     for choice in () if made.questions else made.open:
-        value = show.plain(f"{choice.what} is {_given(choice.value)}? {choice.why}: {_answer(choice)}")
+        value = plain(f"{choice.what} is {_given(choice.value)}? {choice.why}: {_answer(choice)}")
         errors.print(Text("Not certain: ", "bold yellow").append_text(value), soft_wrap=True)
     if made.questions:
         asked = made.questions[0]
         options = " ".join(f"--{q.about} {_shell(q.options[0]) if q.options else '...'}" for q in made.questions)
         others = f" (one of: {', '.join(map(str, asked.options))})" if len(asked.options) > 1 else ""
         hint = f"{options}{others}"
-    elif made.open:
+    elif made.open and not accepted:
         hint = " ".join(_answer(choice).partition(" or ")[0] for choice in made.open)
-        hint += ", or values of your own; --yes takes what is proposed"
+        hint += ", or your own values; --yes accepts the proposal"
     else:
         return
-    line = show.plain(f"rowmill adopt {_shell(redact(url))} {_shell(table)} {hint}")
+    line = plain(f"rowmill adopt {_shell(redact(url))} {_shell(table)} {hint}")
     errors.print(Text("Try: ", "bold").append_text(line), soft_wrap=True)
 
 
@@ -282,6 +250,8 @@ def _answer(choice: Choice) -> str:
     """The options that answer a choice: ``--done 3 or --done 4``."""
     proposed = () if choice.described else (choice.value,)
     values = dict.fromkeys(_given(value) for value in (*proposed, *(choice.others or ())))
+    if choice.role:
+        return " or ".join(f"--role {choice.role}={_shell(value) if value != 'none' else ''}" for value in values)
     return " or ".join(f"--{choice.what} {_shell(value)}" for value in values)
 
 
@@ -292,31 +262,35 @@ def _shell(value: Any) -> str:
 # -- what is shown
 
 
-def _page(found: Adoption, url: str, write: Path | None) -> Group:
-    made, facts = found.proposal, found.proposal.facts
+def _page(adopted: Adoption, url: str, write: Path | None) -> Group:
+    made, facts = adopted.proposal, adopted.proposal.facts
     rows = rows_words(facts.rows, facts.counted)
     if not facts.exact:
-        rows += f"; looked at {facts.looked_at:,}: {facts.how}"
-    parts: list[Any] = [Text().append_text(show.plain(facts.fullname)).append(f"  {rows}", "dim"), Text()]
+        rows += f"; sampled {facts.looked_at:,}: {facts.how}"
+    parts: list[Any] = [Text().append_text(plain(facts.fullname)).append(f"  {rows}", "dim"), Text()]
     table_ = show.table("What", "Is", "How sure", "Why")
     for choice in made.choices:
         colour = {"sure": "green", "likely": "cyan", "a guess": "yellow"}[choice.word]
-        table_.add_row(choice.what, show.plain(_shown(made, choice)), Text(choice.word, colour), show.plain(choice.why))
+        table_.add_row(choice.what, plain(_shown(made, choice)), Text(choice.word, colour), plain(choice.why))
     table_.columns[-1].no_wrap = False
-    parts += [table_, Text()]
-    parts += [Text("Note: ", "yellow").append_text(show.plain(note)) for note in made.notes]
+    parts.append(table_)
+    if made.unused:
+        rest = f", and {len(made.unused) - _UNUSED} more" if len(made.unused) > _UNUSED else ""
+        parts.append(plain(f"No role: {', '.join(made.unused[:_UNUSED])}{rest} (--role ROLE=COLUMN gives one)"))
+    parts.append(Text())
+    parts += [Text("Note: ", "yellow").append_text(plain(note)) for note in made.notes]
     if made.notes:
         parts.append(Text())
-    parts += [_heading(f"The file{f', written to {write}' if write else ''}"), _code(found.source, "python"), Text()]
-    if found.changes:
+    parts += [_heading(f"The file{f', written to {write}' if write else ''}"), _code(adopted.source, "python"), Text()]
+    if adopted.changes:
         parts.append(_heading("The DDL that `rowmill migrate` would run"))
-        for change in found.changes:
+        for change in adopted.changes:
             if change.kind != "own":
                 parts.append(_code(f"-- {change.reasons}\n{change.statement};", "sql"))
         parts.append(Text())
-    parts += _plan("The claim's plan, as the table is today", found.now)
-    parts += _plan("The claim's plan with the proposed index, tried on a temporary copy", found.later)
-    parts += _next(found, url, write)
+    parts += _plan("Query plan of the claim, as the table is today", adopted.now)
+    parts += _plan("Query plan of the claim with the proposed index, on a temporary copy", adopted.later)
+    parts += _next(adopted, url, write)
     return Group(*parts)
 
 
@@ -338,30 +312,36 @@ def _code(text: str, language: str) -> Any:
     return Text(text.rstrip("\n"))
 
 
-def _plan(title: str, plan: plans.QueryPlan | None) -> list[Any]:
+def _plan(title: str, plan: QueryPlan | None) -> list[Any]:
     if plan is None:
         return []
-    return [_heading(title), *(show.plain(f"  {line}") for line in plan.lines), Text()]
+    return [_heading(title), *(plain(f"  {line}") for line in plan.lines), Text()]
 
 
-def _next(found: Adoption, url: str, write: Path | None) -> list[Any]:
+def _next(adopted: Adoption, url: str, write: Path | None) -> list[Any]:
     module = f"{write.stem}:mill" if write else "FILE:mill"
     steps = []
     if write is None:
-        steps.append("rowmill adopt ... --write FILE.py      writes the file")
+        steps.append(("rowmill adopt ... --write FILE.py", "write the file"))
     if secret(url) and url != os.environ.get("ROWMILL_DATABASE_URL"):
-        steps.append("export ROWMILL_DATABASE_URL=...        the file has no password in it")
-    if found.first is not None:
-        steps.append(f"rowmill migrate {module} --apply       needed first: {found.first}")
-    elif found.changes:
-        steps.append(f"rowmill migrate {module} --apply       adds what it lacks; it works without, too")
-    steps.append(f"rowmill check {module}")
-    steps.append(f"rowmill run {module}")
-    return [_heading("Next"), *(show.plain(f"  {step}") for step in steps)]
+        steps.append(("export ROWMILL_DATABASE_URL=...", "the file contains no password"))
+    file = write.name if write else "FILE.py"
+    steps.append((f"edit {file}", "until then, rows are only logged and marked done"))
+    if adopted.first is None:
+        steps.append((f"rowmill check {module}", "says what the table lacks, and what that costs"))
+    if adopted.changes:
+        why = f"required first: {adopted.first}" if adopted.first else "optional: adds what the table lacks"
+        migrate = f"rowmill migrate {module}{' --wake' if adopted.wake else ''}"
+        steps.append((migrate, "shows the DDL"))
+        steps.append((f"{migrate} --apply", why))
+        steps.append((f"rowmill check {module}", ""))
+    steps.append((f"rowmill run {module}", ""))
+    width = max(len(step) for step, _ in steps) + 2
+    return [_heading("Next"), *(plain(f"  {step:<{width}}{why}".rstrip()) for step, why in steps)]
 
 
-def _value(found: Adoption) -> dict[str, Any]:
-    made, facts = found.proposal, found.proposal.facts
+def _value(adopted: Adoption) -> dict[str, Any]:
+    made, facts = adopted.proposal, adopted.proposal.facts
     return {
         "table": facts.fullname,
         "rows": facts.rows,
@@ -387,11 +367,13 @@ def _value(found: Adoption) -> dict[str, Any]:
         ],
         "states": _states_value(facts, made),
         "notes": made.notes,
-        "needs_migrate": found.first,
-        "file": found.source or None,
-        "ddl": [{"kind": c.kind, "statement": c.statement, "why": c.why} for c in found.changes],
-        "plan": _plan_value(found.now),
-        "plan_with_index": _plan_value(found.later),
+        "unused": list(made.unused),
+        "needs_migrate": adopted.first,
+        "wake": adopted.wake,
+        "file": adopted.source or None,
+        "ddl": [{"kind": c.kind, "statement": c.statement, "why": c.why} for c in adopted.changes],
+        "plan": _plan_value(adopted.now),
+        "plan_with_index": _plan_value(adopted.later),
     }
 
 
@@ -416,7 +398,7 @@ def _jsonable(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, bool)) else repr(value)
 
 
-def _plan_value(plan: plans.QueryPlan | None) -> dict[str, Any] | None:
+def _plan_value(plan: QueryPlan | None) -> dict[str, Any] | None:
     if plan is None:
         return None
     return {"lines": list(plan.lines), "index": plan.index, "uses_index": plan.direct, "cost": plan.cost}

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import io
 import json
 import os
 import re
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.text import Text
+from typer.core import TyperGroup
 
 from ..config import find_app
-from ..errors import RowmillError
+from ..errors import DeclarationError, RowmillError, did_you_mean
 from ..mill import Mill
+from ..ops.directory import LaneDirectory
 
 T = TypeVar("T")
 WRONG_USAGE, NOTHING_MATCHED = 2, 4
@@ -39,9 +43,72 @@ def exit_code(error: RowmillError) -> int:
     return {UsageError: WRONG_USAGE, NothingMatched: NOTHING_MATCHED}.get(type(error), 1)
 
 
+#: The commands by what they are for, in the order in which people need them.
+PANELS = {
+    "Start": ["demo", "check"],
+    "Run": ["run"],
+    "Look": ["status", "top", "jobs", "why", "errors", "stuck", "workers", "health", "gates"],
+    "Act": ["retry", "cancel", "release", "pause", "resume"],
+    "Adopt": ["adopt", "migrate", "sql"],
+    "Serve": ["serve", "token", "audit"],
+    "Prove": ["prove"],
+}
+
+
+#: Commands of other tools, or other words for ours.
+_ALIASES = {"web": "serve", "dashboard": "serve", "ui": "serve", "worker": "run", "work": "run", "list": "jobs",
+            "rows": "jobs", "failures": "errors", "init": "adopt", "explain": "why"}  # fmt: skip
+
+
+class CommandPanels(TyperGroup):
+    """Lists the commands by panel; says where a wrong word probably belongs."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for panel, names in PANELS.items():
+            for name in names:
+                self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of this name; an unknown one is answered with the nearest."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            meant = _ALIASES.get(args[0])
+            hint = f"did you mean {meant!r}?" if meant else did_you_mean(args[0], list(self.commands))
+            raise UsageError(f"there is no command {args[0]!r}", hint=hint)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a word too many is answered with the option that it probably belongs to."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            extra = re.match(r"Got unexpected extra argument\S* \((.*)\)$", getattr(error, "message", ""))
+            if extra and (options := _as_options(error.ctx, extra[1].split())):  # type: ignore[attr-defined]
+                error.message += f". Try: {options}"  # type: ignore[attr-defined]
+            raise
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of the panels."""
+        return [name for names in PANELS.values() for name in names]
+
+
+def _as_options(context: Any, words: Sequence[str]) -> str:
+    """The words as options of the command, ``--lane crawl --id 14``, as far as it has them."""
+    names = {name for param in context.command.params for name in param.opts}
+    options, lane = [], "--lane" in names
+    for word in words:
+        if lane and not word.isdecimal():
+            options.append(f"--lane {word}")
+            lane = False
+        elif "--id" in names:
+            options.append(f"--id {word}")
+    return " ".join(options)
+
+
 app = typer.Typer(
     name="rowmill",
-    help="Any table you already have is the queue.",
+    cls=CommandPanels,
+    help="Turn any database table into a job queue.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -49,11 +116,27 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rowmill {importlib.metadata.version('rowmill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def rowmill(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Turn any database table into a job queue."""
+
+
 App = Annotated[
     str | None,
-    typer.Argument(metavar="APP", help="module:mill, as with uvicorn; ROWMILL_APP stands in", show_default=False),
+    typer.Argument(metavar="APP", help="module:mill, as with uvicorn (default: ROWMILL_APP)", show_default=False),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 
 
 def said(param: typer.CallbackParam, value: Any) -> Any:
@@ -64,8 +147,9 @@ def said(param: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
-Env = Annotated[
-    list[str] | None, typer.Option("--env", help="only this environment (may be given again)", callback=said)
+Env = Annotated[list[str] | None, typer.Option("--env", help="only this environment (repeatable)", callback=said)]
+OneEnvironment = Annotated[
+    str | None, typer.Option("--env", help="the environment; required if there are several", callback=said)
 ]
 
 
@@ -80,11 +164,51 @@ def lane_names(context: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
+OneLane = Annotated[
+    str | None,
+    typer.Option("--lane", help="the lane; optional if there is only one", autocompletion=lane_names),
+]
+SomeLanes = Annotated[
+    list[str] | None, typer.Option("--lane", help="only this lane (repeatable)", autocompletion=lane_names)
+]
+
+
 def load(reference: str | None) -> Mill:
     """The application that a command is about."""
     if not (reference or os.environ.get("ROWMILL_APP")):
-        raise UsageError("no application given", hint="name it, as module:mill, or set ROWMILL_APP")
+        raise UsageError("no application given", hint="rowmill COMMAND module:mill, or set ROWMILL_APP")
     return find_app(reference)
+
+
+def worded(words: Sequence[str], *after: str, more: bool = False) -> tuple[str | None, list[str]]:
+    """``[APP] LANE ...`` taken apart: the application, if the first word names one, and the rest."""
+    reference, rest = (words[0], list(words[1:])) if words and ":" in words[0] else (None, list(words))
+    if len(rest) > len(after) and not more:
+        raise UsageError(f"too many arguments: {' '.join(rest[len(after) :])}", hint=f"[APP] {' '.join(after)}")
+    return reference, rest
+
+
+def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str:
+    """The environment a command is about: the same lane or id is another one in each."""
+    (chosen,) = mill.select([lane]) if lane is not None else (None,)
+    served = [name for name in mill.environments if chosen is None or chosen.serves(name)]
+    if env is None and len(served) > 1:
+        raise UsageError("which environment?", hint=" or ".join(f"--env {e}" for e in served))
+    if env is not None and env not in mill.environments:
+        raise DeclarationError(f"there is no environment {env!r}", hint=did_you_mean(env, mill.environments))
+    return env or next(iter(served or mill.environments))
+
+
+def one_lane(mill: Mill, name: str | None) -> str:
+    """The lane a command is about."""
+    if name is None and len(mill.lanes) > 1:
+        raise UsageError("which lane?", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
+    return mill.select([name] if name is not None else None)[0].name
+
+
+def plain(value: Any) -> Text:
+    """Somebody else's text in one line, without anything that a terminal would obey."""
+    return Text("".join(c if c.isprintable() else " " for c in str(value)))
 
 
 def print_out(what: RenderableType) -> None:
@@ -104,9 +228,50 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
+def failure_line(failure: dict[str, Any]) -> Text:
+    """An environment or a lane that could not be asked, in a line."""
+    where = failure["environment"] if failure["lane"] is None else f"{failure['environment']}, {failure['lane']}"
+    line = Text(f"{where}: ", "red").append_text(plain(failure["error"]))
+    return line.append(". Try: ", "bold").append_text(plain(failure["hint"])) if failure["hint"] else line
+
+
+def answer(document: dict[str, Any], shown: RenderableType | None, *, as_json: bool) -> None:
+    """Print a document, or what it shows; below it what failed. Ends the command with 1 if anything did."""
+    failures = document.get("errors", []) + [f for part in document.get("environments", []) for f in part["errors"]]
+    if as_json:
+        print_json(document)
+    else:
+        if shown is not None:
+            print_out(shown)
+        for failure in failures:
+            errors.print(failure_line(failure), soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's async part."""
     return asyncio.run(work)
+
+
+def ask(
+    mill: Mill,
+    question: Callable[[LaneDirectory], Awaitable[T]],
+    environments: Sequence[str] | None = None,
+    lanes: Sequence[str] | None = None,
+) -> T:
+    """Ask a Mill's lanes something, in all environments or the named ones; or do something to them."""
+
+    async def main() -> T:
+        async with LaneDirectory(mill, environments, lanes) as directory:
+            return await question(directory)
+
+    return run_async(main())
+
+
+def asked(mill: Mill, environments: Sequence[str] | None) -> int:
+    """How many environments a command is about."""
+    return len(set(environments)) if environments else len(mill.environments)
 
 
 def main(words: Sequence[str] | None = None, name: str | None = None) -> None:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..ops import questions
+from ..ops.questions import SAMPLE
 from ..plural import counted
-from ..store.inspect.failure_families import SAMPLE, Errors
-from ..store.inspect.failure_families import errors as find_errors
-from ..store.own.failures import Family
 from . import show
-from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, load, print_json, print_out, run_async, said
+from .app import NOTHING_MATCHED, App, AsJson, Env, SomeLanes, answer, app, ask, console, load, plain, said
 from .app import errors as complaints
-from .environments import CommandAnswers, CommandDirectory
-from .look import SomeLanes
 
 BARS = " ▁▂▃▄▅▆▇█"
 _WIDE = 120  # columns of a terminal from which on there is room for the bars
@@ -30,56 +26,28 @@ def errors(
     reference: App = None,
     env: Env = None,
     lane: SomeLanes = None,
-    hours: Annotated[float, typer.Option(min=0.1, max=24 * 30, help="how far back")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.1, max=24 * 30, help="hours to look back")] = 24.0,
     family: Annotated[
-        str | None, typer.Option("--error", help="one family by its name, with its traceback", callback=said)
+        str | None, typer.Option("--error", help="one family by its name, with a traceback", callback=said)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Failures in families: those that say the same but for numbers, ids, addresses and quoted values.
+    """Show failures grouped into families.
 
-    `rowmill retry --error NAME` and `rowmill cancel --error NAME` act on the rows of one. Exit code 4: there is none.
+    Failures of one family have the same message, apart from numbers, ids, addresses and quoted values. `rowmill
+    retry --error NAME` and `rowmill cancel --error NAME` act on the rows of one family. Exit code 4: there is none.
+
+    Example: `rowmill errors app:mill --hours 2`
     """
     mill = load(reference)
-    found, answers = run_async(_ask(CommandDirectory(mill, env, lane), hours))
-    if family is not None:
-        for one in found:
-            one.families = [f for f in one.families if f.fingerprint == family]
-    if as_json:
-        failures = [failure.value() for failure in answers.failures]
-        print_json({"hours": hours, "environments": [value(one) for one in found], "failures": failures})
-        answers.exit()
-    else:
-        print_out(_shown(found, len(mill.environments), whole=family is not None))
-        answers.end()
-    if family is not None and not any(one.families for one in found):
+    document = ask(mill, lambda directory: questions.errors(directory, hours, family), env, lane)
+    answer(document, _shown(document, len(mill.environments), whole=family is not None), as_json=as_json)
+    if family is not None and not any(part["families"] for part in document["environments"]):
         if not as_json:
             complaints.print(
                 Text(f"no failures of the family {family!r} in the last {hours:g} hours. Try: rowmill errors")
             )
         raise typer.Exit(NOTHING_MATCHED)
-
-
-async def _ask(lookout: CommandDirectory, hours: float) -> tuple[list[Errors], CommandAnswers[None]]:
-    async with lookout:
-
-        async def there(view: Any) -> None: ...
-
-        answers = await lookout.ask(there)
-        places: dict[str, list[Any]] = {}
-        for view, _ in answers.found:
-            places.setdefault(view.environment, []).append(view)
-        return [await find_errors(views, hours=hours) for views in places.values()], answers
-
-
-def value(found: Errors) -> dict[str, Any]:
-    """One environment's failures, for scripts."""
-    return {
-        "environment": found.environment,
-        "recorded": found.recorded,
-        "unknown": found.unknown,
-        "families": [family.value() for family in found.families],
-    }
 
 
 def bars(counts: Sequence[int]) -> str:
@@ -88,64 +56,75 @@ def bars(counts: Sequence[int]) -> str:
     return "".join(BARS[-(-count * (len(BARS) - 1) // most)] if most else " " for count in counts)
 
 
-def _shown(found: Sequence[Errors], environments: int, *, whole: bool) -> RenderableType:
+def halved(counts: Sequence[int]) -> list[int]:
+    """Two neighbours in one: a terminal has less room than a page."""
+    return [sum(counts[at : at + 2]) for at in range(0, len(counts), 2)]
+
+
+def _shown(document: dict[str, Any], environments: int, *, whole: bool) -> RenderableType:
     parts: list[RenderableType] = []
-    families = [family for one in found for family in one.families]
+    families = [family for part in document["environments"] for family in part["families"]]
     if whole:
-        parts += [part for family in families for part in _one(family)]
+        parts += [line for family in families for line in _one(family)]
     elif families:
-        headings = ["Failures", "Rows", "Last"]
-        wide = not console.is_terminal or console.width >= _WIDE
-        made = show.table(
-            *(["Env"] if environments > 1 else []), "Lane", "Error", "Class", *headings, *(["When"] if wide else []),
-            "Says", right=headings,
-        )  # fmt: skip
-        says = made.columns[-1]
-        says.no_wrap = wide  # on a narrow terminal it takes several lines, so that the name of the family stays whole
-        says.overflow = "ellipsis" if wide else "fold"
-        for family in families:
-            many = f"{family.count:,}" if family.count else f"{family.unrecorded:,}{_more(family)} dead"
-            made.add_row(
-                *([show.plain(family.environment)] if environments > 1 else []), show.plain(family.lane),
-                family.fingerprint, Text(family.word or "", _COLOURS.get(family.word or "", "")), many,
-                f"{family.rows:,}" if family.count else "", show.span(_ago(family.last_seen)),
-                *([Text(bars(family.buckets), "red")] if wide else []), show.plain(family.shape),
-            )  # fmt: skip
-        parts.append(made)
-    else:
-        parts.append(Text("No failure is known."))
-    for one in found:
-        where = f"{one.environment}: " if environments > 1 else ""
-        if not one.recorded:
-            hint = "failures are not written down here (no table rowmill_failures): what dead rows show is all"
+        parts.append(_table(families, environments, document["hours"]))
+    elif not any(part["errors"] for part in document["environments"]):
+        parts.append(Text("No failures."))
+    for part in document["environments"]:
+        where = f"{part['environment']}: " if environments > 1 else ""
+        if not part["recorded"]:
+            hint = "failures are not recorded here (no table rowmill_failures), so only dead rows are listed"
             parts.append(Text(f"{where}{hint}. Try: rowmill migrate", "yellow"))
-        if one.unknown:
-            names = ", ".join(one.unknown)
-            parts.append(Text(f"{where}dead rows of {names} could not be looked at in time", "yellow"))
+        if part["unknown"]:
+            names = ", ".join(part["unknown"])
+            parts.append(Text(f"{where}dead rows of {names} were not read: the query took too long", "yellow"))
     return Group(*parts)
 
 
-def _more(family: Family) -> str:
-    return "+" if family.unrecorded >= SAMPLE else ""
+def _table(families: Sequence[dict[str, Any]], environments: int, hours: float) -> RenderableType:
+    over = f"Last {hours:g} h"  # the span of the bars, from left to right
+    headings = ["Failures", "Rows", "Last"]
+    wide = not console.is_terminal or console.width >= _WIDE
+    made = show.table(
+        *(["Env"] if environments > 1 else []), "Lane", "Family", "Class", *headings, *([over] if wide else []),
+        "Says", right=headings,
+    )  # fmt: skip
+    says = made.columns[-1]
+    says.no_wrap = wide  # on a narrow terminal it takes several lines, so that the name of the family stays whole
+    says.overflow = "ellipsis" if wide else "fold"
+    for family in families:
+        count, word = family["count"], family["class"] or ""
+        seen = f"{show.span(show.ago(family['last_seen']))} ago" if family["last_seen"] else ""
+        many = f"{count:,}" if count else f"{family['unrecorded']:,}{_more(family)} dead"
+        made.add_row(
+            *([plain(family["environment"])] if environments > 1 else []), plain(family["lane"]),
+            family["fingerprint"], Text(word, _COLOURS.get(word, "")), many, f"{family['rows']:,}" if count else "",
+            seen, *([Text(bars(halved(family["buckets"])), "red")] if wide else []),
+            plain(family["shape"]),
+        )  # fmt: skip
+    return made
 
 
-def _ago(moment: str | None) -> float | None:
-    return None if moment is None else (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+def _more(family: dict[str, Any]) -> str:
+    return "+" if family["unrecorded"] >= SAMPLE else ""
 
 
-def _one(family: Family) -> list[RenderableType]:
+def _one(family: dict[str, Any]) -> list[RenderableType]:
     """All that is known of a family."""
-    example = family.example
-    seen = f"{counted(family.count, 'failure')} of {counted(family.rows, 'row')}" if family.count else "not on record"
-    if family.unrecorded:
-        seen += f", and {family.unrecorded:,}{_more(family)} dead rows without a record"
-    head = Text(f"{family.fingerprint}  ", "bold").append_text(show.plain(family.shape))
-    lines: list[RenderableType] = [head, show.plain(f"lane {family.lane} in {family.environment}: {seen}")]
-    if family.first_seen:
-        lines.append(Text(f"first {family.first_seen}, last {family.last_seen}  ").append(bars(family.buckets), "red"))
+    example, unrecorded = family["example"], family["unrecorded"]
+    seen = "not recorded"
+    if family["count"]:
+        seen = f"{counted(family['count'], 'failure')} of {counted(family['rows'], 'row')}"
+    if unrecorded:
+        seen += f", and {unrecorded:,}{_more(family)} dead rows without a record"
+    head = Text(f"{family['fingerprint']}  ", "bold").append_text(plain(family["shape"]))
+    lines: list[RenderableType] = [head, plain(f"lane {family['lane']} in {family['environment']}: {seen}")]
+    if family["first_seen"]:
+        times = Text(f"first {family['first_seen']}, last {family['last_seen']}  ")
+        lines.append(times.append(bars(halved(family["buckets"])), "red"))
     told = f"row {example.get('row_id')}"
     told += f", attempt {example['attempt']}" if example.get("attempt") else ""
     told += f", {example['outcome']}" if example.get("outcome") else ""
-    lines.append(show.plain(f"the latest: {told}: {example.get('message')}"))
+    lines.append(plain(f"latest: {told}: {example.get('message')}"))
     trace = str(example.get("traceback") or "")
-    return lines + [show.plain(line) for line in trace.rstrip().split("\n") if trace] + [Text("")]
+    return lines + [plain(line) for line in trace.rstrip().split("\n") if trace] + [Text("")]

@@ -1,33 +1,65 @@
-"""``rowmill gates``: how every gate stands; ``gates set`` and ``gates reset``, to change it by hand."""
+"""What holds rows back, and lets them go: pause and resume; gates, to see how they are and to change that by hand."""
 
 from __future__ import annotations
 
-import contextlib
 import math
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from ..errors import DatabaseError, DeclarationError, RowmillError, did_you_mean
+from ..errors import RowmillError, did_you_mean
 from ..mill import Mill
+from ..ops import actions, questions
+from ..ops.actions import SETTABLE, ActionTarget
 from ..plural import counted
-from ..store.gates.gate_binding import BoundGates
-from ..store.gates.pauses import Pause, ensure_gates
-from ..store.inspect import json_values
-from ..store.inspect.gate_view import SETTABLE, KeyView, LaneGates, has_table, lane_gates
-from ..store.inspect.lane_view import LaneView
-from . import show, show_gates
-from .app import NOTHING_MATCHED, AsJson, NothingMatched, UsageError, app, load, print_json, print_out, run_async, said
-from .durations import duration
-from .environments import CommandAnswers, CommandDirectory, one_environment, one_lane, worded
+from . import show
+from .app import (
+    NOTHING_MATCHED,
+    App,
+    AsJson,
+    Env,
+    NothingMatched,
+    OneEnvironment,
+    UsageError,
+    answer,
+    app,
+    ask,
+    asked,
+    errors,
+    lane_names,
+    load,
+    one_environment,
+    one_lane,
+    plain,
+    print_json,
+    print_out,
+    said,
+    worded,
+)
 
-_SET, _RESET = "[APP] LANE [KEY] name=value ...", "[APP] LANE [KEY]"
+_SET = "[APP] LANE [KEY] name=value ..."
 _LARGEST = 2**31 - 1
+_STILL_PAUSED = 10
+_UNITS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_PART = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(sorted(_UNITS, key=len, reverse=True))})\s*")
+#: A longer duration is a mistake.
+_MOST = timedelta(days=3650)
 
+Lane = Annotated[
+    str | None,
+    typer.Option("--lane", help="this lane; default: the whole environment", autocompletion=lane_names, callback=said),
+]
+Key = Annotated[str | None, typer.Option("--key", help="only rows with this key; the lane needs a gate by key")]
+By = Annotated[
+    str | None, typer.Option("--by", help="the gate's column, if the lane has gates by several", callback=said)
+]
 Words = Annotated[
     list[str] | None,
     typer.Argument(
@@ -36,24 +68,141 @@ Words = Annotated[
 ]
 
 
+# -- pause and resume
+
+
+@app.command()
+def pause(
+    reference: App = None,
+    lane: Lane = None,
+    key: Key = None,
+    by: By = None,
+    env: OneEnvironment = None,
+    reason: Annotated[str | None, typer.Option(help="shown by status, gates and the dashboard", callback=said)] = None,
+    span: Annotated[str | None, typer.Option("--for", help="how long: 90s, 10m, 1h30m, 2d", callback=said)] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="until when: 18:30 or 2027-01-31T08:00 (UTC)", callback=said)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop claims of an environment, a lane, or one key of a gate. Running rows go on.
+
+    Takes effect at once, for all workers, until its end or until *resume*. No row is changed.
+
+    Example: `rowmill pause app:mill --lane fetch --for 10m --reason deploy`
+    """
+    if span and until:
+        raise typer.BadParameter("--for and --until exclude each other")
+    end = duration(span, "--for") if span else moment(until, "--until") if until else None
+    mill, environment, lane = _place(reference, lane, key, by, env)
+    document = _act(
+        mill, environment, lane, lambda target: actions.pause(target, key=key, by=by, reason=reason, end=end)
+    )
+    if as_json:
+        print_json(document)
+        return
+    print_out(show.pause_line(document, len(mill.environments)))
+    for note in document["notes"]:
+        errors.print(plain(note), soft_wrap=True)
+
+
+@app.command()
+def resume(
+    reference: App = None,
+    lane: Lane = None,
+    key: Key = None,
+    by: By = None,
+    env: OneEnvironment = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a pause, and wake idle workers. Exit code 4: it was not paused.
+
+    Example: `rowmill resume app:mill --lane fetch`
+    """
+    mill, environment, lane = _place(reference, lane, key, by, env)
+    document = _act(mill, environment, lane, lambda target: actions.resume(target, key=key, by=by))
+    if as_json:
+        print_json(document)
+    else:
+        ended = "is no longer paused" if document["resumed"] else "was not paused"
+        print_out(plain(f"{show.pause_name(document)} {ended}"))
+        for left in document["still_paused"][:_STILL_PAUSED]:
+            print_out(Text("still: ").append_text(show.pause_line(left, len(mill.environments))))
+    if document["resumed"] is None:
+        raise typer.Exit(NOTHING_MATCHED)
+
+
+def _place(
+    reference: str | None, lane: str | None, key: str | None, by: str | None, env: str | None
+) -> tuple[Mill, str, str | None]:
+    """The application, the environment and the lane. A key is of the only lane, where there is only one."""
+    if key is None and by is not None:
+        raise UsageError("--by needs --key", hint="--key KEY")
+    mill = load(reference)
+    if lane is None and key is not None:
+        lane = one_lane(mill, None)
+    return mill, one_environment(mill, env, lane), lane
+
+
+def _act(
+    mill: Mill, environment: str, lane: str | None, work: Callable[[ActionTarget], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    lanes = [lane] if lane else None
+    return ask(mill, lambda directory: work(ActionTarget(directory, environment, lane)), [environment], lanes)
+
+
+def duration(text: str, what: str, *, bare: bool = False) -> timedelta:
+    """``90s``, ``10m``, ``1h30m``, ``2d``; ``bare``: a number alone is seconds."""
+    plain_text, seconds, at = text.strip().lower(), 0.0, 0
+    if bare and re.fullmatch(r"\d+(?:\.\d+)?", plain_text):
+        plain_text += "s"
+    while at < len(plain_text) and (part := _PART.match(plain_text, at)):
+        seconds, at = seconds + float(part[1]) * _UNITS[part[2]], part.end()
+    if at < len(plain_text) or not plain_text:
+        raise UsageError(f"{what}: {text!r} is not a duration", hint="90s, 10m, 1h30m or 2d")
+    if not 0 < seconds <= _MOST.total_seconds():
+        raise UsageError(f"{what}: {text!r} must be more than zero and at most ten years", hint="90s, 10m, 1h30m or 2d")
+    return timedelta(seconds=seconds)
+
+
+def moment(text: str, what: str) -> datetime:
+    """``2027-01-31T08:00+01:00``, or ``18:30`` for the next time it is that late; without a zone it is UTC."""
+    now = datetime.now(UTC)
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}", text.strip()):
+            hour, minute = map(int, text.split(":"))
+            time = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            return time if time > now else time + timedelta(days=1)
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise UsageError(
+            f"{what}: {text!r} is not a time", hint="18:30 or 2027-01-31T08:00 (UTC), or with +01:00"
+        ) from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+# -- gates
+
+
 @app.command()
 def gates(
     words: Words = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", help="only this environment (may be given again)", callback=said)
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="only this key, however it stands")] = None,
-    by: Annotated[str | None, typer.Option("--by", help="what the key is of, where gates have several")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="keys of each gate")] = 20,
+    env: Env = None,
+    key: Annotated[str | None, typer.Option("--key", help="only this key, whatever its state")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="the gate's column, if the lane has gates by several")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="keys to show per gate")] = 20,
     yes: Annotated[bool, typer.Option("--yes", help="reset all keys without asking")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The state of gates by key, those that hold rows back first; and to change it by hand.
+    """Show the gates by key, those that hold rows back first. Change them by hand.
 
-    `gates set APP LANE KEY NAME=VALUE ...`: *most* (another limit for this key, or no), *tokens*, *streak*,
-    *delay* (of an adaptive rate), *open* and *closed* (for a duration, or no). Without KEY: the whole lane's gate.
+    `gates set APP LANE KEY NAME=VALUE ...` sets *most* (another limit for this key, or no), *tokens*, *streak*,
+    *delay* (of an adaptive rate), *open* and *closed* (for a duration, or no). Without KEY it sets the gate of the
+    whole lane.
 
-    `gates reset APP LANE [KEY]`: as fresh as at the beginning; pauses stay. Without KEY: all keys.
+    `gates reset APP LANE [KEY]` clears that state; pauses stay. Without KEY it clears all keys.
+
+    Example: `rowmill gates set app:mill fetch example.org closed=10m`
     """
     given = list(words or ())
     verb = given.pop(0) if given and given[0] in ("set", "reset") else "list"
@@ -66,182 +215,68 @@ def gates(
     reference, rest = worded(given, *(["LANE"] if verb == "set" else ["LANE", "KEY"]), more=verb == "set")
     mill = load(reference)
     lane = one_lane(mill, rest.pop(0) if rest else None)
-    if rest and key is None and not (verb == "set" and rest[0].partition("=")[0] in SETTABLE and "=" in rest[0]):
+    if (
+        rest
+        and key is None
+        and not (verb == "set" and rest[0].partition("=")[0] in (*SETTABLE, "limit") and "=" in rest[0])
+    ):
         key = rest.pop(0)
-    place = one_environment(mill, env[0] if env else None, lane)
+    environment = one_environment(mill, env[0] if env else None, lane)
     if verb == "set":
-        run_async(_set(mill, place, lane, key, by, _values(rest), as_json))
+        _set(mill, environment, lane, key, by, _values(rest), as_json)
     else:
-        run_async(_reset(mill, place, lane, key, by, yes, as_json))
-
-
-# -- list
+        _reset(mill, environment, lane, key, by, yes, as_json)
 
 
 def _list(
     mill: Mill, lane: str | None, env: list[str] | None, key: str | None, by: str | None, limit: int, as_json: bool
 ) -> None:
-    async def question(view: LaneView) -> list[tuple[BoundGates, list[KeyView]]]:
-        narrowed = by is not None or key is not None
-        if not view.lane.groups or (lane is None and narrowed and not any(g.by for g in view.lane.groups)):
-            return []
-        found = await lane_gates(view)
-        dims = found.dims
-        if narrowed:
-            chosen = found.choose(by, keyed=True)
-            dims = tuple(dim for dim in dims if dim.phrase is not None and dim.group.by == chosen.group.by)
-        if not await has_table(view):
-            return [(dim, []) for dim in dims]
-        asked = key if key is None else (await found.known(dims[0], key))[0]
-        return [(dim, await found.keys(dim, limit + 1, asked if dim.phrase else None)) for dim in dims]
-
-    async def main() -> tuple[
-        CommandAnswers[list[tuple[BoundGates, list[KeyView]]]],
-        list[tuple[str, Pause]],
-        list[tuple[str, str, str | None]],
-        int,
-    ]:
-        async with CommandDirectory(mill, env, [lane] if lane else None) as lookout:
-            answers, budgets = await lookout.ask(question), []
-            # Those of keys are told with the keys.
-            pauses = [(name, pause) for name, pause in await lookout.pauses() if not pause.target.dim]
-            for name in dict.fromkeys(view.environment for view, _ in answers.found):
-                view = next(view for view, _ in answers.found if view.environment == name)
-                if lane is None and await has_table(view):
-                    budgets += [(name, *budget) for budget in await (await lane_gates(view)).budgets()]
-            return answers, pauses, budgets, len(lookout.databases)
-
-    answers, pauses, budgets, several = run_async(main())
-    found = [(view, dim, keys) for view, dims in answers.found for dim, keys in dims]
-    if as_json:
-        listed = [json_values.gate_value(view, dim, keys[:limit]) for view, dim, keys in found]
-        shown = [{"environment": e, "budget": dim.removeprefix("budget:"), "cells": cells} for e, dim, cells in budgets]
-        paused = [json_values.pause_value(pause, name) for name, pause in pauses]
-        failed = [failure.value() for failure in answers.failures]
-        print_json({"gates": listed, "paused": paused, "budgets": shown, "errors": failed})
-        answers.exit()
-        return
-    parts: list[RenderableType] = [show.pause_line(pause, name, several) for name, pause in pauses]
-    for view, dim, keys in found:
-        parts += [show_gates.heading(view, dim, several), *([show_gates.keys_table(keys[:limit])] if keys else [])]
-        if len(keys) > limit:
-            parts.append(Text(f"and more: --limit, or one with --key (these are the first {limit})", "dim"))
-    parts += [
-        show.plain(f"{dim.replace(':', ' ', 1)}{f' in {e}' if several > 1 else ''}: {cells or 'unused'}")
-        for e, dim, cells in budgets
-    ]
-    if parts:
-        print_out(Group(*parts))
-    elif answers.found:
-        print_out("No gates.")
-    answers.end()
+    lanes, several = [lane] if lane else None, asked(mill, env)
+    document = ask(mill, lambda directory: questions.gates(directory, lane, key, by, limit), env, lanes)
+    parts: list[RenderableType] = [show.pause_line(pause, several) for pause in document["paused"]]
+    for gate in document["gates"]:
+        parts += [_heading(gate, several), *([_keys_table(gate["keys"])] if gate["keys"] else [])]
+        if gate["more"]:
+            parts.append(Text(f"the first {counted(limit, 'key')}; --limit shows more, --key shows one", "dim"))
+    for budget in document["budgets"]:
+        where = f" in {budget['environment']}" if several > 1 else ""
+        parts.append(plain(f"budget {budget['budget']}{where}: {budget['cells'] or 'unused'}"))
+    none = "No gates." if not document["errors"] else None
+    answer(document, Group(*parts) if parts else none, as_json=as_json)
 
 
-# -- set and reset
-
-
-def _values(words: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for word in words:
-        name, sign, value = word.partition("=")
-        if not sign:
-            raise UsageError(f"{word!r} is not name=value", hint=f"gates set {_SET}")
-        if name not in SETTABLE:
-            raise UsageError(f"there is no {name!r} to set", hint=did_you_mean(name, SETTABLE))
-        found[name] = value.strip()
-    if not found:
-        raise UsageError("nothing to set", hint=f"gates set {_SET}; names: {', '.join(SETTABLE)}")
-    return found
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) > _LARGEST:
-        raise UsageError(f"{name}={text!r} is not a whole number", hint=f"{name}=3")
-    return int(text)
-
-
-def _written(given: Mapping[str, str]) -> dict[str, Any]:
-    """What was given, as values; times as seconds from now."""
-    found: dict[str, Any] = {}
-    for name, text in given.items():
-        none = text.lower() == "no"
-        match name:
-            case "most":
-                found[name] = None if none else _whole(name, text)
-            case "streak":
-                found[name] = _whole(name, text)
-            case "tokens":
-                try:
-                    amount = float(text)
-                except ValueError:
-                    amount = -1.0
-                if not 0 <= amount < math.inf:
-                    raise UsageError(f"tokens={text!r} is not a number", hint="tokens=10")
-                found[name] = amount
-            case _:
-                found[name] = None if none else duration(text, name, bare=True).total_seconds()
-    return found
-
-
-async def _set(
+def _set(
     mill: Mill, environment: str, lane: str, key: str | None, by: str | None, given: Mapping[str, str], as_json: bool
 ) -> None:
-    async with CommandDirectory(mill, [environment], [lane]) as lookout:
-        found = await _gates(lookout, environment)
-        dim = found.choose(by, keyed=key is not None, needs=[kind for name in given if (kind := SETTABLE[name])])
-        try:
-            written = found.change(dim, _written(given))
-        except DeclarationError as error:  # what does not go with this gate is the command's mistake
-            raise UsageError(error.message, hint=error.hint) from None
-        known = (await found.known(dim, key))[0] if key is not None else ""
-        await ensure_gates(found.view.database)
-        await found.write(dim, known, written)
-        (after,) = await found.keys(dim, 1, known)
-        await _wake(mill, environment)
+    changes = _written(given)
+    try:
+        document = _act(mill, environment, lane, lambda target: actions.set_gate(target, changes, key=key, by=by))
+    except actions.WrongGate as error:  # what does not go with this gate is the command's mistake
+        raise UsageError(error.message, hint=error.hint) from None
     if as_json:
-        print_json(
-            {
-                "action": "set",
-                "environment": environment,
-                "lane": lane,
-                "by": dim.group.by,
-                **json_values.key_value(after),
-            }
-        )
+        print_json(document)
     else:
-        print_out(Group(show_gates.heading(found.view, dim, len(mill.environments)), show_gates.keys_table([after])))
+        print_out(Group(_heading(document, len(mill.environments)), _keys_table([document])))
 
 
-async def _reset(
-    mill: Mill, environment: str, lane: str, key: str | None, by: str | None, yes: bool, as_json: bool
-) -> None:
-    async with CommandDirectory(mill, [environment], [lane]) as lookout:
-        found = await _gates(lookout, environment)
-        known, exists = None, True
-        dims: Sequence[BoundGates] = found.dims
-        if key is not None:
-            chosen = found.choose(by, keyed=True)
-            known, exists = await found.known(chosen, key)
-            dims = [dim for dim in dims if dim.phrase is not None and dim.group.by == chosen.group.by]
-        elif by is not None:
-            chosen = found.choose(by, keyed=True)
-            dims = [dim for dim in dims if dim.group.by == chosen.group.by]
-        await ensure_gates(found.view.database)
+def _reset(mill: Mill, environment: str, lane: str, key: str | None, by: str | None, yes: bool, as_json: bool) -> None:
+    async def work(target: ActionTarget) -> dict[str, Any]:
         if key is None and not yes:
-            _consent(await found.count(dims), lane, environment)
-        number = await found.reset(dims, known)
-        await _wake(mill, environment)
+            _consent(await actions.resettable(target, by=by), lane, environment)
+        return await actions.reset_gates(target, key=key, by=by)
+
+    document = _act(mill, environment, lane, work)
+    number, nothing = document["count"], key is not None and not document["count"]
     if as_json:
-        where = {"action": "reset", "environment": environment, "lane": lane, "key": known}
-        print_json({**where, "count": number})
-        if known is not None and not number:
+        print_json(document)
+        if nothing:
             raise typer.Exit(NOTHING_MATCHED)
-    elif known is not None and not number:
-        by = chosen.group.by
-        why = f"{by} {known} has no state" if exists else f"no row has {by} {known}"
+    elif nothing:
+        name = f"{document['by']} {document['key']}"
+        why = f"{name} has no state" if document["known"] else f"no row has {name}"
         raise NothingMatched(f"nothing to reset: {why}", hint=f"rowmill gates {lane} lists the keys that have one")
     else:
-        print_out(f"{counted(number, 'gate')} reset" if number else "No gate had a state.")
+        print_out(f"{counted(number, 'gate')} reset" if number else "Nothing to reset: no gate has any state.")
 
 
 def _consent(number: int, lane: str, environment: str) -> None:
@@ -250,20 +285,111 @@ def _consent(number: int, lane: str, environment: str) -> None:
         return
     what = f"reset {counted(number, 'gate')} of lane {lane!r} in {environment!r}"
     if not sys.stdin.isatty():
-        raise RowmillError(f"this would {what}", hint="--yes, or one key: gates reset APP LANE KEY")
-    if not typer.confirm(f"This will {what}. Go on?", err=True):
+        raise RowmillError(f"this would {what}", hint="--yes, or reset one key: gates reset APP LANE KEY")
+    if not typer.confirm(f"This will {what}. Continue?", err=True):
         raise typer.Exit(1)
 
 
-async def _gates(lookout: CommandDirectory, environment: str) -> LaneGates:
-    view = await lookout.view(environment, lookout.databases[0][1], lookout.lanes[0])
-    if not view.lane.groups:
-        raise RowmillError(
-            f"lane {view.lane.name!r} has no gates", hint="gates=[Concurrency(2, by=...)] in its declaration"
-        )
-    return await lane_gates(view)
+def _values(words: Sequence[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        name = "most" if name == "limit" else name
+        if not sign:
+            raise UsageError(f"{word!r} is not name=value", hint=f"gates set {_SET}")
+        if name not in SETTABLE:
+            raise UsageError(f"{name!r} cannot be set", hint=did_you_mean(name, SETTABLE))
+        values[name] = value.strip()
+    if not values:
+        raise UsageError("nothing to set", hint=f"gates set {_SET}; names: {', '.join(SETTABLE)}")
+    return values
 
 
-async def _wake(mill: Mill, environment: str) -> None:
-    with contextlib.suppress(DatabaseError):  # workers poll as well
-        await mill.wake(environment)
+def _written(given: Mapping[str, str]) -> dict[str, Any]:
+    """What was given, as values; times as seconds from now."""
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        none = text.lower() == "no"
+        match name:
+            case "most":
+                values[name] = None if none else _whole(name, text)
+            case "streak":
+                values[name] = _whole(name, text)
+            case "tokens":
+                try:
+                    amount = float(text)
+                except ValueError:
+                    amount = -1.0
+                if not 0 <= amount < math.inf:
+                    raise UsageError(f"tokens={text!r} is not a number", hint="tokens=10")
+                values[name] = amount
+            case _:
+                values[name] = None if none else duration(text, name, bare=True).total_seconds()
+    return values
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) > _LARGEST:
+        raise UsageError(f"{name}={text!r} is not a whole number", hint=f"{name}=3")
+    return int(text)
+
+
+# -- how gates are shown
+
+
+def _heading(gate: dict[str, Any], several: int) -> Text:
+    """What is declared, in a line."""
+    where = f"{gate['environment']}/" if several > 1 else ""
+    of = f" by {gate['label']}" if gate["by"] is not None else ""
+    return plain(f"{where}{gate['lane']}{of}: {'; '.join(gate['declared'])}")
+
+
+def _keys_table(keys: Sequence[dict[str, Any]]) -> Table:
+    """Keys of one group; columns that say nothing are left out."""
+    cells: dict[str, list[Text]] = {}
+    for key in keys:
+        most = f"/{key['most']}" if key["most"] is not None else ""
+        for heading, cell in (
+            ("Key", plain(key["key"] if key["key"] is not None else "(the whole lane)")),
+            ("Running", Text("" if key["running"] is None else f"{key['running']}{most}")),
+            ("Tokens", Text("" if key["tokens"] is None else f"{math.floor(key['tokens'] * 100) / 100:g}")),
+            ("Streak", Text(str(key["streak"] or ""))),
+            ("Delay", Text("" if key["delay_seconds"] is None else f"{key['delay_seconds']:.3g} s")),
+            ("State", _state(key)),
+        ):
+            cells.setdefault(heading, []).append(cell)
+    shown = {heading: column for heading, column in cells.items() if any(column) or heading == "State"}
+    made = show.table(*shown, right=["Running", "Tokens", "Streak", "Delay"])
+    made.columns[0].no_wrap, made.columns[0].overflow = False, "fold"
+    for row in zip(*shown.values(), strict=True):
+        made.add_row(*row)
+    return made
+
+
+def _state(key: dict[str, Any]) -> Text:
+    """What holds a key back, in a few words."""
+    parts = [plain(_held(key, held["by"], held["seconds"])) for held in key["held_back"]]
+    for part in parts:
+        part.stylize("yellow")
+    parts += [Text("half open", "yellow")] if key["half_open"] else []
+    parts += [Text("limit set by hand")] if key["most_by_hand"] else []
+    return Text(", ").join(parts) if parts else Text("open", "dim")
+
+
+def _held(key: dict[str, Any], why: str, seconds: float | None) -> str:
+    more = f" for {show.span(seconds)}" if seconds is not None else ""
+    match why:
+        case "paused":
+            return f"paused{more}" + (f": {key['reason']}" if key["reason"] else "")
+        case "closed":
+            return f"closed by Retry-After{more}"
+        case "breaker":
+            return f"circuit open{more}"
+        case "breaker's probe":
+            return "circuit half open, probe running"
+        case "concurrency":
+            return "full"
+        case "rate":
+            return f"next token in {seconds:.3g} s" if more else "rate is 0"
+        case _:
+            return f"{why}{more}"

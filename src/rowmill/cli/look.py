@@ -1,10 +1,10 @@
-"""Commands that look: status, workers, stuck, jobs. They write nothing."""
+"""Commands that look: status, workers, stuck, jobs, health. They write nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -13,28 +13,33 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..errors import RowmillError
 from ..ops import questions
-from ..store import Database
-from ..store.gates.pauses import Pause
-from ..store.inspect import json_values
-from ..store.inspect.lane_view import Counts, LaneView, Row, UncountedRows
-from ..store.lane.row_keys import parse
+from ..ops.directory import LaneDirectory
+from ..plural import counted
 from . import show
-from .app import NOTHING_MATCHED, App, AsJson, Env, app, console, lane_names, load, print_json, print_out, run_async
-from .environments import CommandAnswers, CommandDirectory, PrintedFailure, one_lane
+from .app import (
+    NOTHING_MATCHED,
+    App,
+    AsJson,
+    Env,
+    OneLane,
+    SomeLanes,
+    answer,
+    app,
+    ask,
+    asked,
+    console,
+    failure_line,
+    load,
+    one_lane,
+    plain,
+    print_json,
+    print_out,
+)
 
 EVERY = 2.0
 MOST_PAUSES = 10
-
-OneLane = Annotated[
-    str | None,
-    typer.Option("--lane", help="the lane; may be left out where there is only one", autocompletion=lane_names),
-]
-SomeLanes = Annotated[
-    list[str] | None, typer.Option("--lane", help="only this lane (may be given again)", autocompletion=lane_names)
-]
-State = Literal["ready", "waiting", "excluded", "running", "done", "dead", "canceled"]
+State = Literal["ready", "waiting", "excluded", "running", "stuck", "done", "dead", "canceled"]
 
 
 @app.command()
@@ -45,79 +50,54 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="refresh every 2 seconds, until Ctrl-C")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rows of every lane by state, and how long the oldest ready row has been ready.
+    """Count the rows of every lane by state, and show how long the oldest ready row has waited.
 
-    *waiting*: its time has not come. *excluded*: the lane's where= does not hold for it. *stuck* rows are among the
-    running ones: no sign of life for longer than the lease. *Oldest*: since the row's run_after, or since its creation
-    where that is later. Counts stop at 100,000.
+    *waiting*: scheduled for later. *excluded*: the lane's where= does not hold for it. *stuck*: running, without a
+    heartbeat for longer than the lease; counted among the running ones. *Oldest*: since the row's run_after, or
+    since its creation if that is later. Counts stop at 100,000.
+
+    Example: `rowmill status app:mill --lane fetch`
     """
     if watch and as_json:
-        raise typer.BadParameter("--watch is for people and --json for scripts: one of them")
+        raise typer.BadParameter("--watch and --json exclude each other")
     mill = load(reference)
-
-    async def main() -> tuple[CommandAnswers[Counts], list[tuple[str, Pause]], list[UncountedRows]]:
-        async with CommandDirectory(mill, env, lane) as lookout:
-            several = len(lookout.databases)
-            if watch:
-                with Live(console=console, auto_refresh=False) as live:
-                    while True:
-                        began = time.monotonic()
-                        answers = await lookout.ask(LaneView.count)
-                        pauses, elsewhere = await lookout.pauses(), await lookout.elsewhere(answers)
-                        live.update(_status(answers, pauses, elsewhere, several, live=True), refresh=True)
-                        # Where counting is dear, looking on must not become the database's main work.
-                        await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
-            answers = await lookout.ask(LaneView.count)
-            pauses, elsewhere = await lookout.pauses(), await lookout.elsewhere(answers)
-            if not as_json:
-                print_out(_status(answers, pauses, elsewhere, several))
-            return answers, pauses, elsewhere
-
-    try:
-        answers, pauses, elsewhere = run_async(main())
-    except KeyboardInterrupt:
-        if watch:
-            return
-        raise
+    several = asked(mill, env)
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            ask(mill, lambda directory: _watch(directory, several), env, lane)
+        return
+    document = ask(mill, questions.status, env, lane)
     if as_json:
-        marked = _paused(answers, pauses)
-        lanes = [
-            {**json_values.counts_value(view, counts), "paused": (view.environment, view.lane.name) in marked}
-            for view, counts in answers.found
-        ]
-        paused = [json_values.pause_value(pause, name) for name, pause in pauses]
-        rows = [json_values.elsewhere_value(found) for found in elsewhere]
-        failed = [failure.value() for failure in answers.failures]
-        print_json({"lanes": lanes, "paused": paused, "elsewhere": rows, "errors": failed})
-    answers.exit()
+        print_json(document)
+    else:
+        print_out(_status(document, several))
+    if document["errors"]:
+        raise typer.Exit(1)
 
 
-def _paused(answers: CommandAnswers[Counts], pauses: Sequence[tuple[str, Pause]]) -> set[tuple[str, str]]:
-    """Lanes of which nothing is claimed: paused themselves, or with their environment."""
-    whole = {(name, pause.target.lane) for name, pause in pauses if not pause.target.dim}
-    asked = {(view.environment, view.lane.name) for view, _ in answers.found}
-    return {place for place in asked if place in whole or (place[0], "") in whole}
+async def _watch(directory: LaneDirectory, several: int) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            began = time.monotonic()
+            document = await questions.status(directory)
+            clock = Text(f"{datetime.now():%H:%M:%S}, every {EVERY:.0f} s; Ctrl-C quits", "dim")
+            live.update(Group(_status(document, several), clock), refresh=True)
+            # Where counting is expensive, it must not become the database's main work.
+            await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
 
 
-def _status(
-    answers: CommandAnswers[Counts],
-    pauses: Sequence[tuple[str, Pause]],
-    elsewhere: Sequence[UncountedRows],
-    environments: int,
-    *,
-    live: bool = False,
-) -> RenderableType:
-    marked = _paused(answers, pauses)
-    parts: list[RenderableType] = [show.counts_table(answers.found, environments, marked)] if answers.found else []
-    parts += [show.pause_line(pause, name, environments) for name, pause in pauses[:MOST_PAUSES]]
+def _status(document: dict[str, Any], environments: int) -> RenderableType:
+    lanes, pauses = document["lanes"], document["paused"]
+    parts: list[RenderableType] = [show.counts_table(lanes, environments)] if lanes else []
+    parts += [show.pause_line(pause, environments) for pause in pauses[:MOST_PAUSES]]
     if len(pauses) > MOST_PAUSES:
         parts.append(Text(f"and {len(pauses) - MOST_PAUSES} more are paused: rowmill gates", "yellow"))
-    parts += [show.elsewhere_line(found, environments) for found in elsewhere]
-    parts += [failure.line() for failure in answers.failures]
-    if any(counts.unknown for _, counts in answers.found):
+    parts += [show.elsewhere_line(rows, environments) for rows in document["elsewhere"]]
+    parts += [failure_line(failure) for failure in document["errors"]]
+    if any(lane["counts"]["stuck"] for lane in lanes):
+        parts.append(Text("Stuck rows are counted among the running ones; rowmill stuck lists them.", "dim"))
+    if any(lane["unknown"] for lane in lanes):
         parts.append(Text("?: counting took too long; an index on the state would make it quick", "yellow"))
-    if live:
-        parts.append(Text(f"{datetime.now():%H:%M:%S}, every {EVERY:.0f} s; Ctrl-C ends", "dim"))
     return Group(*parts)
 
 
@@ -125,35 +105,15 @@ def _status(
 def workers(
     reference: App = None,
     env: Env = None,
-    everyone: Annotated[bool, typer.Option("--all", help="those that have stopped, too")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="include stopped workers")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Who works, on what, and when each worker was last heard of. *dead*: silent for a minute without a word."""
-    databases = load(reference).databases(env)
-
-    async def ask(name: str, database: Database) -> list[dict[str, Any]] | PrintedFailure:
-        try:
-            return await questions.fleet_of(database)
-        except RowmillError as error:
-            return PrintedFailure(name, None, error)
-        finally:
-            await database.close()
-
-    async def main() -> list[list[dict[str, Any]] | PrintedFailure]:
-        return await asyncio.gather(*(ask(*place) for place in databases))
-
-    parts = run_async(main())
-    known = [(name, part) for (name, _), part in zip(databases, parts, strict=True) if isinstance(part, list)]
-    shown = questions.workers(known, everyone=everyone)
-    answers = CommandAnswers[None]([], [part for part in parts if isinstance(part, PrintedFailure)])
-    if as_json:
-        print_json({"workers": shown, "errors": [failure.value() for failure in answers.failures]})
-        answers.exit()
-    elif shown:
-        print_out(show.workers_table(shown, len(databases)))
-    else:
-        print_out("No workers." if everyone else "No workers (--all shows those that have stopped).")
-    answers.end()
+    """List the workers: what each runs, and when it was last heard of. *dead*: silent for a minute."""
+    mill = load(reference)
+    document = ask(mill, lambda directory: questions.workers(directory, everyone=everyone), env)
+    none = "No workers." if everyone else "No live workers (--all includes stopped ones)."
+    listed = document["workers"]
+    answer(document, show.workers_table(listed, asked(mill, env)) if listed else none, as_json=as_json)
 
 
 @app.command()
@@ -164,19 +124,15 @@ def stuck(
     limit: Annotated[int, typer.Option(min=1, help="rows per lane")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Running rows whose holder has given no sign of life for longer than the lease, or never gave one."""
+    """List running rows whose worker gave no heartbeat for longer than the lease, or never gave one."""
     mill = load(reference)
-
-    async def question(view: LaneView) -> list[Row]:
-        return await view.rows("stuck", limit) if view.condition("stuck") else []
-
-    async def main() -> tuple[CommandAnswers[list[Row]], int]:
-        async with CommandDirectory(mill, env, lane) as lookout:
-            return await lookout.ask(question), len(lookout.databases)
-
-    answers, several = run_async(main())
-    found = [(view, row) for view, rows in answers.found for row in rows]
-    _print_rows(answers, found, as_json, lambda: show.stuck_table(found, several), "Nothing is stuck.")
+    document = ask(mill, lambda directory: questions.stuck(directory, limit), env, lane)
+    rows = document["rows"]
+    held = document["held_by_dead"]
+    none = _none(document, "Nothing is stuck yet." if held else "Nothing is stuck.")
+    parts: list[RenderableType] = [show.stuck_table(rows, asked(mill, env))] if rows else [none] if none else []
+    parts += [show.held_by_dead_line(entry, asked(mill, env)) for entry in held]
+    answer(document, Group(*parts) if parts else None, as_json=as_json)
 
 
 @app.command()
@@ -189,43 +145,53 @@ def jobs(
     key: Annotated[str | None, typer.Option("--id", help="one row, with all its columns; a composite key: a,b")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rows of a lane: ready ones as they will be claimed, others newest first."""
+    """List the rows of a lane: ready ones in the order of their claim, others newest first.
+
+    Without --state it lists rows of all states, newest first: by their creation time, or else by their key.
+
+    Example: `rowmill jobs app:mill --lane fetch --state dead`
+    """
     mill = load(reference)
     name = one_lane(mill, lane)
-
-    async def question(view: LaneView) -> list[Row]:
-        return await (view.rows(state, limit) if key is None else view.find([parse(view.binding, key)]))
-
-    async def main() -> tuple[CommandAnswers[list[Row]], int]:
-        async with CommandDirectory(mill, env, [name]) as lookout:
-            return await lookout.ask(question), len(lookout.databases)
-
-    answers, several = run_async(main())
-    found = [(view, row) for view, rows in answers.found for row in rows]
-    if key is None:
-        _print_rows(answers, found, as_json, lambda: show.rows_table(found, several), "No rows.")
-        return
-    tables = Group(*(show.whole_table(view, row) for view, row in found))
-    _print_rows(answers, found, as_json, lambda: tables, f"No row has the id {key}.", whole=True)
-    if not found:
+    document = ask(mill, lambda directory: questions.jobs(directory, state, limit, key), env, [name])
+    shown: RenderableType | None
+    if not document["rows"]:
+        shown = _none(document, "No rows." if key is None else f"No row has the id {key}.")
+    elif key is None:
+        shown = show.rows_table(document["rows"], asked(mill, env))
+        if document["more"]:
+            note = Text(f"These are the first {counted(limit, 'row')}: --limit {10 * limit} shows more.", "dim")
+            shown = Group(shown, note)
+    else:
+        shown = Group(*(show.whole_table(row) for row in document["rows"]))
+    answer(document, shown, as_json=as_json)
+    if key is not None and not document["rows"]:
         raise typer.Exit(NOTHING_MATCHED)
 
 
-def _print_rows(
-    answers: CommandAnswers[Any],
-    found: Sequence[tuple[LaneView, Any]],
-    as_json: bool,
-    render: Callable[[], RenderableType],
-    none: str,
-    *,
-    whole: bool = False,
-) -> None:
-    if as_json:
-        rows = [json_values.row_value(view, row, whole=whole) for view, row in found]
-        print_json({"rows": rows, "errors": [failure.value() for failure in answers.failures]})
-        answers.exit()
-    elif found:
-        print_out(render())
-    elif answers.found:
-        print_out(show.plain(none))
-    answers.end()
+def _none(document: dict[str, Any], text: str) -> Text | None:
+    """Said only where the question was answered."""
+    return plain(text) if not document["errors"] else None
+
+
+@app.command()
+def health(reference: App = None, env: Env = None, lane: SomeLanes = None, as_json: AsJson = False) -> None:
+    """Show what slows the queues down, and what to do about it, the worst first."""
+    document = ask(load(reference), questions.health, env, lane)
+    several = len(document["environments"]) > 1
+    parts: list[RenderableType] = []
+    for part in document["environments"]:
+        findings = part["findings"]
+        where = f"{part['environment']}: " if several else ""
+        parts += [_finding(finding, where) for finding in findings if finding["level"] != "ok"]
+        parts.append(plain(f"{where}{counted(sum(f['level'] == 'ok' for f in findings), 'check')} found no problem"))
+    answer(document, Group(*parts), as_json=as_json)
+
+
+def _finding(finding: dict[str, Any], where: str) -> Text:
+    word, colour = {"bad": ("act", "red"), "look": ("worth a look", "yellow")}.get(finding["level"], ("unknown", ""))
+    about = f" ({finding['lane']})" if finding["lane"] else ""
+    line = Text(where).append(f"{word}: ", colour).append_text(plain(f"{finding['title']}{about}: {finding['told']}"))
+    if finding["todo"]:
+        line.append(" Try: ", "bold").append_text(plain(finding["todo"]))
+    return line.append(f"\n    {plain(finding['command'])}", "dim") if finding["command"] else line

@@ -2,174 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from ..errors import RowmillError
-from ..migrate import ddl
-from ..migrate.apply_ddl import Builder, own_drops, readers, unfinished_jobs
-from ..migrate.fill_column import fill
-from ..mill import Mill
+from ..ops.migrate import Tell
+from ..ops.migrate import migrate as migrate_mill
 from ..plural import counted
-from ..store import Database
-from ..store.inspect.lane_view import check_file
-from ..store.own import schema
-from ..store.own.ddl_ledger import Ledger, Record
-from ..store.own.workers import WorkersTable
-from . import show
-from .app import App, AsJson, Env, app, console, errors, load, print_json, run_async
-from .environments import PrintedFailure
+from .app import App, AsJson, Env, app, console, errors, failure_line, load, plain, print_json, run_async
 
 
 @app.command()
 def migrate(
     reference: App = None,
     env: Env = None,
-    apply: Annotated[bool, typer.Option("--apply", help="run it; without, it is only printed")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="remove exactly what was added, and nothing else")] = False,
-    lock_timeout: Annotated[float, typer.Option(min=0.01, help="seconds to wait for a table before giving way")] = 1.0,
-    patience: Annotated[float, typer.Option(min=0, help="seconds to go on trying while a table is in use")] = 300.0,
-    everything: Annotated[bool, typer.Option("--all", help="print the SQL of rowmill's own tables, too")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="run the DDL instead of printing it")] = False,
+    wake: Annotated[
+        bool, typer.Option("--wake", help="also add a trigger that wakes workers when any client makes rows ready")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="remove exactly what was added; with --wake only the triggers")
+    ] = False,
+    lock_timeout: Annotated[
+        float, typer.Option(min=0.01, help="seconds to wait for a table lock before backing off")
+    ] = 1.0,
+    patience: Annotated[float, typer.Option(min=0, help="seconds to keep trying while a table is in use")] = 300.0,
+    everything: Annotated[bool, typer.Option("--all", help="also print the SQL of rowmill's own tables")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The DDL that serves the lanes of APP: missing columns, partial indexes, statistics, rowmill's own tables.
+    """Print or apply the DDL that the lanes need: columns, indexes, statistics, rowmill's own tables.
 
-    Without --apply it is printed: first what touches your tables, then a line for rowmill's own.
-    Additive only. Indexes are built concurrently; what needs a table for a moment gives way after the lock timeout
-    and tries again. Interrupted, it goes on where it stopped when run again.
+    Without --apply it prints what touches your tables, and one line for rowmill's own. It only adds. Indexes are
+    built concurrently. A change that needs a lock gives way after the lock timeout and tries again. If it is
+    interrupted, run it again: it continues where it stopped. With --wake, rows that plain SQL writes to your tables
+    start within milliseconds, not at the next poll (PostgreSQL); docs/how-to/wake-workers.md says what that costs.
+
+    Example: `rowmill migrate app:mill --wake --apply`
     """
     mill = load(reference)
-    way = {"apply": apply, "detach": detach}
     times = (timedelta(seconds=lock_timeout), timedelta(seconds=patience))
-
-    async def main() -> tuple[list[dict[str, Any]], list[PrintedFailure]]:
-        done: list[dict[str, Any]] = []
-        failures: list[PrintedFailure] = []
-        for name, database in mill.databases(env):
-            try:
-                found = await (_detach if detach else _migrate)(mill, name, database, apply, times, quiet=as_json)
-                done.append({"environment": name, **found})
-            except RowmillError as error:
-                failures.append(PrintedFailure(name, None, error))
-            finally:
-                await database.close()
-        return done, failures
-
-    done, failures = run_async(main())
+    document = run_async(migrate_mill(mill, env, _teller(as_json), apply=apply, detach=detach, times=times, wake=wake))
     if as_json:
-        print_json({**way, "environments": done, "errors": [failure.value() for failure in failures]})
+        print_json(document)
     else:
-        for found in done:
+        for part in document["environments"]:
             if len(mill.environments) > 1:
-                typer.echo(f"-- environment {found['environment']}")
-            _print(found["statements"], reference or "", apply=apply, detach=detach, everything=everything)
-        for failure in failures:
-            errors.print(failure.line(), soft_wrap=True)
-    if failures:
+                typer.echo(f"-- environment {part['environment']}")
+            _print(part["statements"], reference or "", apply=apply, detach=detach, wake=wake, everything=everything)
+        for failure in document["errors"]:
+            errors.print(failure_line(failure), soft_wrap=True)
+    if document["errors"]:
         raise typer.Exit(1)
 
 
-async def _migrate(
-    mill: Mill, name: str, database: Database, apply: bool, times: tuple[timedelta, timedelta], *, quiet: bool
-) -> dict[str, Any]:
-    lanes = [lane for lane in mill.select(None) if lane.serves(name)]
-    only_tasks = all(lane.own for lane in lanes)
-    if apply and only_tasks:
-        await database.create()
-    check_file(database, hint="rowmill migrate APP --apply makes it" if only_tasks else None)
-    outlines = await ddl.outlines(lanes, name, database)
-    changes = await ddl.changes(database, outlines)
-    if apply and changes:
-        await Builder(database, _teller(quiet), *times).apply(changes)
-        # Plans are asked with what is there now; what one change made possible is done at once.
-        further = await ddl.changes(database, await ddl.outlines(lanes, name, database))
-        if further:
-            await Builder(database, _teller(quiet), *times).apply(further)
-            changes += further
-    if apply:
-        for each in outlines:
-            await fill(database, each.binding, _teller(quiet))
-    own = {database.own(table) for table in schema.own_tables()}
-    return {"statements": [_change(change, own) for change in changes]}
-
-
-def _change(change: ddl.SchemaChange, own: Collection[str]) -> dict[str, Any]:
-    return {"kind": change.kind, "on": change.relation, "statement": change.statement, "why": change.why,
-            "own": change.kind == "own" or change.relation in own, "replaces_leftover": change.leftover,
-            "undo": [record.undo for record in change.records]}  # fmt: skip
-
-
-async def _detach(
-    mill: Mill, name: str, database: Database, apply: bool, times: tuple[timedelta, timedelta], *, quiet: bool
-) -> dict[str, Any]:
-    check_file(database)
-    records = await Ledger(database).records()
-    own = await database.read(lambda run: own_drops(database, run))
-    if apply and (records or own):
-        await _nobody_works(database)
-        await _nothing_is_lost(database)
-        await _nobody_reads(database, records)
-        await Builder(database, _teller(quiet), *times).detach(records)
-    return {"statements": [*_undone(records), *({"kind": "own", "own": True, "statement": text} for text in own)]}
-
-
-def _undone(records: Sequence[Record]) -> list[dict[str, Any]]:
-    kinds = ("index", "statistics", "storage", "column")
-    ordered = sorted(records, key=lambda r: (kinds.index(r.kind), -r.position))
-    return [{"kind": r.kind, "on": r.relation, "name": r.name, "statement": r.undo} for r in ordered]
-
-
-async def _nobody_works(database: Database) -> None:
-    fleet = WorkersTable(database)
-    if not await fleet.exists():
-        return
-    alive = [w["id"] for w in await fleet.all() if w["state"] not in ("stopped", "dead")]
-    if alive:
-        raise RowmillError(
-            f"{counted(len(alive), 'worker is', 'workers are')} at work: {', '.join(alive[:3])}",
-            hint="stop them first; rowmill workers shows them",
-        )
-
-
-async def _nothing_is_lost(database: Database) -> None:
-    left = await database.read(lambda run: unfinished_jobs(database, run))
-    if left:
-        raise RowmillError(
-            f"{counted(left, 'job is', 'jobs are')} still to be done in {database.own('rowmill_jobs')}",
-            hint="let workers finish them first, or delete them: they would be lost",
-        )
-
-
-async def _nobody_reads(database: Database, records: Sequence[Record]) -> None:
-    found = await database.read(lambda run: readers(database, run, records))
-    for reader, columns in found.items():
-        raise RowmillError(
-            f"{reader} reads {', '.join(sorted(columns))}, which migrate added and --detach removes",
-            hint=f"drop {reader}, run this again, and create it again without these columns",
-        )
-
-
-def _teller(quiet: bool) -> Any:
+def _teller(quiet: bool) -> Tell:
     """One line for each step; what only stands until the next one is dim, and goes to standard error in a pipe."""
 
     def tell(text: str, passing: bool) -> None:
         if quiet or not console.is_terminal:
-            errors.print(show.plain(text), soft_wrap=True)
+            errors.print(plain(text), soft_wrap=True)
         else:
-            console.print(Text("  ").append_text(show.plain(text)), style="dim" if passing else "", soft_wrap=True)
+            console.print(Text("  ").append_text(plain(text)), style="dim" if passing else "", soft_wrap=True)
 
     return tell
 
 
 def _print(
-    statements: Sequence[dict[str, Any]], reference: str, *, apply: bool, detach: bool, everything: bool
+    statements: Sequence[dict[str, Any]], reference: str, *, apply: bool, detach: bool, wake: bool, everything: bool
 ) -> None:
     if not statements:
-        typer.echo("-- nothing to remove" if detach else "-- nothing to do: the tables have what the lanes need")
+        typer.echo("-- nothing to remove" if detach else "-- nothing to do: the tables have everything the lanes need")
         return
     if apply:
         typer.echo(f"-- {counted(len(statements), 'step')}, all done")
@@ -183,5 +88,5 @@ def _print(
         typer.echo(
             f"-- and {'the removal of ' if detach else ''}rowmill's own tables, rowmill_*: --all prints their SQL"
         )
-    words = ["rowmill migrate", reference, "--detach" if detach else "", "--apply"]
+    words = ["rowmill migrate", reference, "--wake" if wake else "", "--detach" if detach else "", "--apply"]
     typer.echo(f"-- run it with: {' '.join(word for word in words if word)}")

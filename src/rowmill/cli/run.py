@@ -7,9 +7,13 @@ import contextlib
 import enum
 import logging
 import os
+import shlex
+import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -22,19 +26,14 @@ from ..engine.worker import Worker
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..mill import Mill
+from ..ops import questions
+from ..ops.directory import LaneDirectory
+from ..ops.questions import COUNTED
 from ..plural import counted
-from ..store.gates.pauses import COUNTED
-from ..store.inspect import json_values
-from ..store.inspect.lane_view import LaneView, UncountedRows
 from . import show
-from .app import App, AsJson, Env, app, errors, exit_code, load, print_json, said
-from .environments import CommandDirectory
-from .metrics import Metrics, count_for_supervisor
+from .app import App, AsJson, Env, app, errors, exit_code, load, plain, print_json, said
 
 DIED, HELD_BACK = 3, 6  # exit codes of a drain after which rows are dead, or are left because they are paused
-
-
-_RESUME = "Try: rowmill resume, and drain again"
 
 
 class LogForm(enum.StrEnum):
@@ -70,27 +69,34 @@ def run(
             callback=said,
         ),
     ] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="end when nothing is ready or running")] = False,
-    grace: Annotated[float, typer.Option(min=0, help="seconds that runs may take to finish when stopped")] = 30.0,
-    log: Annotated[LogForm, typer.Option(help="log lines, on standard error")] = LogForm.CONSOLE,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="exit when no row is ready or running; rows waiting for a retry stay")
+    ] = False,
+    grace: Annotated[float, typer.Option(min=0, help="seconds that running jobs get to finish at shutdown")] = 30.0,
+    log: Annotated[LogForm, typer.Option(help="format of the log lines on standard error")] = LogForm.CONSOLE,
     log_level: Annotated[LogLevel, typer.Option()] = LogLevel.INFO,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="serve Prometheus metrics there (0: any)", show_default=False)
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="serve Prometheus metrics on this port (0: any free port)", show_default=False
+        ),
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="on this address")] = "127.0.0.1",
+    metrics_host: Annotated[str, typer.Option(help="the address for --metrics-port")] = "127.0.0.1",
     as_json: AsJson = False,
     child: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Work on the lanes of APP until stopped.
+    """Run workers for the lanes of APP until stopped.
 
-    Ctrl-C or SIGTERM: claim nothing more, let runs finish within the grace, give the rest back. Again: at once.
-    Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 6 drained, but ready rows are paused; 130 or
-    143 stopped before it was drained.
+    Ctrl-C or SIGTERM stops claims, lets runs finish within the grace, and gives the rest back. A second one stops
+    at once. Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 6 drained, but ready rows are
+    paused; 130 or 143 stopped before it was drained.
+
+    Example: `rowmill run app:mill --processes 4`
     """
     if not hasattr(os, "killpg"):
         raise RowmillError(
-            "rowmill run needs Linux, macOS or another POSIX system: it watches over processes as only these can",
-            hint="WSL or a container; or one worker without a supervisor: mill.run() in a script of your own",
+            "rowmill run needs Linux, macOS or another POSIX system, because it supervises processes",
+            hint="use WSL or a container, or run one worker without a supervisor: mill.run() in your own script",
         )
     configure_logs(log, getattr(logging, log_level.upper()))
     chosen: dict[str, Any] = {
@@ -120,16 +126,11 @@ def run(
         events.emit("run_failed", logging.ERROR, error=error.message, hint=error.hint)
         raise typer.Exit(exit_code(error)) from None
     drained = drain and caught is None
-    idle = drained and _idle(supervisor)
-    elsewhere = asyncio.run(_elsewhere(mill, env, chosen["lanes"])) if idle else []
-    hints = [show.elsewhere_line(found, len(mill.environments)) for found in elsewhere]
-    if drained and supervisor.counts["left"]:
-        hints += asyncio.run(_left_running(mill, env, chosen["lanes"]))
-    _close(supervisor, drained=drained, idle=idle, hints=hints, events=events, log=log)
+    left = asyncio.run(_left(mill, env, chosen["lanes"], supervisor)) if drained else Left()
+    _close(supervisor, left, drained=drained, several=len(mill.environments), events=events, log=log)
     if as_json:
-        rows = [json_values.elsewhere_value(found) for found in elsewhere]
-        left = {"held_back": supervisor.held_back}
-        print_json({"drained": drained, **_numbers(supervisor), **left, "elsewhere": rows})
+        document = {"drained": drained, **_numbers(supervisor), "held_back": supervisor.held_back}
+        print_json({**document, "waiting": left.waiting, "elsewhere": left.elsewhere})
     raise typer.Exit(_exit_code(supervisor, drain, caught))
 
 
@@ -204,20 +205,40 @@ def _numbers(supervisor: Supervisor) -> dict[str, int]:
     return {name: supervisor.counts[name] for name in ("done", "failed", "dead", "canceled")}
 
 
+# -- what a drain left behind
+
+
+@dataclass
+class Left:
+    """What a drain left: lanes still running, rows that wait for their time, pauses, and rows that no lane counts."""
+
+    lanes: list[dict[str, Any]] = field(default_factory=list)
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    paused: list[dict[str, Any]] = field(default_factory=list)
+    elsewhere: list[dict[str, Any]] = field(default_factory=list)
+
+
+async def _left(mill: Mill, env: list[str] | None, lanes: list[str] | None, supervisor: Supervisor) -> Left:
+    """Asked only where there is something to tell: counting a large table takes its time."""
+    left, counts, idle = Left(), supervisor.counts, _idle(supervisor)
+    with contextlib.suppress(RowmillError):
+        async with LaneDirectory(mill, env, lanes) as directory:
+            if idle or counts["left"] or supervisor.held_back:
+                document = await questions.status(directory)
+                left.paused = [pause for pause in document["paused"] if pause["seconds_left"] is None]
+                left.elsewhere = document["elsewhere"] if idle else []
+                left.lanes = document["lanes"] if counts["left"] else []
+            if idle or counts["failed"] > counts["dead"]:
+                left.waiting = await questions.waiting(directory)
+    return left
+
+
 def _idle(supervisor: Supervisor) -> bool:
     """No child ever had anything to tell: not even a row that was canceled, put off or taken back."""
     return not any(child.counts for child in supervisor.children)
 
 
-async def _elsewhere(mill: Mill, env: list[str] | None, lanes: list[str] | None) -> list[UncountedRows]:
-    """Where nothing was ready: rows that no lane counts may be what was to be worked on."""
-    with contextlib.suppress(RowmillError):
-        async with CommandDirectory(mill, env, lanes) as lookout:
-            return await lookout.elsewhere(await lookout.ask(LaneView.count))
-    return []
-
-
-def _left(supervisor: Supervisor) -> str:
+def _held_back(supervisor: Supervisor) -> str:
     """What a drain left behind because it is paused without end."""
     told = []
     for held in supervisor.held_back:
@@ -226,47 +247,108 @@ def _left(supervisor: Supervisor) -> str:
     return "; ".join(told)
 
 
-async def _left_running(mill: Mill, env: list[str] | None, lanes: list[str] | None) -> list[Text]:
-    """Rows that a drain did not wait for: another worker may be at them, or have died long ago."""
+def _hints(left: Left, several: int) -> list[Text]:
+    """What is left, a line each: when waiting rows are ready, who may still run, rows that no lane counts."""
     lines = []
-    with contextlib.suppress(RowmillError):
-        async with CommandDirectory(mill, env, lanes) as lookout:
-            for view, counts in (await lookout.ask(LaneView.count)).found:
-                if running := counts.states["running"]:
-                    what = f"{counted(running, 'row')} of lane {view.lane.name!r} still running"
-                    if len(mill.environments) > 1:
-                        what += f" in {view.environment}"
-                    lines.append(
-                        Text(f"{what}: nothing shows who holds them. Try: rowmill release, or rowmill migrate")
-                    )
+    for lane in left.waiting:
+        where = f" in {lane['environment']}" if several > 1 else ""
+        lines.append(plain(f"The next row of lane {lane['lane']!r}{where} is ready in {show.span(lane['seconds'])}."))
+    for lane in left.lanes:
+        if running := lane["counts"]["running"]:
+            what = f"{counted(running, 'row')} of lane {lane['lane']!r} still running"
+            what += f" in {lane['environment']}" if several > 1 else ""
+            lines.append(
+                plain(f"{what}: no column shows which worker holds them. Try: rowmill release, or rowmill migrate")
+            )
+    return [*lines, *(show.elsewhere_line(rows, several) for rows in left.elsewhere)]
+
+
+def _resume(left: Left, several: int) -> list[Text]:
+    """The commands that let held rows go."""
+    lines = []
+    for pause in left.paused:
+        options = {"--env": pause["environment"] if several > 1 else None, "--lane": pause["lane"],
+                   "--by": pause["by"], "--key": pause["key"]}  # fmt: skip
+        words = [word for name, value in options.items() if value is not None for word in (name, shlex.quote(value))]
+        lines.append(plain(f"Try: {' '.join(['rowmill resume', *words])}, and drain again"))
     return lines
 
 
-def _close(
-    supervisor: Supervisor, *, drained: bool, idle: bool, hints: Sequence[Text], events: Events, log: LogForm
-) -> None:
+def _close(supervisor: Supervisor, left: Left, *, drained: bool, several: int, events: Events, log: LogForm) -> None:
     """The closing word."""
-    numbers = _numbers(supervisor)
+    numbers, hints = _numbers(supervisor), _hints(left, several)
     if log is LogForm.JSON:
         hint: dict[str, Any] = {"hint": "; ".join(line.plain for line in hints)} if hints else {}
-        left: dict[str, Any] = {"held_back": supervisor.held_back} if supervisor.held_back else {}
-        events.emit("run_ended", drained=drained, **numbers, **left, **hint)
+        held: dict[str, Any] = {"held_back": supervisor.held_back} if supervisor.held_back else {}
+        events.emit("run_ended", drained=drained, **numbers, **held, **hint)
         return
-    held_back = _left(supervisor) if drained else ""
-    if idle:
-        nothing = [show.plain(f"Nothing was run: {held_back}."), Text(_RESUME)]
-        for line in nothing if held_back else [Text("Nothing was ready."), *hints]:
-            errors.print(line, soft_wrap=True)
-        return
-    if drained:
-        rest = held_back or ("nothing is ready" if hints else "nothing is ready or running")
-    elif supervisor.killed:
-        rest = "what the killed had in hand is taken back when its lease runs out"
+    held_back = _held_back(supervisor) if drained else ""
+    lines = [*(_resume(left, several) if held_back else []), *hints]
+    if drained and _idle(supervisor):
+        nothing = plain(f"Nothing was run: {held_back}.") if held_back else Text("Nothing was ready.")
+        lines = [nothing, *lines]
     else:
-        rest = "what was not finished was given back"
+        lines = [Text(f"{_sentence(numbers, drained)}; {_rest(supervisor, left, held_back, drained)}."), *lines]
+    for line in lines:
+        errors.print(line, highlight=False, soft_wrap=True)
+
+
+def _sentence(numbers: dict[str, int], drained: bool) -> str:
     failed = counted(numbers["failed"], "failed attempt")
     canceled = f", {numbers['canceled']} canceled" if numbers["canceled"] else ""
     words = f"{numbers['done']} done, {failed}, {numbers['dead']} dead{canceled}"
-    errors.print(f"{'Drained' if drained else 'Stopped'}: {words}; {rest}.", highlight=False, soft_wrap=True)
-    for line in [*([Text(_RESUME)] if held_back else []), *hints]:
-        errors.print(line, soft_wrap=True)
+    return f"{'Drained' if drained else 'Stopped'}: {words}"
+
+
+def _rest(supervisor: Supervisor, left: Left, held_back: str, drained: bool) -> str:
+    if drained:
+        return held_back or ("nothing is ready" if left.lanes else "nothing is ready or running")
+    if supervisor.killed:
+        return "the rows of killed processes are taken back when their lease expires"
+    return "unfinished rows were released"
+
+
+# -- --metrics-port: one port for all processes, those that have died included
+
+
+#: Where prometheus-client keeps what several processes count, each in files of its own.
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_CHILD = "ROWMILL_METRICS"
+
+
+class Metrics:
+    """Serves what the children of this process count, and how the lanes stand."""
+
+    def __init__(self, mill: Mill, environments: Sequence[str] | None, host: str, port: int) -> None:
+        from .. import prometheus  # here: an extra, and a look at its folder when it is imported
+
+        self._prometheus, self._mill, self._environments = prometheus, mill, environments
+        self._host, self._port = host, port
+        self._folder = tempfile.mkdtemp(prefix="rowmill-metrics-")
+
+    def environ(self) -> dict[str, str]:
+        """What a child needs to know."""
+        return {**os.environ, FOLDER: self._folder, _CHILD: "1"}
+
+    @contextlib.asynccontextmanager
+    async def serving(self, events: Events) -> AsyncIterator[None]:
+        """Serve for the length of the block."""
+        standing = self._prometheus.Standing(self._mill, self._environments)
+        try:
+            port, end = self._prometheus.listen(standing, self._port, self._host, self._folder)
+            events.emit("metrics_served", url=f"http://{self._host}:{port}/metrics")
+            try:
+                yield
+            finally:
+                end()
+                await standing.close()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def count_for_supervisor(mill: Mill) -> None:
+    """In a child: count what its supervisor serves, if it does."""
+    if os.environ.get(_CHILD):
+        from ..prometheus import observe
+
+        observe(mill)

@@ -11,13 +11,11 @@ import typer
 
 from ..errors import RowmillError
 from ..events import configure_logs
-from ..mill import Mill
-from ..store.inspect.lane_view import check_file
-from ..store.own.access import Tokens
+from ..ops.access import has_token
 from .app import App, UsageError, app, errors, load, run_async, said
 
 Address = Annotated[str, typer.Option("--host", help="the address to listen on", callback=said)]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="the port; 0: any that is free")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="the port; 0: any free port")]
 
 
 def is_loopback(host: str) -> bool:
@@ -37,42 +35,47 @@ def serve(
     port: Port = 8321,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", help="a name the server is reached by (may be given again)", callback=said),
+        typer.Option("--allow-host", help="a host name of this server (repeatable)", callback=said),
     ] = None,
     allow_insert: Annotated[
         list[str] | None,
-        typer.Option("--allow-insert", help="a lane whose rows the API may create (may be given again)", callback=said),
+        typer.Option("--allow-insert", help="a lane in which the API may create rows (repeatable)", callback=said),
     ] = None,
     proxy: Annotated[
-        bool, typer.Option("--proxy", help="behind a proxy on this machine: believe its X-Forwarded-For and -Proto")
+        bool, typer.Option("--proxy", help="trust X-Forwarded-For and -Proto of a proxy on this machine")
     ] = False,
     trust_proxy: Annotated[
         list[str] | None,
         typer.Option(
             "--trust-proxy",
-            help="behind a proxy with this address, or in this network (10.0.0.0/8); may be given again",
+            help="trust the proxy with this address or in this network, such as 10.0.0.0/8 (repeatable)",
             callback=said,
         ),
     ] = None,
 ) -> None:
-    """The dashboard and the HTTP API, until Ctrl-C.
+    """Serve the dashboard and the HTTP API until Ctrl-C.
 
-    On a loopback address nobody needs a token until the first one is made. Any other address is refused without one:
+    On a loopback address no token is needed until the first one exists. Any other address is refused without one:
     `rowmill token create APP NAME`.
+
+    Example: `rowmill serve app:mill --port 8321`
     """
     if importlib.util.find_spec("starlette") is None or importlib.util.find_spec("uvicorn") is None:
         raise RowmillError("serve needs Starlette and uvicorn", hint="pip install 'rowmill[web]'")
     import uvicorn
 
     from ..web.app import application
-    from ..web.guard import LOOPBACK
-    from ..web.proxies import Proxies, check_address
+    from ..web.guard import LOOPBACK, Proxies, check_address
 
     trusted = [*(["127.0.0.1", "::1"] if proxy else []), *map(check_address, trust_proxy or ())]
     mill = load(reference)
     local = is_loopback(host) and not trusted and not allow_host
-    if not local and not run_async(_has_token(mill)):
-        what = f"{host} can be reached from elsewhere" if not is_loopback(host) else "a proxy lets others in"
+    if not local and not run_async(has_token(mill)):
+        what = (
+            f"{host} is reachable from other machines"
+            if not is_loopback(host)
+            else "a proxy forwards requests from other machines"
+        )
         raise UsageError(f"{what}, and there is no token yet", hint="rowmill token create APP NAME --scope read")
     names = frozenset(name.lower() for name in allow_host) if allow_host else None
     hosts = LOOPBACK | {host.strip("[]").lower()} | (names or set()) if names or is_loopback(host) else None
@@ -83,7 +86,7 @@ def serve(
     )  # fmt: skip
     listening = _listen(host.strip("[]"), port)
     shown = f"[{host.strip('[]')}]" if ":" in host.strip("[]") else host
-    errors.print(f"rowmill serves on http://{shown}:{listening.getsockname()[1]}  (Ctrl-C ends)", highlight=False)
+    errors.print(f"rowmill serves on http://{shown}:{listening.getsockname()[1]}  (Ctrl-C stops it)", highlight=False)
     configure_logs()  # the audit log is there, whether or not the database can keep it
     uvicorn.Server(config).run([listening])
 
@@ -99,13 +102,3 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise RowmillError(f"cannot listen on {host}, port {port}: {error.strerror}", hint="another --port") from error
     return listening
-
-
-async def _has_token(mill: Mill) -> bool:
-    name = next(iter(mill.environments))
-    ((_, database),) = mill.databases([name])
-    try:
-        check_file(database)
-        return any(token.valid for token in await Tokens(database).all())
-    finally:
-        await database.close()

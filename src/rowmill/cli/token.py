@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from ..errors import DeclarationError
-from ..mill import Mill
-from ..store import Database
-from ..store.inspect.lane_view import check_file
-from ..store.own.access import SCOPES, Audit, Token, Tokens, check_scopes
+from ..ops import access, questions
 from . import show
-from .app import NOTHING_MATCHED, App, AsJson, UsageError, app, errors, load, print_json, print_out, run_async, said
-from .environments import worded
+from .app import (
+    NOTHING_MATCHED,
+    App,
+    AsJson,
+    UsageError,
+    app,
+    errors,
+    load,
+    plain,
+    print_json,
+    print_out,
+    run_async,
+    said,
+    worded,
+)
 
-T = TypeVar("T")
 _VERBS = "create [APP] NAME | list [APP] | revoke [APP] NAME"
 
 
@@ -27,19 +34,23 @@ def token(
     words: Annotated[list[str], typer.Argument(metavar=_VERBS, show_default=False)],
     scope: Annotated[
         list[str] | None,
-        typer.Option("--scope", help="read, operate, enqueue: what it may do (may be given again); default: read"),
+        typer.Option("--scope", help="read, operate or enqueue (repeatable; default: read)"),
     ] = None,
     lane: Annotated[
         list[str] | None,
-        typer.Option("--lane", help="only for this lane (may be given again); default: all", callback=said),
+        typer.Option("--lane", help="only for this lane (repeatable; default: all)", callback=said),
     ] = None,
-    days: Annotated[float | None, typer.Option("--days", min=0.001, max=36500, help="ends after so many days")] = None,
+    days: Annotated[
+        float | None, typer.Option("--days", min=0.001, max=36500, help="expires after this many days")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokens for the dashboard and the HTTP API: make one (it is shown this once), list them, end one.
+    """Create, list and revoke tokens for the dashboard and the HTTP API.
 
-    *read*: see everything; *operate*: retry, cancel, release, pause, gates; *enqueue*: create jobs and rows. They stand
-    in the first environment's database, as hashes.
+    A token is shown once, when it is created. *read*: see everything; *operate*: retry, cancel, release, pause,
+    gates; *enqueue*: create jobs and rows. They are kept as hashes in the first environment's database.
+
+    Example: `rowmill token create app:mill alice --scope operate`
     """
     verb, *rest = words
     if verb not in ("create", "list", "revoke"):
@@ -51,77 +62,64 @@ def token(
         raise UsageError("--scope, --lane and --days are for create", hint=f"rowmill token {verb} without them")
     mill = load(reference)
     if verb == "create":
-        _create(mill, names[0], scope or ["read"], lane, days, as_json)
+        document = run_async(access.create_token(mill, names[0], scope or ["read"], lane, days, operator()))
     elif verb == "revoke":
-        _revoke(mill, names[0], as_json)
+        document = run_async(access.revoke_token(mill, names[0]))
     else:
-        _list(run_async(_first(mill, lambda database: Tokens(database).all())), as_json)
-
-
-def _create(
-    mill: Mill, name: str, scopes: list[str], lanes: list[str] | None, days: float | None, as_json: bool
-) -> None:
-    check_scopes(scopes)
-    if lanes:
-        mill.select(lanes)
-    if len(name) > 100:
-        raise DeclarationError("a token's name has at most 100 letters")
-    made, secret = run_async(
-        _first(mill, lambda database: Tokens(database).create(name, scopes, lanes, days, operator()))
-    )
+        document = run_async(access.tokens(mill))
     if as_json:
-        print_json({"action": "create", **made.value(), "token": secret})
-        return
-    print_out(secret)
-    errors.print("This is shown once. Send it as: Authorization: Bearer ...", highlight=False)
-
-
-def _revoke(mill: Mill, name: str, as_json: bool) -> None:
-    found = run_async(_first(mill, lambda database: Tokens(database).revoke(name)))
-    if as_json:
-        print_json({"action": "revoke", "token": found.value() if found else None})
+        print_json(document)
+    elif verb == "create":
+        print_out(document["token"])
+        errors.print("The token is shown only once. Send it as: Authorization: Bearer ...", highlight=False)
+    elif verb == "revoke":
+        ended = f"{names[0]} is no longer valid" if document["token"] else f"There is no valid token {names[0]}."
+        print_out(plain(ended))
     else:
-        print_out(show.plain(f"{name} is no longer valid" if found else f"There is no valid token {name}."))
-    if found is None:
+        _list(document["tokens"])
+    if verb == "revoke" and document["token"] is None:
         raise typer.Exit(NOTHING_MATCHED)
 
 
-def _list(found: list[Token], as_json: bool) -> None:
-    if as_json:
-        print_json({"tokens": [token.value() for token in found]})
-        return
-    if not found:
+def _list(tokens: list[dict[str, Any]]) -> None:
+    if not tokens:
         print_out("No tokens.")
         return
     made = show.table("Id", "Name", "Scopes", "Lanes", "Made", "Used", "State")
-    for one in found:
-        scopes = " ".join(s for s in SCOPES if s in one.scopes)
-        state = "valid" if one.valid else "revoked" if one.revoked_at else "ended"
-        lanes = "all" if one.lanes is None else ", ".join(sorted(one.lanes))
-        cells = [one.name, scopes, lanes, one.created_at[:16], (one.used_at or "never")[:16], state]
-        made.add_row(one.id, *map(show.plain, cells))
+    for one in tokens:
+        state = "valid" if one["valid"] else "revoked" if one["revoked_at"] else "ended"
+        lanes = "all" if one["lanes"] is None else ", ".join(one["lanes"])
+        used = (one["used_at"] or "never")[:16]
+        cells = [one["name"], " ".join(one["scopes"]), lanes, one["created_at"][:16], used, state]
+        made.add_row(one["id"], *map(plain, cells))
     print_out(made)
 
 
 @app.command()
 def audit(
     reference: App = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="the newest so many")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="number of entries, newest first")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """What was done through the dashboard and the HTTP API: who, what, when, how it ended."""
-    found = run_async(_first(load(reference), lambda database: Audit(database).entries(limit)))
+    """List what was done through the dashboard and the HTTP API: who, what, when, and how it ended."""
+    mill = load(reference)
+
+    async def main() -> dict[str, Any]:
+        async with access.first_database(mill) as database:
+            return await questions.audit(database, limit)
+
+    document = run_async(main())
     if as_json:
-        print_json({"entries": found})
+        print_json(document)
         return
-    if not found:
-        print_out("Nothing was done yet.")
+    if not document["entries"]:
+        print_out("Nothing was done through the dashboard or the HTTP API.")
         return
     made = show.table("When", "Who", "Action", "Lane", "What", "Outcome")
-    for entry in found:
+    for entry in document["entries"]:
         where = "/".join(entry[name] for name in ("environment", "lane") if entry[name])
         cells = [entry["at"][:19], entry["who"], entry["action"], where, entry["target"] or "", entry["outcome"]]
-        made.add_row(*map(show.plain, cells))
+        made.add_row(*map(plain, cells))
     print_out(made)
 
 
@@ -131,13 +129,3 @@ def operator() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
         return f"somebody@{socket.gethostname()}"
-
-
-async def _first(mill: Mill, work: Callable[[Database], Awaitable[T]]) -> T:
-    """Something with the first environment's database, where tokens stand."""
-    ((_, database),) = mill.databases([next(iter(mill.environments))])
-    try:
-        check_file(database)
-        return await work(database)
-    finally:
-        await database.close()

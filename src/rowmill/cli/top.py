@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -16,20 +16,30 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import DatabaseError, RowmillError
-from ..ops.row_actions import Operator, Selection
+from ..errors import RowmillError
+from ..ops import actions
+from ..ops.actions import ActionTarget, ChosenRows
+from ..ops.directory import LaneDirectory
+from ..ops.top import STATES, busiest, rates
+from ..ops.top import top as look
 from ..plural import counted
-from ..store.gates.pauses import Target, ensure_gates
-from ..store.gates.pauses import pause as write_pause
-from ..store.gates.pauses import resume as end_pause
-from ..store.inspect.gauges import MOST, Gauges
-from ..store.inspect.lane_view import LaneView
 from . import show
-from .app import App, AsJson, Env, UsageError, app, console, load, print_json, print_out, run_async
-from .environments import CommandDirectory
+from .app import (
+    App,
+    AsJson,
+    Env,
+    SomeLanes,
+    UsageError,
+    app,
+    console,
+    failure_line,
+    load,
+    plain,
+    print_json,
+    print_out,
+    run_async,
+)
 from .errors import bars
-from .look import SomeLanes
-from .overview import STATES, Overview, busiest, look
 
 EVERY = 2.0
 _FAMILIES, _WORKERS = 5, 8
@@ -41,43 +51,48 @@ def top(
     reference: App = None,
     env: Env = None,
     lane: SomeLanes = None,
-    once: Annotated[bool, typer.Option("--once", help="one look, and no keys")] = False,
+    once: Annotated[bool, typer.Option("--once", help="print once and exit")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lanes, workers and failures at a glance, every 2 seconds. Keys: up and down (or k, j) choose a lane, p pauses or
-    resumes it, r makes its dead rows ready again, q ends. Counts stop at 10,000.
+    """Show lanes, workers and failures live in the terminal, every 2 seconds.
+
+    Keys: up and down (or k, j) choose a lane, p pauses or resumes it, r retries its dead rows, q quits. Counts stop
+    at 10,000.
     """
     mill = load(reference)
     if not (once or as_json) and not (sys.stdin.isatty() and console.is_terminal):
-        raise UsageError("this is no terminal: nobody could press a key", hint="--once, or --json")
+        raise UsageError("standard output is not a terminal", hint="--once, or --json")
 
-    async def main() -> Overview | None:
-        async with CommandDirectory(mill, env, lane) as lookout:
+    async def main() -> dict[str, Any] | None:
+        async with LaneDirectory(mill, env, lane) as directory:
             if once or as_json:
-                return await look(lookout)
-            await Screen(lookout).run()
+                return await look(directory)
+            await Screen(directory).run()
             return None
 
-    found = run_async(main())
-    if found is not None:
+    document = run_async(main())
+    if document is not None:
         if as_json:
-            print_json(found.value())
+            print_json(document)
         else:
-            print_out(picture(found, len(mill.environments)))
-        if found.failures:
+            print_out(picture(document, len(mill.environments)))
+        if document["failures"]:
             raise typer.Exit(1)
 
 
 class Screen:
     """The live view: what is shown, which lane is chosen, and what a key does."""
 
-    def __init__(self, lookout: CommandDirectory) -> None:
-        self._lookout, self._mill = lookout, lookout.mill
-        self._found: Overview | None = None
+    def __init__(self, directory: LaneDirectory) -> None:
+        self._directory = directory
+        self._several = len(directory.mill.environments)
+        self._document: dict[str, Any] | None = None
+        self._rates: dict[str, dict[str, float]] = {}
+        self._looked = 0.0
         self._chosen = 0
         self._said = Text("")
         #: A retry that waits for a yes.
-        self._asked: LaneView | None = None
+        self._asked: dict[str, Any] | None = None
         self._pressed: asyncio.Queue[str] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -106,130 +121,123 @@ class Screen:
 
     async def _look(self) -> None:
         try:
-            self._found = await look(self._lookout, self._found)
+            before, self._document = self._document, await look(self._directory)
         except RowmillError as error:
             self._said = Text(error.message, "red")
+            return
+        now = asyncio.get_running_loop().time()
+        self._rates = rates(self._document, before, now - self._looked) if before else {}
+        self._looked = now
 
-    def _view(self) -> LaneView | None:
-        lanes = self._found.lanes if self._found else []
-        return lanes[min(self._chosen, len(lanes) - 1)][0] if lanes else None
+    def _lane(self) -> dict[str, Any] | None:
+        lanes = self._document["lanes"] if self._document else []
+        return lanes[min(self._chosen, len(lanes) - 1)] if lanes else None
 
     async def _act(self, key: str) -> None:
         """What a key does. A retry asks first; whatever else is pressed then means no."""
-        view, asked, self._asked = self._view(), self._asked, None
-        lanes = len(self._found.lanes) if self._found else 0
+        lane, asked, self._asked = self._lane(), self._asked, None
+        lanes = len(self._document["lanes"]) if self._document else 0
         self._said = Text("")
         try:
             if asked is not None and key == "y":
                 await self._retry(asked)
             elif key in ("up", "down") and lanes:
                 self._chosen = (min(self._chosen, lanes - 1) + (1 if key == "down" else -1)) % lanes
-            elif key == "p" and view is not None:
-                await self._pause(view)
-            elif key == "r" and view is not None:
-                self._asked = view
-                name = show.plain(f"{view.lane.name} in {view.environment}")
-                self._said = Text("Make all dead rows of ").append_text(name).append(" ready again? y or n", "bold")
+            elif key == "p" and lane is not None:
+                await self._pause(lane)
+            elif key == "r" and lane is not None:
+                self._asked = lane
+                name = plain(f"{lane['lane']} in {lane['environment']}")
+                self._said = Text("Make all dead rows of ").append_text(name).append(" ready again? y/n", "bold")
         except RowmillError as error:
             self._said = Text(error.message, "red")
 
-    async def _pause(self, view: LaneView) -> None:
-        target, clock = Target(lane=view.lane.name), self._mill.clock
-        if await end_pause(view.database, clock, target) is not None:
-            self._said = show.plain(f"{view.lane.name} goes on")
-            with contextlib.suppress(DatabaseError):  # workers poll as well
-                await self._mill.wake(view.environment)
+    def _target(self, lane: dict[str, Any]) -> ActionTarget:
+        return ActionTarget(self._directory, lane["environment"], lane["lane"])
+
+    async def _pause(self, lane: dict[str, Any]) -> None:
+        if (await actions.resume(self._target(lane)))["resumed"] is not None:
+            self._said = plain(f"{lane['lane']} resumed")
         else:
-            made = await ensure_gates(view.database)
-            await write_pause(view.database, clock, target, "rowmill top", None)
-            self._said = show.plain(f"{view.lane.name} is paused; p again lets it go on")
-            if made:
-                self._said.append(". Workers that were started before need a restart to see it", "yellow")
+            paused = await actions.pause(self._target(lane), reason="rowmill top")
+            self._said = plain(f"{lane['lane']} is paused; press p again to resume it")
+            self._said.append("".join(f". {note}" for note in paused["notes"]), "yellow")
         await self._look()
 
-    async def _retry(self, view: LaneView) -> None:
-        number = 0
-        async for step in Operator(view).retry(Selection(("dead",))):
-            number += len(step)
-        self._said = Text(f"{counted(number, 'row')} made ready")
-        with contextlib.suppress(DatabaseError):
-            await self._mill.wake(view.environment)
+    async def _retry(self, lane: dict[str, Any]) -> None:
+        written = await actions.retry(self._target(lane), ChosenRows(state="dead"))
+        self._said = Text(f"{counted(written['count'], 'row')} made ready")
         await self._look()
 
     def _shown(self) -> RenderableType:
-        keys = Text("↑↓ lane   p pause, resume   r retry the dead   q quit", "dim")
-        if self._found is None:
+        keys = Text("↑↓ lane   p pause/resume   r retry dead rows   q quit", "dim")
+        if self._document is None:
             return Group(Text("Looking…", "dim"), keys)
-        return Group(picture(self._found, len(self._mill.environments), self._chosen), self._said, keys)
+        return Group(picture(self._document, self._several, self._chosen, self._rates), self._said, keys)
 
 
-def picture(found: Overview, environments: int, chosen: int | None = None) -> RenderableType:
-    """An overview, for people; ``chosen``: the number of the lane that keys are about."""
+def picture(
+    document: dict[str, Any],
+    environments: int,
+    chosen: int | None = None,
+    per_second: dict[str, dict[str, float]] | None = None,
+) -> RenderableType:
+    """One look; ``chosen``: the number of the lane that keys are about."""
     parts: list[RenderableType] = [
         Text(f"rowmill  {datetime.now():%H:%M:%S}", "bold"),
-        _lanes(found, environments, chosen),
+        _lanes(document["lanes"], environments, chosen),
     ]
-    parts += [show.pause_line(pause, name, environments) for name, pause in found.pauses[:3]]
-    for name, (well, badly) in found.rates.items():
+    parts += [show.pause_line(pause, environments) for pause in document["paused"][:3]]
+    for name, rate in (per_second or {}).items():
         where = f"{name}: " if environments > 1 else ""
-        parts.append(Text(f"{where}{well:,.1f} done and {badly:,.1f} failed per second"))
-    parts.append(_workers(found, environments))
-    if found.families:
-        parts.append(_families(found, environments))
-    return Group(*parts, *(failure.line() for failure in found.failures))
+        parts.append(Text(f"{where}{rate['completed']:,.1f} done and {rate['failed']:,.1f} failed per second"))
+    parts.append(_workers(document["workers"], environments))
+    if document["errors"]:
+        parts.append(_families(document["errors"], environments))
+    return Group(*parts, *(failure_line(failure) for failure in document["failures"]))
 
 
-def _lanes(found: Overview, environments: int, chosen: int | None) -> RenderableType:
-    states = [s for s in STATES if s != "excluded" or any(gauge.rows.get("excluded") for _, gauge in found.lanes)]
+def _lanes(lanes: Sequence[dict[str, Any]], environments: int, chosen: int | None) -> RenderableType:
+    states = [s for s in STATES if s != "excluded" or any(lane["counts"]["excluded"] for lane in lanes)]
     headings = [state.capitalize() for state in states] + ["Oldest"]
     made = show.table(*(["Env"] if environments > 1 else []), "Lane", *headings, "Held", right=headings)
-    for number, (view, gauge) in enumerate(found.lanes):
-        name = show.plain(view.lane.name)
-        if found.paused(view.environment, view.lane.name):
-            name.append(" (paused)", "yellow")
-        held = ", ".join(f"{keys} by {by}" for by, keys in gauge.held_keys.items() if keys)
-        cells = [_count(view, gauge, state) for state in states]
+    for number, lane in enumerate(lanes):
+        name = plain(lane["lane"]).append(" (paused)" if lane["paused"] else "", "yellow")
+        held = ", ".join(f"{keys} by {by}" for by, keys in lane["held_keys"].items() if keys)
         made.add_row(
-            *([show.plain(view.environment)] if environments > 1 else []), name, *cells,
-            Text(show.span(gauge.oldest_ready) if gauge.rows.get("ready") else ""), show.plain(held),
+            *([plain(lane["environment"])] if environments > 1 else []), name,
+            *(show.count(lane, state) for state in states),
+            Text(show.span(lane["oldest_ready"]) if lane["counts"]["ready"] else ""), plain(held),
             style="reverse" if number == chosen else "",
         )  # fmt: skip
     return made
 
 
-def _count(view: LaneView, gauge: Gauges, state: str) -> Text:
-    number = gauge.rows.get(state)
-    if number is None:
-        return Text("?" if view.condition(state) else "", "yellow")
-    more = "+" if number >= MOST else ""
-    return Text(f"{number:,}{more}", show.COLOURS.get(state, "") if number else "dim")
-
-
-def _workers(found: Overview, environments: int) -> RenderableType:
-    if not found.workers:
-        return Text("No worker has signed on.", "yellow")
+def _workers(workers: list[dict[str, Any]], environments: int) -> RenderableType:
+    if not workers:
+        return Text("No workers.", "yellow")
     made = Table.grid(padding=(0, 2))
-    for name, worker in busiest(found.workers, _WORKERS):
+    for worker in busiest(workers, _WORKERS):
         state = worker["state"] if worker["alive"] else "dead"
         jobs = ", ".join(f"{job['lane']} {job['id']} for {show.span(job['seconds'])}" for job in worker["current"][:3])
         made.add_row(
-            *([show.plain(name)] if environments > 1 else []), show.plain(worker["id"]),
+            *([plain(worker["environment"])] if environments > 1 else []), plain(worker["id"]),
             Text(state, show.COLOURS.get(state, "dim")), f"{worker['completed']:,} done",
-            f"{worker['failed']:,} failed", show.plain(jobs),
+            f"{worker['failed']:,} failed", plain(jobs),
         )  # fmt: skip
-    number, more = len(found.workers), len(found.workers) - _WORKERS
+    number, more = len(workers), len(workers) - _WORKERS
     title = counted(number, "worker") + (f", {more} of them not shown" if more > 0 else "")
     return Group(Text(f"\n{title}", "bold"), made)
 
 
-def _families(found: Overview, environments: int) -> RenderableType:
+def _families(families: Sequence[dict[str, Any]], environments: int) -> RenderableType:
     made = Table.grid(padding=(0, 2))
     made.add_column(no_wrap=True)
-    for family in found.families[:_FAMILIES]:
-        where = f"{family.environment} {family.lane}" if environments > 1 else family.lane
+    for family in families[:_FAMILIES]:
+        where = f"{family['environment']} {family['lane']}" if environments > 1 else family["lane"]
         made.add_row(
-            family.fingerprint, show.plain(where), Text(f"{family.count:,}", "red"), Text(bars(family.buckets), "red"),
-            show.plain(family.shape),
+            family["fingerprint"], plain(where), Text(f"{family['count']:,}", "red"),
+            Text(bars(family["buckets"]), "red"), plain(family["shape"]),
         )  # fmt: skip
     made.columns[-1].no_wrap, made.columns[-1].overflow = True, "ellipsis"
     return Group(Text("\nErrors of the last 24 hours", "bold"), made)
@@ -242,7 +250,7 @@ def _keys(pressed: asyncio.Queue[str]) -> Iterator[None]:
         import termios
         import tty
     except ImportError:
-        raise UsageError("keys are read as only POSIX terminals let them be", hint="rowmill top --once") from None
+        raise UsageError("rowmill top needs a POSIX terminal to read keys", hint="rowmill top --once") from None
     file, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     before: Any = termios.tcgetattr(file)
 

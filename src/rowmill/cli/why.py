@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..declare.lane import Lane
-from ..mill import Mill
 from ..ops import questions
-from ..store.inspect import json_values, why_rules
-from ..store.inspect.why_rules import Reason, WhyAnswer
+from ..ops.documents import span
 from . import show
-from .app import NOTHING_MATCHED, AsJson, UsageError, app, load, print_json, print_out, run_async, said
-from .environments import one_environment, one_lane, worded
+from .app import (
+    NOTHING_MATCHED,
+    AsJson,
+    OneEnvironment,
+    UsageError,
+    app,
+    ask,
+    load,
+    one_environment,
+    one_lane,
+    plain,
+    print_json,
+    print_out,
+    worded,
+)
 
-_ENDED = ("done", "dead", "canceled", "untouched_for", "no_worker")
+#: How a reason's start is told, where not as "for 5 min so far"; and reasons whose text already says when they end.
+_SINCE = {"done": "{} ago", "dead": "{} ago", "canceled": "{} ago", "untouched_for": "changed {} ago",
+          "no_worker": "last seen {} ago"}  # fmt: skip
+_END_TOLD = ("sweep", "stuck", "run_after")
 _COLOURS = {"running": "blue", "done": "green", "ready": "cyan", "held": "yellow",
             "excluded": "yellow"}  # fmt: skip
-_HEADS = {"none": "there is no such row", "held": "held back", "elsewhere": "in no state of this lane",
-          "exhausted": "its attempts are used up"}  # fmt: skip
+_HEADS = {"none": "no row has this id", "held": "held back", "elsewhere": "in none of this lane's states",
+          "ignored": "in a state the lane ignores",
+          "exhausted": "out of attempts"}  # fmt: skip
 
 
 @app.command()
 def why(
-    words: Annotated[list[str], typer.Argument(metavar="[APP] LANE ID", help="a row, by its id; a composite key: a,b")],
-    env: Annotated[
-        str | None, typer.Option("--env", help="the environment; needed where there are several", callback=said)
-    ] = None,
+    words: Annotated[
+        list[str], typer.Argument(metavar="[APP] LANE ID", help="the lane and the id of the row; a composite key: a,b")
+    ],
+    env: OneEnvironment = None,
     as_json: AsJson = False,
 ) -> None:
-    """Why a row is not running: every reason there is, the decisive one first; and when it should run.
+    """Explain why a row is not running: every reason, the decisive one first, and when it should run.
 
-    Exit code 4: there is no such row.
+    A mill with only one lane needs no LANE. Exit code 4: no row has this id.
+
+    Example: `rowmill why app:mill fetch 7`
     """
     reference, rest = worded(words, "LANE", "ID")
     if not rest:
@@ -43,65 +58,53 @@ def why(
     mill = load(reference)
     name = one_lane(mill, rest[0] if len(rest) > 1 else None)
     environment = one_environment(mill, env, name)
-    answer = run_async(_ask(mill, environment, mill.lanes[name], rest[-1]))
+    document = ask(mill, lambda directory: questions.why(directory, environment, name, rest[-1]))
     if as_json:
-        print_json(json_values.why_value(answer, environment, name, rest[-1]))
+        print_json(document)
     else:
-        print_out(_shown(answer, environment, name, rest[-1], len(mill.environments)))
-    if answer.state == "none":
+        print_out(_shown(document, len(mill.environments)))
+    if document["state"] == "none":
         raise typer.Exit(NOTHING_MATCHED)
 
 
-async def _ask(mill: Mill, environment: str, lane: Lane, text: str) -> WhyAnswer:
-    names = list(mill.environments)
-    databases = dict(mill.databases(names[: names.index(environment) + 1]))
-    try:
-        return await questions.why(mill, environment, lane, text, databases)
-    finally:
-        for database in databases.values():
-            await database.close()
-
-
-def _shown(answer: WhyAnswer, environment: str, lane: str, key: str, environments: int) -> RenderableType:
-    where = f" in {environment}" if environments > 1 else ""
-    head = show.plain(f"{lane} {key}{where}: ")
-    head.append(_HEADS.get(answer.state, answer.state), f"bold {_COLOURS.get(answer.state, 'red')}")
+def _shown(document: dict[str, Any], environments: int) -> RenderableType:
+    where, state = f" in {document['environment']}" if environments > 1 else "", document["state"]
+    head = plain(f"{document['lane']} {document['id']}{where}: ")
+    head.append(_HEADS.get(state, state), f"bold {_COLOURS.get(state, 'red')}")
     parts: list[RenderableType] = [head]
-    if answer.state != "none":
-        parts += [_line(reason) for reason in answer.reasons]
-    if answer.state in ("held", "excluded", "ready", "stuck") or (
-        answer.state == "running" and answer.wait is not None
-    ):
-        parts.append(_when(answer))
+    if state != "none":
+        parts += [_line(reason) for reason in document["reasons"]]
+    if state in ("held", "excluded", "ready", "stuck") or (state == "running" and document["by_itself"] is not None):
+        parts.append(_when(document))
     return Group(*parts)
 
 
-def _line(reason: Reason) -> Text:
-    line = Text("- ").append_text(show.plain(reason.text))
+def _line(reason: dict[str, Any]) -> Text:
+    line, code, seconds = Text("- ").append_text(plain(reason["text"])), reason["code"], reason["seconds"]
     told = []
-    if reason.since is not None:
-        told.append(
-            f"for {why_rules.span(reason.since)}"
-            if reason.code not in _ENDED
-            else f"{why_rules.span(reason.since)} ago"
-        )
-    if reason.wait == math.inf and reason.code.endswith("paused"):
+    if (since := show.ago(reason["since"])) is not None:
+        told.append(_SINCE.get(code, "for {} so far").format(span(since)))
+    if seconds is None and code.endswith("paused"):
         told.append("until it is resumed")
-    elif reason.wait is not None and 0 < reason.wait < math.inf and reason.code != "sweep":
-        told.append(f"{why_rules.span(reason.wait)} more")
+    elif seconds and code not in _END_TOLD:
+        told.append(f"{span(seconds)} left")
     return line.append(f" ({', '.join(told)})", "dim") if told else line
 
 
-def _when(answer: WhyAnswer) -> Text:
-    if answer.wait == math.inf:
+def _when(document: dict[str, Any]) -> Text:
+    seconds = document["runs_in_seconds"]
+    if not document["by_itself"]:
         return Text("It will not run by itself.", "bold")
-    if answer.wait is None:
-        first = answer.reasons[0].code
-        until = {"line": "when its turn comes", "above": "when what goes before it is done", "where": "once that holds",
-                 "ready": "once that holds", "locked": "when that transaction ends",
-                 "capacity": "when a slot is free"}.get(first, "when one of them ends")  # fmt: skip
-        return Text(f"It should run {until}.", "bold")
-    if answer.wait == 0:
+    if seconds is None:
+        until = {"line": "when its turn comes", "above": "when the rows of higher priority are done",
+                 "where": "once that condition is true", "ready": "once that condition is true",
+                 "locked": "when that transaction ends", "capacity": "when a slot is free",
+                 "stuck": "after the next sweep, which is due now"}  # fmt: skip
+        return Text(
+            f"It should run {until.get(document['reasons'][0]['code'], 'when one of those runs ends')}.", "bold"
+        )
+    if seconds == 0:
         return Text("It should run at the next claim.", "bold")
-    at = json_values.from_now(answer.wait).replace("T", " ").partition(".")[0]
-    return Text(f"It should run in {why_rules.span(answer.wait)}, at {at} UTC.", "bold")
+    at = document["runs_at"].replace("T", " ").partition(".")[0]
+    latest = "at the latest " if any(reason["code"] == "sweep" for reason in document["reasons"]) else ""
+    return Text(f"It should run in {span(seconds)}, {latest}at {at} UTC.", "bold")

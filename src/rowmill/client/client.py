@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 from ..clock import Clock
 from ..declare.call import Call, CallBatch, Handle, Status
 from ..engine.tracing import enqueued
-from ..errors import DeclarationError, RowmillError, TaskCanceled, TaskFailed, WrongArguments, did_you_mean
+from ..errors import RowmillError, TaskCanceled, TaskFailed, WrongArguments, did_you_mean, no_such_table
 from ..events import Events
 from ..store import Database
 from ..store.caller_transactions import Verb, caller, drive, drive_async
+from ..store.dialect import Dialect
 from ..store.jobs import flows
 from ..store.jobs.enqueue import EnqueueStatements, FlowPosition, add
 from .connection import EnvironmentConnection
@@ -150,16 +151,12 @@ class Client:
         served = call.task.environments
         return self.environment(call.options.env or (served[0] if served else None))
 
-    def _say(self, dialect: str) -> EnqueueStatements:
-        table = "rowmill_jobs"
-        if self._schema is not None and dialect == "postgresql":
-            quoted = self._schema.replace('"', '""')
-            table = f'"{quoted}".{table}'
-        return EnqueueStatements(dialect, table, self._clock)
+    def _say(self, sql: Dialect) -> EnqueueStatements:
+        return EnqueueStatements(sql, sql.own(self._schema, "rowmill_jobs"), self._clock)
 
     async def _in_tx(self, tx: Any, calls: Sequence[Call]) -> list[int]:
         theirs = caller(tx)
-        verb = add(self._say(theirs.dialect), calls, wake=self._notify)
+        verb = add(self._say(theirs.sql), calls, wake=self._notify)
         with _explained():
             if theirs.awaited:
                 return await drive_async(verb, theirs.run)
@@ -168,9 +165,9 @@ class Client:
     def _in_tx_sync(self, tx: Any, calls: Sequence[Call]) -> list[int]:
         theirs = caller(tx)
         if theirs.awaited:
-            raise RowmillError(f"tx={tx!r} has to be awaited", hint="await task.enqueue(..., tx=tx)")
+            raise RowmillError(f"tx={tx!r} must be awaited", hint="await task.enqueue(..., tx=tx)")
         with _explained(), enqueued(self._events.tracer, calls) as traced:
-            return drive(add(self._say(theirs.dialect), traced, wake=self._notify), theirs.run)
+            return drive(add(self._say(theirs.sql), traced, wake=self._notify), theirs.run)
 
     async def batch(self, calls: Sequence[Call], then: Call) -> Handle[Any]:
         """Jobs, and one that waits for all of them to end, in one transaction."""
@@ -182,7 +179,9 @@ class Client:
     async def chain(self, calls: Sequence[Call]) -> Handle[Any]:
         """Jobs of which each waits for the one before it to be done, in one transaction."""
         if not calls:
-            raise WrongArguments("a chain of nothing", hint="mill.chain(first.call(...), second.call(...))")
+            raise WrongArguments(
+                "a chain needs at least one call", hint="mill.chain(first.call(...), second.call(...))"
+            )
         with enqueued(self._events.tracer, _all_calls(calls)) as traced:
             return await self._flow(traced[-1], traced[:-1], lambda say: _chain(say, traced, self._notify))
 
@@ -191,13 +190,13 @@ class Client:
     ) -> Handle[Any]:
         for call in (last, *others):
             if call.options.key is not None:
-                raise WrongArguments("a call in a flow has no key: a job that is there already is in no flow")
+                raise WrongArguments("a call in a flow cannot have a key: an existing job cannot join the flow")
         if any(call.options.tx is not None or call.options.env is not None for call in others):
             raise WrongArguments("tx and env are for a flow as a whole", hint="give them to its last call")
         environment, tx = self._environment_of(last), last.options.tx
         if tx is not None:
             theirs = caller(tx)
-            made = verb(self._say(theirs.dialect))
+            made = verb(self._say(theirs.sql))
             with _explained():
                 id = await drive_async(made, theirs.run) if theirs.awaited else drive(made, theirs.run)
         else:
@@ -216,7 +215,9 @@ class Client:
                 await counter.ended(handle.id)
             status = await counter.standing(handle.id, None)
         if status is None:
-            raise TaskFailed(f"job {handle.id} of task {handle.task!r} is no longer kept: its result is gone")
+            raise TaskFailed(
+                f"job {handle.id} of task {handle.task!r} was deleted after its retention time, with its result"
+            )
         if status.state == "done":
             return status.result
         trace = status.history[-1].get("traceback") if status.history else None
@@ -249,7 +250,7 @@ class Client:
             return self._wait(work)
         work.close()
         raise RowmillError(
-            "a call that does not await, inside a running event loop: it would stop the loop",
+            "a blocking call inside a running event loop would block the loop",
             hint="await task.enqueue(...), or call it in a thread",
         )
 
@@ -296,7 +297,7 @@ def _stop(loop: asyncio.AbstractEventLoop, desk: Client) -> None:
 def _all_calls(given: Sequence[Any]) -> Sequence[Call]:
     for call in given:
         if not isinstance(call, Call):
-            raise WrongArguments(f"{call!r} is no call", hint="task.call(...)")
+            raise WrongArguments(f"expected task.call(...), got {call!r}", hint="task.call(...)")
     return given
 
 
@@ -326,8 +327,6 @@ def _explained() -> Any:
         raise
     except Exception as error:
         if "rowmill_jobs" in str(error) and ("does not exist" in str(error) or "no such table" in str(error)):
-            raise DeclarationError(
-                "there is no table rowmill_jobs in the database of this transaction",
-                hint="make it before: await mill.prepare(), or start a worker once",
-            ) from error
+            hint = "create it first: await mill.prepare(), or start a worker once"
+            raise no_such_table("rowmill_jobs", " in the database of this transaction", (), hint=hint) from error
         raise

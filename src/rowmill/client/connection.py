@@ -12,15 +12,12 @@ from ..declare.call import Call, Status
 from ..engine.wake import AWAIT, DONE, WakeUp, listen
 from ..errors import Busy, RowmillError, Unreachable
 from ..store import Database
-from ..store.asyncpg_pool import AsyncpgPool
-from ..store.caller_transactions import Verb, drive, on
-from ..store.database import Postgres, runner
-from ..store.driver_errors import translated
-from ..store.handler_connections import uncut
+from ..store.caller_transactions import Verb, drive
 from ..store.jobs.bulk_copy import copies, copy
 from ..store.jobs.enqueue import CHANNEL, EnqueueStatements, add, add_one, one_statement, simple
 from ..store.jobs.job_rows import Jobs
 from ..store.own import schema
+from ..store.postgres_database import AsyncpgPool, Postgres
 
 T = TypeVar("T")
 _POLL = (0.2, 2.0)  # how soon, and how late at most, a result is looked for without a word that it is there
@@ -57,15 +54,13 @@ class EnvironmentConnection:
             if len(calls) == 1 and simple(calls[0]):
                 return [await add_one(self._direct, self.say, calls[0], wake)]
         verb = add(self.say, calls, wake=wake)
-        if not self.say.postgres or one_statement(calls):
-            return await self.database.write(lambda run: drive(verb, on(run, self.say.dialect)))
+        if self.say.sql.one_writer or one_statement(calls):
+            return await self.database.write(lambda run: drive(verb, self.say.sql.named(run)))
         return await self.transact(verb)
 
     async def transact(self, verb: Verb[T]) -> T:
         """A verb in one transaction."""
-        async with self.database.begin() as connection:
-            with translated(self.database):
-                return await uncut(connection.run_sync(lambda c: drive(verb, on(runner(c), self.say.dialect))))
+        return await self.database.long_transaction(lambda run: drive(verb, self.say.sql.named(run)))
 
     # -- results
 
@@ -99,14 +94,15 @@ class EnvironmentConnection:
         """One look for all that is awaited here: when a word comes that something is done, and now and then."""
         bell = WakeUp()
         listening = asyncio.create_task(listen(self.database, bell.ring, DONE))
+        notify = self.database.sql.notify
         announced, pause, seen = 0.0, _POLL[0], time.monotonic()
         try:
             while self._awaited:
                 known = len(self._awaited)
                 try:
-                    if self.say.postgres and time.monotonic() - announced > _ANNOUNCE_EVERY:
+                    if notify is not None and time.monotonic() - announced > _ANNOUNCE_EVERY:
                         announced = time.monotonic()
-                        await self.database.write(lambda run: run("select pg_notify($1, $2)", (CHANNEL, AWAIT)))
+                        await self.database.write(lambda run: run(notify, (CHANNEL, AWAIT)))
                     over = await self.jobs.over(self._awaited)
                     seen = time.monotonic()
                 except (Unreachable, Busy):

@@ -39,7 +39,9 @@ class Budget:
         unless it is ``used`` up already.
         """
         if not amounts:
-            raise DeclarationError(f"budget {self.name!r}: spend how much of what?", hint="tokens=1200")
+            raise DeclarationError(
+                f"budget {self.name!r}: spend() needs an amount, such as tokens=100", hint="tokens=1200"
+            )
         known = {limit.unit for limit in self.limits}
         for unit, amount in amounts.items():
             if unit not in known:
@@ -52,7 +54,7 @@ class Budget:
         for limit, amount in found:
             if amount > limit.most and not used:
                 raise Dead(
-                    f"{amount:g} {limit.unit} can never be had: the budget {self.name!r} is {limit.most:g} in"
+                    f"{amount:g} {limit.unit} can never be spent: the budget {self.name!r} is {limit.most:g} in"
                     f" {timedelta(seconds=limit.seconds)}"
                 )
         return found

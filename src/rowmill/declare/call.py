@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from ..errors import WrongArguments
 from .arguments import Unfit, decode
-from .options import UNFINISHED, Options
+from .options import Options
+from .states import UNFINISHED
 
 if TYPE_CHECKING:
     from .task import Task

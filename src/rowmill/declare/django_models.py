@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_STATES = ("ready", "running", "done", "retry", "dead", "canceled")
+from .states import DECLARED
+
 _ORDER = re.compile(r"(\s*-?)(\w+)(.*)", re.DOTALL)
 
 
@@ -26,7 +27,7 @@ def by_columns(model: Any, options: Mapping[str, Any]) -> tuple[str, dict[str, A
     def named(values: Mapping[str, Any]) -> dict[str, Any]:
         return {columns.get(name, name): _plain(value) for name, value in values.items()}
 
-    for state in _STATES:
+    for state in DECLARED:
         if isinstance(values := found.get(state), Mapping):
             found[state] = named(values)
     if isinstance(ignored := found.get("ignore_states"), (list, tuple)):

@@ -19,7 +19,6 @@ from .states import Values
 RENEWALS = ("heartbeat_at", "claimed_at", "none")
 #: By how much a backfill stands behind the lane that it is of.
 BEHIND = 1_000_000
-_WRITTEN = ("running", "done", "retry", "dead", "canceled")
 _DURATIONS = ("untouched_for", "lease", "startup_lease", "heartbeat", "sweep_every", "poll", "timeout")
 
 
@@ -55,7 +54,8 @@ class Lane:
     lease: timedelta = timedelta(minutes=5)
     startup_lease: timedelta | None = None
     heartbeat: timedelta | None = None
-    sweep_every: timedelta = timedelta(seconds=60)
+    #: By default a third of the lease, between 1 s and 60 s.
+    sweep_every: timedelta = None  # type: ignore[assignment]
     renew: str | None = None
     poll: timedelta = timedelta(seconds=5)
     timeout: timedelta | None = None
@@ -92,7 +92,7 @@ class Lane:
             raise DeclarationError(f"{where}: the handler must be a function, not {self.handler!r}")
         if not inspect.signature(self.handler).parameters:
             raise DeclarationError(
-                f"{where}: the handler takes no parameters, and its first is the job",
+                f"{where}: the handler takes no parameters, but it needs one for the job",
                 hint=f"async def {getattr(self.handler, '__name__', 'handler')}(job): ...",
             )
         if isinstance(self.ready, str):
@@ -103,7 +103,7 @@ class Lane:
                 )
         else:
             states.validate("ready", self.ready, where, lists=True)
-        for state in _WRITTEN:
+        for state in states.WRITTEN:
             values = getattr(self, state)
             if values is not None or state in ("running", "done"):
                 states.validate(state, values, where)
@@ -155,6 +155,8 @@ class Lane:
             self.order_by = [part.strip() for part in self.order_by.split(",")]
         if self.startup_lease is None:
             self.startup_lease = self.lease
+        if self.sweep_every is None:
+            self.sweep_every = min(max(self.lease / 3, timedelta(seconds=1)), timedelta(seconds=60))
         if self.heartbeat is None:
             self.heartbeat = min(self.lease / 5, timedelta(seconds=20))
         if self.heartbeat > self.lease / 2:
@@ -165,7 +167,7 @@ class Lane:
 
     def _validate_ends(self, where: str) -> None:
         """Every state that is written must lead out of running, or the row would be swept and run again for ever."""
-        for state in ("done", "dead", "canceled", "retry"):
+        for state in (*states.FINAL, states.RETRY):
             values = getattr(self, state)
             after = {**self.running_condition, **states.written(values or {})}
             if values and states.overlaps(self.running_condition, after):
@@ -176,7 +178,7 @@ class Lane:
                 )
             if state in ("dead", "canceled") and values and self.leads_to_ready(values):
                 self._refuse(
-                    f"{where}: a row that is {state} would be ready again, and worked on for ever",
+                    f"{where}: a row that is {state} would be ready again, and would run forever",
                     f"give {state} a value that ready does not have",
                     apart=not values.keys() & set(self.ready),
                 )
@@ -203,7 +205,7 @@ class Lane:
                 ignored.append({columns[0]: state})
             else:
                 raise DeclarationError(
-                    f"{where}: ignore_states has {state!r}, and more than one column may be meant",
+                    f"{where}: ignore_states has {state!r}, and the lane has several state columns",
                     hint=f'ignore_states=[{{"{next(iter([*columns, *self.done]))}": {state!r}}}]',
                 )
         self.ignore_states = ignored
@@ -215,7 +217,7 @@ class Lane:
     def _validate_only_written(self, where: str) -> None:
         if isinstance(self.only_written, str):
             self.only_written = [self.only_written]
-        ends = {state: values for state in ("done", "dead", "canceled") if (values := getattr(self, state))}
+        ends = {state: values for state in states.FINAL if (values := getattr(self, state))}
         known = {column for values in ends.values() for column in states.written(values)}
         for column in self.only_written:
             if column not in known:
@@ -355,7 +357,7 @@ def declare(table: Any, handler: Callable[..., Any], options: Mapping[str, Any])
             raise DeclarationError(
                 f"lane {name!r}: there is no parameter {option!r}", hint=did_you_mean(option, PARAMETERS)
             )
-    for needed in ("ready", "running", "done"):
+    for needed in (states.READY, states.RUNNING, states.DONE):
         if needed not in options:
             raise DeclarationError(
                 f"lane {name!r}: {needed} is missing",

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..errors import DeclarationError, WrongArguments, did_you_mean
+from .states import FINAL, UNFINISHED
 
 #: States of a job that is not over; ``joining`` is one that waits for its children.
-UNFINISHED = ("ready", "running", "joining")
-STATES = (*UNFINISHED, "done", "dead", "canceled")
+STATES = (*UNFINISHED, *FINAL)
 CONFLICTS = ("ignore", "replace", "raise")
 _ZERO = timedelta(0)
 #: The longest time that is counted from now: what lies behind it, the databases' own times hold no more.
@@ -41,7 +41,7 @@ class Key:
         ):
             raise WrongArguments(
                 f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} letters, no NUL or surrogate",
-                hint="a hash of it can",
+                hint="use a hash of it",
             )
         if not self.states:
             object.__setattr__(self, "states", UNFINISHED if self.within is None else (*UNFINISHED, "done"))
@@ -59,7 +59,7 @@ class Key:
 
     @property
     def strict(self) -> bool:
-        """The database itself keeps a second one out, whoever inserts it: all unfinished states count."""
+        """The database itself refuses a second one, also from other programs: all unfinished states count."""
         return self.within is None and set(UNFINISHED) <= set(self.states)
 
     @property

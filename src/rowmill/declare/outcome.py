@@ -104,5 +104,9 @@ class Release(Outcome):
     name = "release"
 
 
+#: The ways in which a claim may end, as they are written.
+KINDS = tuple(outcome.name for outcome in (Done, Dead, Cancel, Retry, Snooze, Release))
+
+
 class NotForThisVersion(Release):
     """The engine's own: a job with arguments that this version of its task does not take goes back untouched."""

@@ -29,6 +29,18 @@ ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "priority": (COUNT, ("priority",)),
     "progress": (ANY, ("progress",)),
 }
+#: Roles whose columns the engine reads and never writes.
+READ_ONLY = ("max_attempts", "priority")
+#: Roles that a row is shown with.
+SHOWN = tuple(role for role in ROLES if role not in READ_ONLY)
+#: Roles that count what happened to a row.
+COUNTERS = ("attempts", "failures", "reclaims")
+#: Times that show that a row's holder is alive, the surest first.
+SIGNS_OF_LIFE = ("heartbeat_at", "claimed_at", "updated_at")
+#: Columns that say when a row was made, for the default order. That is no role: the engine does not need it.
+CREATED = ("created_at", "inserted_at", "created", "created_on")
+#: The times of a row in the order in which they are shown.
+ROW_TIMES = ("created_at", "run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at")
 
 
 def snake(name: str) -> str:
@@ -55,6 +67,12 @@ def new_column_name(role: str, columns: Sequence[str]) -> str:
 def validate(roles: Mapping[str, str | None], where: str) -> None:
     """Refuse a role that does not exist."""
     for role in roles:
+        if role in CREATED:
+            column = roles[role] or role
+            raise DeclarationError(
+                f"{where}: {role!r} is not a role; rows are claimed in the order that order_by gives",
+                hint=f"order_by={column!r} instead of roles={{{role!r}: {column!r}}}",
+            )
         if role not in ROLES:
             raise DeclarationError(
                 f"{where}: there is no role {role!r}", hint=f"{did_you_mean(role, ROLES)} (roles={{...}})"

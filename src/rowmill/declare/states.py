@@ -7,6 +7,20 @@ from typing import Any, Final
 
 from ..errors import DeclarationError
 
+READY, RUNNING, DONE, RETRY, DEAD, CANCELED = "ready", "running", "done", "retry", "dead", "canceled"
+#: The states of a declaration: all of them, those that the engine writes, those in which a row has ended.
+DECLARED = (READY, RUNNING, DONE, RETRY, DEAD, CANCELED)
+WRITTEN = DECLARED[1:]
+FINAL = (DONE, DEAD, CANCELED)
+#: The states that an operator sees. A row is waiting for its time, or excluded by the lane's ``where``; a stuck one is
+#: among the running. Open rows are held by nobody and have not ended.
+WAITING, EXCLUDED, STUCK = "waiting", "excluded", "stuck"
+OPEN = (READY, WAITING, EXCLUDED)
+SEEN = (*OPEN, RUNNING, *FINAL)
+#: A job of rowmill's own table that waits for its children.
+JOINING = "joining"
+UNFINISHED = (READY, RUNNING, JOINING)
+
 #: column -> value; in ``ready`` a list means any of, None means NULL
 Values = Mapping[str, Any]
 
@@ -93,7 +107,7 @@ def validate(name: str, values: object, where: str, *, lists: bool = False) -> N
         if not isinstance(column, str):
             raise DeclarationError(f"{where}: {name} has a column name that is not text: {column!r}")
         several = isinstance(value, (list, tuple, set, frozenset))
-        if name not in ("done", "dead", "canceled") and any(isinstance(part, _Null) for part in options(value)):
+        if name not in FINAL and any(isinstance(part, _Null) for part in options(value)):
             raise DeclarationError(
                 f"{where}: {name}[{column!r}]: {value!r} only recognises rows, so it stands in done, dead or canceled",
                 hint="where=... for a further condition on ready rows" if name == "ready" else "a value to be written",

@@ -20,6 +20,7 @@ from .lane import PARAMETERS, Lane
 from .options import OPTIONS, Keep, Key, Options
 from .outcome import Dead, NotForThisVersion
 from .retry import Backoff, Verdict, exponential
+from .states import FINAL, READY, RUNNING
 from .trace_context import TRACE, own_arguments
 
 P = ParamSpec("P")
@@ -124,7 +125,7 @@ class Task(Generic[P, R]):
         return self._signature
 
     def handle(self, id: int, env: str | None = None) -> Handle[R]:
-        """The handle of a job by its id: for whoever enqueued it in another request or process."""
+        """The handle of a job by its id, also if another request or process enqueued it."""
         served = getattr(self, "environments", None)
         return Handle(self.desk, self, self.desk.environment(env or (served[0] if served else None)), id)
 
@@ -318,16 +319,14 @@ def queue(name: str, options: Mapping[str, Any]) -> Queue:
             raise DeclarationError(
                 f"queue {name!r}: there is no parameter {option!r}", hint=did_you_mean(option, QUEUE_PARAMETERS)
             )
-    states = ("ready", "running", "done", "dead", "canceled")
-    columns: dict[str, Any] = {state: {"state": state, "queue": name} for state in states}
+    columns: dict[str, Any] = {state: {"state": state, "queue": name} for state in (READY, RUNNING, *FINAL)}
 
     def dispatch(job: Any, /, **resources: Any) -> Any:
         return made.tasks[job["task"]].invoke(job, **resources)
 
     made = Queue(
         table=TABLE, handler=dispatch, name=name, **columns,
-        **{"lease": timedelta(minutes=1), "heartbeat": timedelta(seconds=5), "sweep_every": timedelta(seconds=15)}
-        | dict(options),
+        **{"lease": timedelta(minutes=1), "heartbeat": timedelta(seconds=5)} | dict(options),
     )  # fmt: skip
     made.where = lambda t: t.c.task.in_(list(made.tasks))
     return made

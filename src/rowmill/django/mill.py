@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from .. import mill as mills
-from ..client.client import Client as PlainDesk
+from ..client.client import Client as PlainClient
 from ..declare.call import Call, Handle
 from ..declare.cron import Cron
 from ..declare.lane import Lane
@@ -21,7 +21,7 @@ from ..declare.task import Task
 from ..engine import worker_id as worker_ids
 from ..errors import WrongArguments, did_you_mean
 from ..store import Database
-from ..store.caller_transactions import formatted
+from ..store.dialect import formatted
 from ..store.own import schema
 from .connections import guarded, url
 
@@ -48,7 +48,7 @@ class Mill(mills.Mill):
 
     @property
     def environments(self) -> dict[str, str]:
-        """Alias to URL; asked anew each time, since Django's test runner moves the databases."""
+        """Alias to URL; read each time, since Django's test runner moves the databases."""
         return {alias: url(alias) for alias in self.aliases}
 
     def lane(self, table: Any, **options: Any) -> Callable[[mills.Handler], Lane]:
@@ -64,7 +64,9 @@ class Mill(mills.Mill):
 
     def chain_sync(self, *calls: Call) -> Handle[Any]:
         if not calls:
-            raise WrongArguments("a chain of nothing", hint="mill.chain_sync(first.call(...), second.call(...))")
+            raise WrongArguments(
+                "a chain needs at least one call", hint="mill.chain_sync(first.call(...), second.call(...))"
+            )
         with _joined(self._desk, calls[-1:]) as (last,):
             return _at_once(self._desk.chain([*calls[:-1], last]))
 
@@ -87,7 +89,7 @@ class Mill(mills.Mill):
             schema.take(Database.open(address, schema=self.schema), run)
 
 
-class DjangoClient(PlainDesk):
+class DjangoClient(PlainClient):
     """Takes calls that do not await through Django's connection, in the transaction that it is in."""
 
     aliases: Sequence[str] = ()
@@ -106,11 +108,11 @@ class DjangoClient(PlainDesk):
 
 
 @contextmanager
-def _joined(desk: PlainDesk, calls: Sequence[Call]) -> Iterator[list[Call]]:
+def _joined(client: PlainClient, calls: Sequence[Call]) -> Iterator[list[Call]]:
     """The calls with Django's connection as their transaction; where it is in none, in one of their own."""
     joined = list(calls)
     with ExitStack() as begun:
-        for (tx, environment), places in desk._groups(calls).items():
+        for (tx, environment), places in client._groups(calls).items():
             if tx is not None:
                 continue
             connection = connections[environment]

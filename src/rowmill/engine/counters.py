@@ -1,29 +1,24 @@
-"""What this process has done: counts per lane, told as events, each thing once."""
+"""Totals of what a worker has done, by lane and by minute; ``LaneState`` counts into them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import time
 import traceback
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from ..declare import retry
-from ..errors import ResourceFailed
-from ..events import Events, logger
-from ..store.gates.gate_learning import BreakerChange
-from ..store.lane.claim import Claim, Settlement, Swept
-from ..store.lane.refused_rows import RefusedRow
-from ..store.own.minutes_table import BOUNDS, TIMES
-from .lane_state import LaneState
+from ..errors import DatabaseError
+from ..events import Events
+from ..store.own.minutes import Minutes
+from .wake import jittered
 
 _SUMMARY_EVERY = 10.0
+_WRITE_EVERY, _PRUNE_EVERY, _LAST_WRITE = 4.0, 3600.0, 3.0
 _STDLIB = os.path.dirname(os.__file__)
-#: What a kind of settlement counts as in the table of minutes.
-_COUNTED = {"done": "done", "retry": "retried", "dead": "dead", "snooze": "snoozed", "canceled": "canceled"}
 
 
 def raised_at(error: BaseException | None) -> str | None:
@@ -42,203 +37,46 @@ def users_line(frames: traceback.StackSummary) -> str | None:
 
 
 class Counters:
-    """Counts of a worker. ``died`` and ``losses`` are what a drain's exit code looks at."""
+    """Totals of a worker. ``died`` and ``losses`` are what a drain's exit code looks at."""
 
     def __init__(self, events: Events, worker: str) -> None:
         self.events, self.worker = events, worker
         self.completed = self.failures = self.losses = self.died = self.canceled = self.left = 0
         self.lanes: dict[str, Counter[str]] = {}
-        self._told: dict[str, Counter[str]] = {}
-        self._at = time.monotonic()
         #: What was done since it was last taken, by environment and lane, for the table of minutes.
-        self._minutes: dict[str, dict[str, Counter[str]]] = {}
-        #: Called whenever the counts have moved, so that they may outlive a process that is killed.
-        self.told: Callable[[Counters], None] = lambda tally: None
+        self.minutes: dict[str, dict[str, Counter[str]]] = {}
+        #: Called when the totals have changed, so that they may outlive a process that is killed.
+        self.told: Callable[[Counters], None] | None = None
+        self._summarised: dict[str, Counter[str]] = {}
+        #: When the next summary is due (monotonic).
+        self.summary_at = time.monotonic() + _SUMMARY_EVERY
 
-    def _lane(self, held: LaneState) -> Counter[str]:
-        return self.lanes.setdefault(held.store.lane.name, Counter())
-
-    def _minute(self, held: LaneState) -> Counter[str]:
-        lanes = self._minutes.setdefault(held.store.binding.environment, {})
-        return lanes.setdefault(held.store.lane.name, Counter())
+    def tell(self) -> None:
+        """The totals have changed."""
+        if self.told is not None:
+            self.told(self)
 
     def take(self, environment: str) -> dict[str, Counter[str]]:
         """What the lanes of an environment did since the last time."""
-        return self._minutes.pop(environment, {})
+        return self.minutes.pop(environment, {})
 
     def give_back(self, environment: str, counts: Mapping[str, Counter[str]]) -> None:
         """What was taken could not be written: it counts for the next time."""
-        lanes = self._minutes.setdefault(environment, {})
+        lanes = self.minutes.setdefault(environment, {})
         for lane, numbers in counts.items():
             lanes.setdefault(lane, Counter()).update(numbers)
-
-    def claimed(self, held: LaneState, count: int) -> None:
-        """A batch was claimed."""
-        self._minute(held)["started"] += count
-        self._lane(held)["batch_claimed_count"] += count
-        self.events.emit(
-            "batch_claimed", logging.DEBUG, worker=self.worker, lane=held.store.lane.name,
-            environment=held.store.binding.environment, batch_claimed_count=count,
-        )  # fmt: skip
 
     def leave(self) -> None:
         """A drain ends, and rows are running that show neither who holds them nor since when."""
         self.left = 1
-        self.told(self)
+        self.tell()
 
-    def settled(self, held: LaneState, settlements: Sequence[Settlement]) -> None:
-        """Outcomes were written."""
-        self._count(held, settlements)
-        detailed = logger.isEnabledFor(logging.DEBUG) or self.events.observed
-        for settlement in settlements if detailed else [s for s in settlements if s.kind != "done"]:
-            if settlement.kind in ("retry", "dead", "canceled"):
-                self._write_down(held, settlement)
-            if settlement.kind in ("retry", "dead") or self._cancels_to_dead(held, settlement.kind):
-                self._emit("job_failed", logging.WARNING, held, settlement)
-            elif isinstance(settlement.cause, ResourceFailed) and settlement.delay is not None:
-                self.unopened(held, settlement.cause, settlement.delay.total_seconds())
-            elif settlement.kind == "canceled":
-                self._emit("job_settled", logging.INFO, held, settlement)
-            elif detailed and settlement.kind != "release":
-                self._emit("job_settled", logging.DEBUG, held, settlement)
-        self.told(self)
-
-    @staticmethod
-    def _cancels_to_dead(held: LaneState, kind: str) -> bool:
-        """A lane without a state for canceled rows shows them as dead, so they count and are logged as failed."""
-        return kind == "canceled" and held.store.lane.canceled is None
-
-    def _count(self, held: LaneState, settlements: Sequence[Settlement]) -> None:
-        lane, minute = self._lane(held), self._minute(held)
-        kinds = Counter([settlement.kind for settlement in settlements])
-        dead, canceled = kinds["dead"], kinds["canceled"]
-        if self._cancels_to_dead(held, "canceled"):
-            dead, canceled = dead + canceled, 0
-        durations = [settlement.duration for settlement in settlements if settlement.kind != "release"]
-        took = int(sum(durations) * 1e6)
-        lane.update(kinds)
-        lane["job_duration_us"] += took
-        lane["success_count"] += kinds["done"]
-        lane["fail_count"] += kinds["retry"] + dead
-        lane["canceled_count"] += canceled
-        self.completed += kinds["done"]
-        self.failures += kinds["retry"] + dead
-        self.died += dead
-        self.canceled += canceled
-        minute["started"] -= kinds.pop("release", 0)  # they were not, after all
-        minute.update({_COUNTED.get(kind, kind): count for kind, count in kinds.items()})
-        minute["run_us"] += took
-        minute.update([TIMES[bisect_left(BOUNDS, duration)] for duration in durations])
-
-    @staticmethod
-    def _write_down(held: LaneState, settlement: Settlement) -> None:
-        if held.failures is not None and settlement.error is not None:
-            held.failures.settled(settlement)
-
-    def _emit(self, name: str, level: int, held: LaneState, settlement: Settlement) -> None:
-        claim = settlement.claim
-        fields: dict[str, Any] = {
-            "worker": self.worker,
-            "lane": claim.lane,
-            "environment": claim.environment,
-            "id": claim.id,
-            "attempt": claim.attempt,
-            "outcome": settlement.kind,
-            "job_duration_ms": round(settlement.duration * 1000, 1),
-        }
-        if settlement.error is not None:
-            fields["error"] = settlement.error
-        if name == "job_failed":
-            fields["class"] = settlement.word or retry.PERMANENT
-        if place := raised_at(settlement.cause):
-            fields["at"] = place
-        if settlement.cause is not None and logger.isEnabledFor(logging.DEBUG):
-            fields["traceback"] = "".join(traceback.format_exception(settlement.cause))
-        if settlement.delay is not None and "run_after" in held.store.binding.roles:
-            fields["again_in"] = round(settlement.delay.total_seconds(), 1)
-        self.events.emit(name, level, cause=settlement.cause, **fields)
-
-    def turned(self, held: LaneState, turned: BreakerChange) -> None:
-        """A breaker opened, or closed again."""
-        self.events.emit(
-            "breaker_opened" if turned.opened else "breaker_closed",
-            logging.WARNING if turned.opened else logging.INFO,
-            worker=self.worker, lane=held.store.lane.name, environment=held.store.binding.environment,
-            by=turned.dim, key=turned.key, streak=turned.streak,
-        )  # fmt: skip
-
-    def unopened(self, held: LaneState, error: ResourceFailed, retry_in: float) -> None:
-        """A resource cannot be opened: the lane waits for it, and its rows stay as they are."""
-        self.events.emit(
-            "resource_failed", logging.ERROR, worker=self.worker, lane=held.store.lane.name,
-            environment=held.store.binding.environment, error=error.message, retry_in=retry_in, cause=error.__cause__,
-            **({"hint": error.hint} if error.hint else {}),
-        )  # fmt: skip
-
-    def lost(self, held: LaneState, claim: Claim) -> None:
-        """An outcome was dropped: its claim was no longer this worker's."""
-        self.losses += 1
-        self._minute(held)["lost"] += 1
-        self._lane(held)["lost_count"] += 1
-        self.events.emit(
-            "claim_lost", logging.WARNING, worker=self.worker, lane=claim.lane, environment=claim.environment,
-            id=claim.id, hint="the row was taken back: its lease ran out, or somebody released, canceled or deleted it",
-        )  # fmt: skip
-
-    def stuck(self, held: LaneState, settlement: Settlement, words: str) -> None:
-        """An outcome was given up, because the database takes none for its row, which stays running."""
-        if held.failures is not None:
-            held.failures.refused(held.store.lane.name, settlement.claim.id, settlement.claim.worker, words)
-        self._lane(held)["stuck"] += 1
-        self.leave()
-
-    def refused(self, held: LaneState, row: RefusedRow) -> None:
-        """A row may not be claimed: it was set aside as dead, or is passed over."""
-        lane, environment = held.store.lane.name, held.store.binding.environment
-        if held.failures is not None:
-            held.failures.refused(lane, row.id, None, row.error, dead=row.dead)
-        self.died += row.dead
-        if row.dead:
-            self._minute(held)["dead"] += 1
-        self._lane(held)["refused"] += 1
-        self.told(self)
-        hint = "it is dead now" if row.dead else "it stays as it is and is passed over"
-        self.events.emit(
-            "row_refused", logging.ERROR, worker=self.worker, lane=lane, environment=environment, id=row.id,
-            error=row.error, dead=row.dead, hint=f"{hint}; mend the row or what refuses it, then rowmill retry",
-        )  # fmt: skip
-
-    def swept(self, held: LaneState, row: Swept) -> None:
-        """A row was taken back; its previous holder is named."""
-        if row.refused and not row.poison:
-            where = {"lane": held.store.lane.name, "environment": held.store.binding.environment}
-            self.events.emit("sweep_refused", logging.ERROR, worker=self.worker, **where, id=row.id, error=row.refused)
-            return
-        self.died += row.poison
-        self.told(self)
-        if held.failures is not None:
-            held.failures.swept(held.store.lane.name, row)
-        self._lane(held)["poisoned" if row.poison else "swept"] += 1
-        self._minute(held)["dead" if row.poison else "swept"] += 1
-        self.events.emit(
-            "row_poisoned" if row.poison else "row_swept",
-            logging.ERROR if row.poison else logging.WARNING,
-            worker=self.worker,
-            lane=held.store.lane.name,
-            environment=held.store.binding.environment,
-            id=row.id,
-            previous_worker=row.worker,
-            **({"error": row.refused} if row.refused else {}),
-        )
-
-    def summarise(self, now: float, *, last: bool = False) -> None:
+    def summarise(self) -> None:
         """Every ten seconds, and at the end: what each lane did since."""
-        if now - self._at < _SUMMARY_EVERY and not last:
-            return
-        self._at = now
+        self.summary_at = time.monotonic() + _SUMMARY_EVERY
         for name, counts in self.lanes.items():
-            new = counts - self._told.get(name, Counter())
-            self._told[name] = Counter(counts)
+            new = counts - self._summarised.get(name, Counter())
+            self._summarised[name] = Counter(counts)
             runs = new["success_count"] + new["fail_count"] + new["canceled_count"]
             if not new:
                 continue
@@ -253,3 +91,49 @@ class Counters:
                 lost_count=new["lost_count"],
                 job_duration_ms=round(new["job_duration_us"] / 1000 / runs, 1) if runs else None,
             )
+
+
+class ThroughputRecorder:
+    """Writes what a worker did to ``rowmill_minutes`` every few seconds: beside the work, and never on its way."""
+
+    def __init__(self, environment: str, minutes: Minutes, counters: Counters, events: Events) -> None:
+        self._environment, self._minutes, self._counters, self._events = environment, minutes, counters, events
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pruned = 0.0
+        while True:
+            await asyncio.sleep(jittered(_WRITE_EVERY))
+            writing = asyncio.create_task(self.write())
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                # Begun, it is finished: of a write that is cut off nobody knows whether it counts.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(writing, _LAST_WRITE)
+                raise
+            if time.monotonic() - pruned > _PRUNE_EVERY:
+                pruned = time.monotonic()
+                await self._try(self._minutes.prune())
+
+    async def write(self) -> None:
+        """Write what has come together; where that fails it is kept for the next time."""
+        counts = self._counters.take(self._environment)
+        if counts and not await self._try(self._minutes.add(counts)):
+            self._counters.give_back(self._environment, counts)
+
+    async def last(self) -> None:
+        """What has come together by the end, as far as the database answers."""
+        try:
+            async with asyncio.timeout(_LAST_WRITE):
+                await self.write()
+        except TimeoutError:
+            return
+
+    async def _try(self, work: object) -> bool:
+        try:
+            await work  # type: ignore[misc]
+        except DatabaseError as error:
+            self._events.emit("minutes_failed", logging.DEBUG, environment=self._environment, error=error.message)
+            return False
+        return True

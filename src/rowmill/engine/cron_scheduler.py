@@ -1,4 +1,4 @@
-"""The scheduler: any worker enqueues the crons that are due; whoever is first, each tick once."""
+"""The scheduler: any worker enqueues the crons that are due. The first one does; each tick is enqueued once."""
 
 from __future__ import annotations
 

@@ -4,85 +4,77 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import heapq
 import itertools
 import logging
 import math
 import os
+import random
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..clock import Clock
 from ..declare import states
 from ..declare.lane import Lane
 from ..declare.task import Queue
-from ..errors import DatabaseError, DeclarationError, Refused, WorkerIdTaken
-from ..events import Events
+from ..errors import DatabaseError, DeclarationError, Refused, TooManyConnections, Unreachable, WorkerIdTaken
 from ..store import Database, LaneStore, examine_lane, open_lane
-from ..store.lane.claim import Claim, Settlement
-from ..store.lane.statements import INCARNATION
+from ..store.jobs.enqueue import CHANNEL
+from ..store.lane.claim import Settlement
 from ..store.lane.sweep import take_over
-from ..store.own.failures import Failure
 from ..store.own.minutes import Minutes
 from ..store.own.schema import FAILURES, MINUTES, OwnTables, taken
 from ..store.own.schema import ensure as ensure_own
-from ..store.own.workers import WorkersTable, WorkerState
-from .counters import Counters
+from ..store.own.workers import WorkersTable, WorkerState, lock_id
+from .counters import ThroughputRecorder
 from .cron_scheduler import Scheduler
 from .failure_log import FailureLog
 from .heartbeat import Heartbeat
 from .joins import Joins
 from .lane_state import LaneState
+from .liveness import DeadWorker
 from .running_marks import mark
 from .sweep import Sweeper
-from .throughput import ThroughputRecorder
-from .wake import jittered, listen
+from .tracing import trace_lane
+from .wake import Session, listen
 
-_RETRY = (0.5, 30.0)  # how soon, and how late at most, a lost environment is tried again
+if TYPE_CHECKING:
+    from .worker import Worker
+
+_RETRY = (0.5, 30.0)  # how soon, and how late at most, an environment that refuses or is busy is tried again
+_RETURN = (0.5, 1.8)  # the same for one that is away, less or more by half: it is noticed within 3 s
+_RETURN_FULL = (0.5, 10.0)  # and for one that gives no further connection
 _MOST_DUE = 10_000
-
-
-@dataclass(frozen=True)
-class WorkerCallbacks:
-    """What a place needs of its worker."""
-
-    events: Events
-    clock: Clock
-    tally: Counters
-    snapshot: Callable[[], WorkerState]
-    lost: Callable[[LaneState, Claim], None]
-    ring: Callable[[], None]
-    watch_loop: Callable[[], tuple[LaneState, Failure] | None]
-    registers: bool
-    replaces: str | None
-    #: What the process before this one, with the same worker id, was running when it died; None: not known.
-    fallen: Callable[[], frozenset[int] | None]
+_LOOK_AGAIN = 1.0  # seconds between two looks at a table that was altered and misses what its lane needs
 
 
 class Environment:
-    """One environment: what is held there, and when to look at it next."""
+    """One environment: its lanes, and when to look at it next."""
 
-    def __init__(self, name: str, database: Database, lanes: list[Lane]) -> None:
+    def __init__(self, worker: Worker, name: str, database: Database, lanes: list[Lane]) -> None:
+        self._worker = worker
         self.name, self.database, self.lanes = name, database, lanes
-        self.held: list[LaneState] = []
+        self.lane_states: list[LaneState] = []
         self.opened = False
         #: Something may be ready: look, whatever the poll says.
         self.look = True
         self.next_poll = 0.0
         self.retry_at = 0.0
-        self._failures = 0
+        #: How often in a row it would not serve.
+        self.failures = 0
         self._due: list[float] = []
         self._poll = min((lane.poll.total_seconds() for lane in lanes), default=5.0)
-        self._fleet: WorkersTable | None = None
+        self._workers_table: WorkersTable | None = None
+        #: On PostgreSQL: the session on which the worker listens.
+        self.session = Session(lock_id(worker.incarnation))
         self._renewer: Heartbeat | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.follow: Joins | None = None
+        self.joins: Joins | None = None
         self._failures_log: FailureLog | None = None
         self._returning: asyncio.Task[None] | None = None
+        #: The events that reported the outage, empty while it serves; and how often in a row it was asked since.
+        self.outage_events: set[str] = set()
+        self._asked = 0
         self._minutes: ThroughputRecorder | None = None
 
     @property
@@ -95,60 +87,95 @@ class Environment:
         """Another worker has taken this one's id."""
         return self._renewer is not None and self._renewer.replaced
 
+    @property
+    def reachable(self) -> bool:
+        """Nothing says to leave it alone now."""
+        return time.monotonic() >= self.retry_at
+
     # -- when
 
     def failed(self) -> float:
         """It would not serve: how long to leave it alone."""
-        pause = min(_RETRY[0] * 2.0**self._failures, _RETRY[1])
-        self._failures = min(self._failures + 1, 10)
+        pause = min(_RETRY[0] * 2.0**self.failures, _RETRY[1])
+        self.failures = min(self.failures + 1, 10)
         self.retry_at = time.monotonic() + pause
         self.look = True
         return pause
 
-    def lost(self, crew: WorkerCallbacks) -> None:
+    @property
+    def down(self) -> bool:
+        """It was said to be away, and has not served since."""
+        return bool(self.outage_events)
+
+    def lost(self, error: Unreachable) -> None:
         """It is away. Until it answers again it is asked in the background only, so that nobody waits for it."""
         self.retry_at, self.look = math.inf, True
+        full = isinstance(error, TooManyConnections)
+        name = "environment_full" if full else "environment_down"
+        if name not in self.outage_events:
+            self.outage_events.add(name)
+            limits = self.connections if full else {}
+            self._worker.events.emit(name, logging.ERROR, environment=self.name, error=error.message, **limits)
         if self._returning is None or self._returning.done():
-            self._returning = asyncio.create_task(self._return(crew))
-
-    async def _return(self, crew: WorkerCallbacks) -> None:
-        pause = _RETRY[0]
-        while True:
-            await asyncio.sleep(jittered(pause))
-            try:
-                await self.database.reach()
-            except DatabaseError:
-                pause = min(pause * 2, _RETRY[1])
-                continue
-            if self.database.replaced:
-                await self._abandon(crew)
-            self.retry_at = time.monotonic()
-            crew.events.emit("environment_back", environment=self.name)
-            crew.ring()
-            return
-
-    async def _abandon(self, crew: WorkerCallbacks) -> None:
-        """Another file stands where the environment was: the claims held are lost, and it is opened like a new one."""
-        await self._stop()
-        await asyncio.gather(*(held.settling for held in self.held if held.settling is not None))
-        for held in self.held:
-            for settlement in held.outcomes:
-                crew.tally.lost(held, settlement.claim)
-            held.outcomes = []
-            held.ending.clear()
-            for claim in held.all():
-                crew.lost(held, claim)
-        self.held, self.opened, self._due = [], False, []
-        self.follow = self._failures_log = self._minutes = self._renewer = self._fleet = None
+            self._returning = asyncio.create_task(self._return(full))
 
     def served(self) -> None:
-        """It answered."""
-        self._failures = 0
+        """A step went well after some that did not: it is back, if it was away."""
+        self.failures = 0
+        if self.outage_events and self.reachable:
+            self.outage_events.clear()
+            self._asked = 0
+            self._worker.events.emit("environment_back", environment=self.name)
+
+    @property
+    def connections(self) -> dict[str, Any]:
+        """What to know and to do where connections are short."""
+        needs, most = self.database.needs, self.database.max_connections
+        hint = f"a worker process needs up to {needs} connections here: run fewer processes, raise the limit, or use"
+        known = {} if most is None else {"max_connections": most}
+        return {"needs": needs, **known, "hint": f"{hint} a pooler"}
+
+    async def _return(self, full: bool) -> None:
+        """Ask until it answers. What is held back for lack of connections leaves its own to others meanwhile."""
+        while True:
+            if full:
+                if not any(one.claims or one.unwritten or one.reply_lost for one in self.lane_states):
+                    await self._abandon()
+                self.database.release_idle()
+            first, most = _RETURN_FULL if full else _RETURN
+            self._asked = min(self._asked + 1, 10)
+            await asyncio.sleep(min(first * 2.0 ** (self._asked - 1), most) * random.uniform(0.5, 1.5))
+            try:
+                await self.database.reach()
+            except DatabaseError as error:
+                full = isinstance(error, TooManyConnections)
+                continue
+            if self.database.replaced:
+                await self._abandon()
+            self.retry_at = time.monotonic()
+            self._worker.wake()
+            return
+
+    async def _abandon(self) -> None:
+        """Another file stands where the environment was: the claims held are lost, and it is opened like a new one."""
+        await self._stop()
+        await asyncio.gather(
+            *(lane_state.settling for lane_state in self.lane_states if lane_state.settling is not None)
+        )
+        for lane_state in self.lane_states:
+            for settlement in lane_state.outcomes:
+                lane_state.lost(settlement.claim)
+            lane_state.outcomes = []
+            lane_state.ending.clear()
+            for claim in lane_state.all():
+                self._worker.lose_from_thread(lane_state, claim)
+        self.lane_states, self.opened, self._due = [], False, []
+        self.joins = self._failures_log = self._minutes = self._renewer = self._workers_table = None
 
     def looked(self) -> None:
         """It is being looked at now; next time at the poll, if nothing comes before."""
         self.look = False
-        self.next_poll = time.monotonic() + jittered(self._poll)
+        self.next_poll = time.monotonic() + self._poll * random.uniform(0.8, 1.2)  # so that not all ask at once
 
     def will_be_due(self, settlement: Settlement) -> None:
         """A row this worker sent back will be ready again: look then, without waiting for the poll."""
@@ -161,152 +188,224 @@ class Environment:
         while self._due and self._due[0] <= now:
             heapq.heappop(self._due)
             self.look = True
-        for held in self.held:
-            if held.store.look_again is not None and held.store.look_again <= now:
-                held.store.look_again, self.look = None, True
-        for held in self.held:
-            if 0.0 < held.rests_until <= now:
-                held.rests_until, self.look = 0.0, True
+        for lane_state in self.lane_states:
+            if lane_state.store.look_again is not None and lane_state.store.look_again <= now:
+                lane_state.store.look_again, self.look = None, True
+        for lane_state in self.lane_states:
+            if 0.0 < lane_state.paused_until <= now:
+                lane_state.paused_until, self.look = 0.0, True
 
     def next_time(self) -> float:
         """When there is something to do here, as far as is known."""
         times = [self.next_poll if self.opened else 0.0]
         times += self._due[:1]
-        times += [held.store.look_again for held in self.held if held.store.look_again is not None]
-        times += [held.rests_until for held in self.held if held.rests_until]
-        times += [held.settle_again for held in self.held if held.unwritten and held.settling is None]
+        times += [
+            lane_state.store.look_again for lane_state in self.lane_states if lane_state.store.look_again is not None
+        ]
+        times += [lane_state.paused_until for lane_state in self.lane_states if lane_state.paused_until]
+        times += [
+            lane_state.settle_again
+            for lane_state in self.lane_states
+            if lane_state.unwritten and lane_state.settling is None
+        ]
         if self.look:
             times.append(0.0)
         return max(min(times), self.retry_at)
 
     # -- open and close
 
-    async def examine(self, crew: WorkerCallbacks) -> None:
+    async def examine(self) -> None:
         """Where rowmill's own tables are still to be made: raise what is wrong with the declarations before that."""
         lanes = [lane for lane in self.lanes if not lane.own]
-        if not lanes or not crew.registers or self.database.replaced:  # a file that came back is opened as it is
+        if (
+            not lanes or not self._worker.registers or self.database.replaced
+        ):  # a file that came back is opened as it is
             return
         self.database.must_exist()
         if not (await taken(self.database)).complete:
             _refuse_overlaps([await examine_lane(lane, self.name, self.database, ("done",)) for lane in lanes])
 
-    async def open(self, crew: WorkerCallbacks) -> None:
+    async def open(self) -> None:
         """Bind the lanes, take the worker's id, and begin to renew, sweep and listen."""
-        me = crew.snapshot()
+        try:
+            await self._open()
+        except BaseException:
+            await self._stop()  # what had begun by then
+            self._renewer = None
+            raise
+
+    async def _open(self) -> None:
+        me = self._worker.shutdown.snapshot()
         await self.database.pin()
         if not all(lane.own for lane in self.lanes):
             self.database.must_exist()
-        own = await ensure_own(self.database) if crew.registers else None
+        own = await ensure_own(self.database) if self._worker.registers else None
         stores = [
-            await open_lane(lane, self.name, self.database, crew.clock, me.id, me.incarnation) for lane in self.lanes
+            await open_lane(lane, self.name, self.database, self._worker.clock, me.id, me.incarnation)
+            for lane in self.lanes
         ]
-        if crew.registers:
-            self._fleet = await self._register(crew)
+        if self._worker.registers:
+            self._workers_table = await self._register()
         for store in stores:
-            if store.needs_fleet and self._fleet is None:
+            if store.needs_workers_table and self._workers_table is None:
                 raise DeclarationError(
-                    f"lane {store.lane.name!r}: only rowmill_workers could tell that a holder is gone",
+                    f"lane {store.lane.name!r}: without rowmill_workers, nothing shows that a worker is dead",
                     hint="add a heartbeat_at or claimed_at column, or let the role create rowmill_workers",
                 )
         _refuse_overlaps(stores)
-        held = [LaneState(store) for store in stores]
-        self._log_failures(crew, own, held)
-        await self._take_over(crew, held)
-        sweeper = Sweeper(held, crew.tally, lambda: self._wake(crew), self._fleet)
+        lane_states = [LaneState(store, self._worker.counters) for store in stores]
+        for lane_state in lane_states:
+            lane_state.environment = self
+        self._log_failures(own, lane_states)
+        # Before the first claim: what is claimed here has to be renewed.
+        await self.database.ask_limit()
+        self._renewer = Heartbeat(self._worker, self, lane_states, [self.database] if self._workers_table else [])
+        self._renewer.start()
+        await self._renewer.connected()
+        if self._worker.fallen is not None and self._worker.replaces is not None and self._workers_table is not None:
+            before = DeadWorker(me.id, self._worker.replaces, self._worker.fallen)
+            await self._give_back(before, lane_states, succeeds=True)
+        sweeper = Sweeper(lane_states, self.wake, self._workers_table)
         await sweeper.at_start()
         queues = [lane for lane in self.lanes if isinstance(lane, Queue)]
         crons = [task for queue in queues for task in queue.tasks.values() if task.cron is not None]
-        scheduler = Scheduler(self.database, crew.clock, crew.events, crons)
+        scheduler = Scheduler(self.database, self._worker.clock, self._worker.events, crons)
         await scheduler.start()
-        self.held = held
+        self.lane_states = lane_states
         if queues:
-            self.follow = Joins(self.database, crew.clock, crew.events, lambda: self._wake(crew))
-            for one in held:
-                one.follow = self.follow if one.store.lane.own else None
-            self._tasks = [asyncio.create_task(self.follow.run(queues))]
+            self.joins = Joins(self.database, self._worker.clock, self._worker.events, self.wake)
+            for lane_state in lane_states:
+                lane_state.joins = self.joins if lane_state.store.lane.own else None
+            self._tasks = [asyncio.create_task(self.joins.run(queues))]
         if crons:
             self._tasks.append(asyncio.create_task(scheduler.run()))
-        fleets = [self.database] if self._fleet else []
-        self._renewer = Heartbeat(self.held, fleets, crew.snapshot, crew.lost, crew.watch_loop, crew.events)
-        self._renewer.start()
-        awaited = self.follow.awaited if self.follow is not None else None
+        awaited = self.joins.awaited if self.joins is not None else None
         self._tasks += [
             asyncio.create_task(sweeper.run()),
-            asyncio.create_task(listen(self.database, lambda: self._wake(crew), awaited=awaited)),
+            asyncio.create_task(
+                listen(
+                    self.database,
+                    self.wake,
+                    awaited=awaited,
+                    session=self.session if self._workers_table else None,
+                )
+            ),
         ]
         if own is not None and own.has(MINUTES):
-            self._minutes = ThroughputRecorder(self.name, Minutes(self.database, crew.clock), crew.tally, crew.events)
+            self._minutes = ThroughputRecorder(
+                self.name, Minutes(self.database, self._worker.clock), self._worker.counters, self._worker.events
+            )
             self._tasks.append(asyncio.create_task(self._minutes.run()))
         self.opened = True
         for store in stores:
             if lacks := store.binding.lacks():
-                crew.events.emit("lane_lacks", environment=self.name, lane=store.lane.name, lacks=lacks)
-        crew.events.emit(
+                self._worker.events.emit("lane_lacks", environment=self.name, lane=store.lane.name, lacks=lacks)
+        self._worker.events.emit(
             "worker_started", worker=me.id, environment=self.name, lanes=[lane.name for lane in self.lanes]
         )
 
-    async def _take_over(self, crew: WorkerCallbacks, held: list[LaneState]) -> None:
-        """Give back at once what the dead process before this one held. Rows that had not started are not counted."""
-        fallen, me = crew.fallen(), crew.snapshot()
-        if fallen is None or crew.replaces is None or self._fleet is None:
-            return
-        for one in held:
-            if "worker" not in one.store.binding.roles:
-                continue
-            name = f"{me.id}{INCARNATION}{crew.replaces}" if one.store.binding.incarnated else me.id
-            released, swept = await take_over(one.store, name, functools.partial(_in_flight, fallen, one.salt))
-            for row in swept:
-                crew.tally.swept(one, row)
-            if released:
-                crew.events.emit(
-                    "rows_given_back", worker=me.id, environment=self.name, lane=one.store.lane.name, count=released
+    async def rebind(self, lane_state: LaneState) -> None:
+        """After ALTER TABLE: bind the lane again. A lane that misses what it needs waits, and looks again later."""
+        worker, store = self._worker, lane_state.store
+        try:
+            fresh = await open_lane(store.lane, self.name, self.database, store.clock, worker.id, worker.incarnation)
+            if gone := store.returned - set(fresh.binding.columns):
+                raise DeclarationError(
+                    f"the table no longer has {', '.join(sorted(gone))}, which the handler returns",
+                    hint="outcomes wait: restore the column, or restart workers with a handler that does not return it",
                 )
+        except DeclarationError as error:
+            lane_state.paused_until, lane_state.refused = time.monotonic() + _LOOK_AGAIN, error.message
+            lane_state.emit("table_altered", logging.ERROR, error=error.message, hint=error.hint)
+            return
+        lane_state.rebind(fresh)
+        if worker.events.tracer is not None:
+            trace_lane(lane_state, worker.events.tracer)
+        lane_state.emit("table_altered", logging.WARNING, hint="the lane continues with the altered table")
 
-    def _log_failures(self, crew: WorkerCallbacks, own: OwnTables | None, held: list[LaneState]) -> None:
+    async def take_over(self, dead: DeadWorker) -> None:
+        """Give back at once what another worker held that is dead, if nobody else does so already."""
+        if not self.opened or self._workers_table is None:
+            return
+        if not await self._workers_table.declare_dead(dead.id, dead.incarnation, dead.seen_at):
+            return
+        self._worker.events.emit(
+            "worker_dead",
+            logging.WARNING,
+            worker=dead.id,
+            environment=self.name,
+            found_by=self._worker.id,
+            presumed=dead.seen_at is not None,
+        )
+        if await self._give_back(dead, self.lane_states):
+            self.wake()
+            if notify := self.database.sql.notify:  # other workers may have room, too
+                await self.database.write(lambda run: run(notify, (CHANNEL, "")))
+
+    async def _give_back(self, dead: DeadWorker, lane_states: list[LaneState], *, succeeds: bool = False) -> bool:
+        """Give back what a dead worker held; whether there was any. Rows that had not started are not counted."""
+        count = 0
+        for lane_state in lane_states:
+            if "worker" not in lane_state.store.binding.roles:
+                continue
+
+            def started(key: tuple[Any, ...], salt: int = lane_state.salt) -> bool:
+                return dead.running is None or mark(key, salt) in dead.running
+
+            released, swept = await take_over(lane_state.store, dead.id, dead.incarnation, started, succeeds=succeeds)
+            count += released + len(swept)
+            for row in swept:
+                lane_state.swept(row)
+            if released:
+                lane_state.emit("rows_given_back", previous_worker=dead.id, count=released)
+        return count > 0
+
+    def _log_failures(self, own: OwnTables | None, lane_states: list[LaneState]) -> None:
         """Failures are written down where there is a table for them."""
         if own is None:
             return
         if not own.has(FAILURES):
-            crew.events.emit(
+            self._worker.events.emit(
                 "failures_off", logging.WARNING, environment=self.name, error=own.refused,
-                hint="rowmill errors shows only what stands in the rows, until rowmill migrate has made the table",
+                hint="rowmill errors lists only errors in the rows until rowmill migrate has created the table",
             )  # fmt: skip
             return
-        self._failures_log = FailureLog(self.database, crew.events, self.name)
-        for one in held:
-            one.failures = self._failures_log
+        self._failures_log = FailureLog(self.database, self._worker.events, self.name)
+        for lane_state in lane_states:
+            lane_state.failures = self._failures_log
 
-    def _wake(self, crew: WorkerCallbacks) -> None:
+    def wake(self) -> None:
+        """Rows may be ready here: look now."""
         self.look = True
-        crew.ring()
+        self._worker.wake()
 
-    async def _register(self, crew: WorkerCallbacks) -> WorkersTable | None:
-        fleet = WorkersTable(self.database)
+    async def _register(self) -> WorkersTable | None:
+        workers_table = WorkersTable(self.database)
         try:
-            await fleet.ensure()
+            await workers_table.ensure()
         except Refused as error:
-            crew.events.emit(
+            self._worker.events.emit(
                 "workers_table_off", logging.WARNING, environment=self.name, error=error.message,
-                hint="rowmill workers shows nothing here until the role may create rowmill_workers",
+                hint="rowmill workers lists nothing here until this role may create rowmill_workers",
             )  # fmt: skip
             return None
-        me = crew.snapshot()
-        holder = await fleet.register(me, crew.replaces)
+        me = self._worker.shutdown.snapshot()
+        holder = await workers_table.register(me, self._worker.replaces)
         if holder is not None and holder["host"] == socket.gethostname() and not _lives(holder["pid"]):
-            holder = await fleet.register(me, holder["incarnation"])
+            holder = await workers_table.register(me, holder["incarnation"])
         if holder is not None:
             raise WorkerIdTaken(
                 f"a live worker has the id {me.id!r} already: pid {holder['pid']} on {holder['host']},"
                 f" last heard of {holder['silent_for']:.0f} s ago",
-                hint="another --worker-id, or stop that worker first",
+                hint="choose another --worker-id, or stop that worker first",
             )
-        await fleet.forget()
-        return fleet
+        await workers_table.forget()
+        return workers_table
 
     async def _stop(self) -> None:
         """Stop what runs beside the work."""
-        if self.follow is not None:
-            await self.follow.close()
+        if self.joins is not None:
+            await self.joins.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -324,10 +423,10 @@ class Environment:
         await self._stop()
         if self._minutes is not None:
             await self._minutes.last()
-        if self._fleet is not None:
+        if self._workers_table is not None:
             last.state, last.current = "stopped", []
             with contextlib.suppress(DatabaseError):  # else it is called dead after a silence
-                await self._fleet.beat(last)
+                await self._workers_table.beat(last)
         await self.database.close()
 
 
@@ -345,16 +444,12 @@ def _refuse_overlaps(stores: list[LaneStore]) -> None:
             raise DeclarationError(
                 f"lanes {one.lane.name!r} and {other.lane.name!r}: their running rows look the same on table"
                 f" {one.binding.table.fullname!r}, so each would take back the other's",
-                hint="say what tells them apart in ready (it then holds for running too), or give each another running",
+                hint="add a column to ready that distinguishes them, or give each lane its own running values",
             )
 
 
-def _in_flight(fallen: frozenset[int], salt: int, key: tuple[Any, ...]) -> bool:
-    return mark(key, salt) in fallen
-
-
 def _lives(pid: int) -> bool:
-    if pid == os.getpid():  # a container started anew, with the same host name and numbers
+    if pid == os.getpid():  # a restarted container, with the same host name and process ids
         return False
     try:
         os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""From one claim to what is written for it: run the handler, name its end, decide by the lane's policy."""
+"""From one claim to what is written for it: run the handler, name its end, decide by the lane's or task's policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,9 +16,14 @@ from datetime import timedelta
 from typing import Any
 
 from ..declare import retry
-from ..declare.outcome import Cancel, Dead, Done, Outcome, Release, Retry, Snooze
-from ..errors import LostClaim, ResourceFailed, WrongResult
+from ..declare.arguments import Unfit, encode
+from ..declare.outcome import Cancel, Dead, Done, NotForThisVersion, Outcome, Release, Retry, Snooze
+from ..declare.task import Queue, Task
+from ..errors import LostClaim, ResourceFailed, UnreadableValue, WrongResult
+from ..events import Event, to_log
 from ..store import LaneStore
+from ..store.bounded_text import tail
+from ..store.dialect import utc
 from ..store.driver_errors import from_standby
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.row_keys import written
@@ -24,9 +31,10 @@ from .isolate import HandlerDied, HandlerProcess
 from .job import Job, SyncJob
 from .lane_state import LaneState
 from .resources import Resources
-from .traced_lane import kept_with
-from .tracing import Tracer
+from .tracing import Tracer, kept_with
 
+#: What a job's row keeps of its failed runs, and of each run's traceback.
+HISTORY, TRACEBACK = 20, 4000
 _FALLBACK, _SWITCHOVER, _UNOPENED = timedelta(minutes=1), timedelta(seconds=1), timedelta(seconds=5)
 
 
@@ -50,12 +58,12 @@ class RunPlan:
 class Execution:
     """How the handler of one lane is run in this process."""
 
-    def __init__(self, held: LaneState, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
-        self.held, self.lane = held, held.store.lane
+    def __init__(self, lane_state: LaneState, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
+        self.lane_state, self.lane = lane_state, lane_state.store.lane
         self.resources, self.threads = resources, threads
         #: Run the handler to its end. None: there is nothing left to write (lost, or finished by itself).
         self.run: Callable[[RunPlan, Job, Claim, HandlerProcess | None], Awaitable[Settlement | None]]
-        self.run = self._run if held.tracer is None else functools.partial(self._traced, held.tracer)
+        self.run = self._run if lane_state.tracer is None else functools.partial(self._traced, lane_state.tracer)
         timeout = self.store.binding.timeout
         seconds = timeout.total_seconds() if timeout else None
         self._plan = self._planned(self.lane.handler, self.lane.handler, self.lane.resources(), seconds)
@@ -65,7 +73,7 @@ class Execution:
     @property
     def store(self) -> LaneStore:
         """The lane's verbs: those of the table as it was last looked at."""
-        return self.held.store
+        return self.lane_state.store
 
     def _planned(
         self, handler: Callable[..., Any], inner: Callable[..., Any], names: list[str], timeout: float | None
@@ -81,8 +89,8 @@ class Execution:
     def job(self, plan: RunPlan, claim: Claim, worker: str, slot: str) -> Job:
         """The claim as its handler will see it."""
         if not plan.in_thread:
-            return Job(self.held, claim, worker, slot)
-        return SyncJob(self.held, claim, worker, slot, asyncio.get_running_loop())
+            return Job(self.lane_state, claim, worker, slot)
+        return SyncJob(self.lane_state, claim, worker, slot, asyncio.get_running_loop())
 
     def settlement(self, claim: Claim, ended: Any) -> Settlement:
         """What a run's end means for its row. An object that raises while it is read fails this run alone."""
@@ -91,7 +99,7 @@ class Execution:
         try:
             return self._decided(claim, ended)
         except BaseException as error:
-            said = f"what the handler ended with cannot be read: {type(ended).__name__} raised {type(error).__name__}"
+            said = f"cannot read the result of the handler: {type(ended).__name__} raised {type(error).__name__}"
             return self._decided(claim, Dead(said))
 
     def _decided(self, claim: Claim, ended: Any) -> Settlement:
@@ -129,7 +137,7 @@ class Execution:
         """The handler, with its resources, in its time, in the place where it runs."""
         if child is not None:
             lease_began = claim.taken if self.store.binding.renew == "none" else None
-            trace = self.held.tracer.here() if self.held.tracer is not None else None
+            trace = self.lane_state.tracer.here() if self.lane_state.tracer is not None else None
             return await child.run(job, plan.timeout, lease_began, self.threads(), trace)
         resources = await self.resources.get(plan.names) if plan.names else {}
         if plan.timeout is None:
@@ -163,6 +171,81 @@ class Execution:
         within = contextvars.copy_context().run
         result = await loop.run_in_executor(self.threads(), within, _in_thread, plan.handler, job, resources)
         return await result if inspect.isawaitable(result) else result
+
+
+class TaskExecution(Execution):
+    """How the jobs of one queue are run: each by its own task, with the task's own policy and record."""
+
+    def __init__(self, lane_state: LaneState, resources: Resources, threads: Callable[[], ThreadPoolExecutor]) -> None:
+        super().__init__(lane_state, resources, threads)
+        self._plans: dict[str, RunPlan] = {}
+        self._task_at = self.store.binding.columns.index("task")
+
+    def plan(self, claim: Claim) -> RunPlan:
+        """By the task that the row is of."""
+        name = claim.row[self._task_at]
+        plan = self._plans.get(name)
+        if plan is None:
+            task = self._task(claim)
+            timeout = task.timeout.total_seconds() if task.timeout else self._plan.timeout
+            plan = self._plans[name] = self._planned(task.invoke, task.handler, task.resources(), timeout)
+        return plan
+
+    def _task(self, claim: Claim) -> Task[Any, Any]:
+        lane = self.lane
+        assert isinstance(lane, Queue)
+        return lane.tasks[claim.row[self._task_at]]
+
+    def _decided(self, claim: Claim, ended: Any) -> Settlement:
+        """What the handler returned is the job's result; how it failed goes into the job's history."""
+        task = self._task(claim)
+        if isinstance(ended, NotForThisVersion):
+            self._leave_to_newer(task, ended)
+        settlement = super()._decided(claim, _result(task, ended))
+        settlement.cause = ended if isinstance(ended, BaseException) else None
+        if settlement.kind in ("retry", "dead"):
+            settlement.columns = {"history": self._history(claim, settlement)}
+        return settlement
+
+    def _leave_to_newer(self, task: Task[Any, Any], ended: NotForThisVersion) -> None:
+        """A rolling deploy: jobs that this version of a task cannot run are not claimed again by it."""
+        assert isinstance(self.lane, Queue)
+        if self.lane.narrow(task.name):
+            hint = "this worker leaves jobs with such arguments to workers with a newer version of the task"
+            fields = {"lane": self.lane.name, "task": task.name, "error": ended.reason, "hint": hint}
+            to_log(Event("arguments_unknown", logging.WARNING, fields))
+        self.store.forget_texts()
+
+    def _history(self, claim: Claim, settlement: Settlement) -> list[dict[str, Any]]:
+        try:
+            told = self.store.value(claim.row, "history") or []
+        except UnreadableValue:
+            told = []
+        cause = settlement.cause
+        shown = "".join(traceback.format_exception(cause)) if cause is not None and cause.__traceback__ else None
+        entry = {
+            "attempt": claim.attempt,
+            "started_at": utc(claim.claimed_at).isoformat(),
+            "outcome": settlement.kind,
+            "error": settlement.error,
+            "traceback": None if shown is None else tail(shown, TRACEBACK, self.store.database.encoding),
+            "worker": claim.worker,
+        }
+        return [*told[1 - HISTORY :], entry]
+
+
+def _result(task: Task[Any, Any], ended: Any) -> Any:
+    """A handler's value as an outcome with the column it goes to."""
+    if isinstance(ended, Done):
+        return Done({"result": dict(ended.columns)}) if ended.columns else ended
+    if isinstance(ended, (BaseException, type)) or inspect.iscoroutine(ended):
+        return ended
+    for hint in (task.signature.returns, Any):
+        try:
+            return Done({"result": encode(ended, hint)})
+        except Unfit as unfit:
+            words = str(unfit)
+    return Dead(f"the handler returned a {type(ended).__name__}, which cannot be kept as a result: it needs {words}")
 
 
 def _in_thread(handler: Callable[..., Any], job: Job, resources: dict[str, Any]) -> Any:
@@ -214,7 +297,7 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
         case Release():
             return Settlement(claim, "release")
         case Retry(reason=reason, after=after):
-            return _failed(store, claim, _words(reason) or "retry asked for by the handler", after)
+            return _failed(store, claim, _words(reason) or "the handler asked for a retry", after)
         case BaseException():
             return _raised(store, claim, ended)
     kind = type(ended).__name__
@@ -277,7 +360,7 @@ def _failed(store: LaneStore, claim: Claim, text: str, after: Any, word: str = r
         try:
             delay = retry.bounded_delay(store.policy(claim).backoff(claim.attempt))
             if delay is None:
-                raise TypeError("backoff must answer with a timedelta")
+                raise TypeError("backoff must return a timedelta")
         except Exception as broken:
             delay, text = _FALLBACK, f"{text} (backoff failed: {_words(broken)})"
     return Settlement(claim, "retry", error=store.error_text(text), delay=delay, word=word, closes=closes)

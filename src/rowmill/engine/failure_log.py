@@ -24,7 +24,7 @@ from ..store.own.failures import Failure, Failures
 _WAITING, _BATCH, _PAUSE = 5000, 500, 0.25
 _AGAIN, _LAST, _PRUNE_EVERY = 5.0, 5.0, 600.0
 POISON = "poison"
-SWEPT = "taken back: its worker gave no sign of life for longer than the lease"
+SWEPT = "taken back: its worker died, or did not renew its lease"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class FailureLog:
                 self._off = True
                 self._events.emit(
                     "failures_off", logging.WARNING, environment=self._environment, error=error.message,
-                    hint="rowmill errors shows only what stands in the rows until this role may write rowmill_failures",
+                    hint="rowmill errors lists only errors in the rows until this role may write to rowmill_failures",
                 )  # fmt: skip
             except DatabaseError:  # away or busy; what is new is worth more than what is old
                 room = _WAITING - len(self._waiting)
@@ -110,7 +110,7 @@ class FailureLog:
         if self._dropped:
             self._events.emit(
                 "failures_dropped", logging.WARNING, environment=self._environment, count=self._dropped,
-                hint="more failed than could be written down; the rows are as they should be",
+                hint="there were more failures than could be recorded; the rows themselves are correct",
             )  # fmt: skip
             self._dropped = 0
 

@@ -7,23 +7,33 @@ CPU in Python, keeps its lease. One statement renews all that this process holds
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..errors import DatabaseError
-from ..events import Events
+from ..errors import DatabaseError, TooManyConnections, Unreachable
 from ..store import Database, LaneStore, store_for
 from ..store.lane.claim import Claim
 from ..store.own.failures import Failure, Failures
-from ..store.own.workers import WorkersTable, WorkerState
+from ..store.own.workers import WorkersTable
 from .lane_state import LaneState
+from .liveness import DeadWorker, Peers
+from .wake import jittered
+
+if TYPE_CHECKING:
+    from .environment import Environment
+    from .worker import Worker
 
 _CHUNK = 500
 _SOON = 1.0  # a row that was locked by somebody else is tried again after this
 _ALIVE_EVERY = 5.0
+_KERNEL_EVERY = 0.5  # seconds between two looks whether the other workers of this host are still there
+_TELL_AFTER = 2.0  # seconds without renewals before that is worth a line: a short outage ends before
 _MOST_CONNECTIONS = 5
 _RECORD = 5.0  # seconds for a note about a blocked event loop
 
@@ -33,17 +43,22 @@ class Heartbeat(threading.Thread):
 
     def __init__(
         self,
-        held: Sequence[LaneState],
-        fleets: Sequence[Database],
-        snapshot: Callable[[], WorkerState],
-        lost: Callable[[LaneState, Claim], None],
-        watch_loop: Callable[[], tuple[LaneState, Failure] | None],
-        events: Events,
+        worker: Worker,
+        environment: Environment,
+        lane_states: Sequence[LaneState],
+        workers_tables: Sequence[Database],
     ) -> None:
         super().__init__(name="rowmill-heartbeat", daemon=True)
-        self._held, self._databases = held, fleets
-        self._snapshot, self._lost, self._watch_loop, self._events = snapshot, lost, watch_loop, events
+        self._worker, self._environment, self._databases = worker, environment, workers_tables
+        self._lane_states = lane_states
+        self._peers = Peers(worker.suspicion, _ALIVE_EVERY)
         self._over = threading.Event()
+        self._connected: concurrent.futures.Future[None] = concurrent.futures.Future()
+        #: When the last statement was sent that its connection answered (monotonic).
+        self._answered_at = -math.inf
+        #: Since when a lane is not renewed, and whether that was said.
+        self._silent_since: float | None = None
+        self._silence_told = False
         #: Another incarnation has taken the worker's id.
         self.replaced = False
 
@@ -51,6 +66,10 @@ class Heartbeat(threading.Thread):
         """End after the statement that is under way."""
         self._over.set()
         self.join(timeout=10)
+
+    async def connected(self) -> None:
+        """Wait for the first beat: the connection is there. Raises what kept it from that."""
+        await asyncio.wrap_future(self._connected)
 
     def run(self) -> None:
         asyncio.run(self._main())
@@ -63,23 +82,47 @@ class Heartbeat(threading.Thread):
             if id(theirs) not in mine:
                 # A lane whose table is locked waits on a connection of its own, and not for long: each lane has a
                 # lease to keep.
-                lanes = min(len(self._held) + 1, _MOST_CONNECTIONS)
+                lanes = min(len(self._lane_states) + 1, _MOST_CONNECTIONS)
                 beat = min(
-                    (h.store.lane.heartbeat.total_seconds() for h in self._held if h.store.lane.heartbeat), default=10
+                    (h.store.lane.heartbeat.total_seconds() for h in self._lane_states if h.store.lane.heartbeat),
+                    default=10,
                 )
                 mine[id(theirs)] = Database.open(
                     theirs.url, schema=theirs.schema, pool=lanes, patience=min(max(beat, 1.0), 10.0)
                 )
             return mine[id(theirs)]
 
-        lanes = [(held, self._twin(held, database(held.store.database))) for held in self._held]
-        fleets = [WorkersTable(database(theirs)) for theirs in self._databases]
-        tasks = [asyncio.create_task(self._keep(held, store)) for held, store in lanes if store.binding.renew != "none"]
-        tasks += [asyncio.create_task(self._alive(fleet)) for fleet in fleets]
+        lanes = [
+            (lane_state, self._twin(lane_state, database(lane_state.store.database)))
+            for lane_state in self._lane_states
+        ]
+        workers_tables = [WorkersTable(database(theirs)) for theirs in self._databases]
+        try:
+            for own in mine.values():
+                await own.reach()
+        except BaseException as error:
+            for own in mine.values():
+                await own.close()
+            self._connected.set_exception(error)
+            return
+        for lane_state in self._lane_states:
+            lane_state.beat_at = time.monotonic()
+        self._connected.set_result(None)
+        tasks = [
+            asyncio.create_task(self._keep(lane_state, store))
+            for lane_state, store in lanes
+            if store.binding.renew != "none"
+        ]
+        tasks += [asyncio.create_task(self._alive(workers_table)) for workers_table in workers_tables]
+        look_at = time.monotonic() + _KERNEL_EVERY
         try:
             while not self._over.is_set() and not any(task.done() for task in tasks):
                 await asyncio.sleep(0.05)
-                if (seen := self._watch_loop()) is not None and seen[0].failures is not None:
+                self._tell_silence()
+                if time.monotonic() >= look_at:
+                    look_at = time.monotonic() + _KERNEL_EVERY
+                    self._take_over(self._peers.find_gone())
+                if (seen := self._worker.shutdown.watch_loop()) is not None and seen[0].failures is not None:
                     await self._record(database(seen[0].store.database), seen[1])
         finally:
             for task in tasks:
@@ -88,6 +131,36 @@ class Heartbeat(threading.Thread):
             for own in mine.values():
                 await own.close()
 
+    def _take_over(self, dead: Sequence[DeadWorker]) -> None:
+        """Let the worker give back what these held."""
+        for one in dead:
+            self._worker.take_over_from_thread(self._environment, one)
+
+    def _tell_silence(self) -> None:
+        """Say once that leases are not renewed, so that nothing more is claimed; and once that they are again."""
+        environment = self._environment
+        silent = [lane_state for lane_state in self._lane_states if not lane_state.beats]
+        if not silent:
+            self._silent_since = None
+            if self._silence_told:
+                self._silence_told = False
+                self._worker.events.emit("heartbeat_back", worker=self._worker.id, environment=environment.name)
+            return
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        if self._silence_told or environment.down or now - self._silent_since < _TELL_AFTER:
+            return
+        self._silence_told = True
+        errors = [lane_state.beat_error for lane_state in silent if lane_state.beat_error is not None]
+        hint = "nothing more is claimed until leases can be renewed again: see the error"
+        self._worker.events.emit(
+            "heartbeat_down", logging.ERROR, worker=self._worker.id, environment=environment.name,
+            lanes=[lane_state.name for lane_state in silent],
+            error=errors[0].message if errors else "a renewal is not answered",
+            **(environment.connections if any(isinstance(e, TooManyConnections) for e in errors) else {"hint": hint}),
+        )  # fmt: skip
+
     @staticmethod
     async def _record(database: Database, failure: Failure) -> None:
         """Write to the row's history what the blocked event loop cannot write, and may not live to write."""
@@ -95,39 +168,56 @@ class Heartbeat(threading.Thread):
             async with asyncio.timeout(_RECORD):
                 await Failures(database).add([failure])
 
-    def _twin(self, held: LaneState, database: Database) -> LaneStore:
-        twin = store_for(held.store.binding, database, held.store.clock, "", "")
-        twin.worker = held.store.worker
+    def _twin(self, lane_state: LaneState, database: Database) -> LaneStore:
+        twin = store_for(lane_state.store.binding, database, lane_state.store.clock, "", "")
+        twin.worker = lane_state.store.worker
         return twin
 
-    async def _keep(self, held: LaneState, store: LaneStore) -> None:
+    async def _keep(self, lane_state: LaneState, store: LaneStore) -> None:
         """Renew one lane's claims, beat after beat."""
         assert store.lane.heartbeat is not None
         every = store.lane.heartbeat.total_seconds()
         pause = every
         while True:
             await asyncio.sleep(pause)
-            if store.binding is not held.store.binding:  # the table was altered
-                store = self._twin(held, store.database)
-            claims = held.begin_renewal()
+            if store.binding is not lane_state.store.binding:  # the table was altered
+                store = self._twin(lane_state, store.database)
+            claims, sent = lane_state.begin_renewal(), time.monotonic()
             try:
-                await held.find_fences(store, claims)
+                if not claims and sent - self._answered_at < every:
+                    sent = self._answered_at
+                elif not claims:
+                    await store.database.reach()  # the next claim will need it
+                await lane_state.find_fences(store, claims)
                 complete = all(
-                    [await self._renew(held, store, claims[i : i + _CHUNK]) for i in range(0, len(claims), _CHUNK)]
+                    [
+                        await self._renew(lane_state, store, claims[i : i + _CHUNK])
+                        for i in range(0, len(claims), _CHUNK)
+                    ]
                 )
                 pause = every if complete else min(_SOON, every)
+                self._answered_at = max(self._answered_at, sent)
+                silent, lane_state.beat_at, lane_state.beat_error = not lane_state.beats, sent, None
+                if silent:
+                    self._worker.wake_from_thread(lane_state.environment)
             except DatabaseError as error:
                 # The lease outlives several beats; the next one tries again.
-                pause = min(_SOON, every)
-                held.lost_reply(claims)
-                self._events.emit("renew_failed", logging.WARNING, lane=store.lane.name, error=error.message)
+                pause = jittered(min(_SOON, every))
+                lane_state.renewal_unanswered(claims)
+                level = logging.WARNING if lane_state.beat_error is None else logging.DEBUG  # said once
+                lane_state.beat_error = error
+                if isinstance(error, Unreachable):
+                    if lane_state.beats:
+                        self._worker.wake_from_thread(lane_state.environment)
+                    lane_state.beat_at = self._answered_at = -math.inf
+                self._worker.events.emit("renew_failed", level, lane=store.lane.name, error=error.message)
             except Exception as error:
                 pause = min(_SOON, every)
-                self._events.emit("renew_failed", logging.ERROR, lane=store.lane.name, error=repr(error))
+                self._worker.events.emit("renew_failed", logging.ERROR, lane=store.lane.name, error=repr(error))
             finally:
-                held.end_renewal()
+                lane_state.end_renewal()
 
-    async def _renew(self, held: LaneState, store: LaneStore, claims: Sequence[Claim]) -> bool:
+    async def _renew(self, lane_state: LaneState, store: LaneStore, claims: Sequence[Claim]) -> bool:
         """True when nothing was passed over because somebody else had it locked."""
         sent = time.monotonic()
         renewed = {id(claim) for claim in await store.renew(claims)}
@@ -141,26 +231,31 @@ class Heartbeat(threading.Thread):
         held_still = await store.still_held(missing)
         for claim, holds in zip(missing, held_still, strict=True):
             if not holds:
-                self._lost(held, claim)
+                self._worker.lose_from_thread(lane_state, claim)
         return not any(held_still)
 
-    async def _alive(self, fleet: WorkersTable) -> None:
+    async def _alive(self, workers_table: WorkersTable) -> None:
         """A sign of life every few seconds, and soon after work begins or ends."""
         told, at = "", 0.0
+        session, one_host = self._environment.session, workers_table.database.sql.one_writer
         # Where only this table can tell that a holder lives, it has to say so well within the lease.
-        leases = [h.store.lane.lease.total_seconds() / 5 for h in self._held if h.store.needs_fleet]
+        leases = [h.store.lane.lease.total_seconds() / 5 for h in self._lane_states if h.store.needs_workers_table]
         every = min([_ALIVE_EVERY, *leases])
         while True:
-            me = self._snapshot()
-            if me.state == told and time.monotonic() - at < every:
-                await asyncio.sleep(min(_SOON, every))
-                continue
-            told, at = me.state, time.monotonic()
+            me = self._worker.shutdown.snapshot()
+            due = me.state != told or time.monotonic() - at >= every
             try:
-                if not await fleet.beat(me):
-                    # The row is gone (then it is made again), or another live worker has the id.
-                    self.replaced |= await fleet.register(me) is not None
+                if due:
+                    told, at = me.state, time.monotonic()
+                    if not await workers_table.beat(me, locked=session.locked_since is not None):
+                        # The row is gone (then it is made again), or another live worker has the id.
+                        self.replaced |= await workers_table.register(me) is not None
+                    self._answered_at = at
+                if due or one_host or self._peers.suspects:
+                    self._take_over(self._peers.update(await workers_table.peers(me), session.age))
+                if not due:
+                    await asyncio.sleep(min(_SOON, every))
             except Exception as error:
                 level = logging.DEBUG if isinstance(error, DatabaseError) else logging.ERROR
-                self._events.emit("worker_beat_failed", level, error=str(error))
+                self._worker.events.emit("worker_beat_failed", level, error=str(error))
                 await asyncio.sleep(_SOON)

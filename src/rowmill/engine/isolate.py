@@ -63,11 +63,14 @@ class HandlerProcess:
         from .execute import TimedOut
         from .job import workdir_prefix
 
+        def left() -> float | None:
+            if timeout is None or lease_began is None:
+                return timeout
+            return timeout - (time.monotonic() - lease_began)
+
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(threads, self._start)
-        left = timeout
-        if timeout is not None and lease_began is not None:
-            left = timeout - (time.monotonic() - lease_began)
+        within = _START if timeout is None or lease_began is None else min(_START, max(left() or 0, 0))
+        await loop.run_in_executor(threads, self._start, within)
         facts: dict[str, Any] = {
             "trace": trace,
             "row": {column: job[column] for column in job},
@@ -76,7 +79,7 @@ class HandlerProcess:
         }
         talk = loop.run_in_executor(threads, self._talk, facts, job, loop)
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(left()):
                 kind, value = await asyncio.shield(talk)
         except (TimeoutError, asyncio.CancelledError) as error:
             # Past its time, its claim lost, or a hard stop: nothing of this run may go on.
@@ -91,8 +94,8 @@ class HandlerProcess:
             raise value
         return value
 
-    def _start(self) -> None:
-        """A process that has imported its handler and waits for work."""
+    def _start(self, within: float) -> None:
+        """A process that has imported its handler and waits for work; or, past that time, that is not there yet."""
         if self._process is not None and self._process.is_alive():
             return
         self._forget()
@@ -103,7 +106,7 @@ class HandlerProcess:
         theirs.close()
         self._process, self._pipe = process, pipe
         with contextlib.suppress(EOFError, OSError):
-            if pipe.poll(_START):
+            if pipe.poll(within):
                 pipe.recv()
 
     def _talk(self, facts: dict[str, Any], job: Job, loop: asyncio.AbstractEventLoop) -> tuple[str, Any]:
@@ -114,6 +117,8 @@ class HandlerProcess:
             pipe.send(facts)
             while True:
                 kind, value = pipe.recv()
+                if kind == "ready":  # later than the start was waited for
+                    continue
                 if kind == "spend":
                     pipe.send(_portable(self._spend(job.spend(value[0], wait=value[1], **value[2]), loop)))
                 elif kind == "progress":

@@ -58,8 +58,8 @@ class Job(Mapping[str, Any]):
     _flowing: JobSteps | None = None
     _spending: Spent | None = None
 
-    def __init__(self, held: LaneState, claim: Claim, worker: str, slot: str) -> None:
-        self._held, self._store, self._claim = held, held.store, claim
+    def __init__(self, lane_state: LaneState, claim: Claim, worker: str, slot: str) -> None:
+        self._lane_state, self._store, self._claim = lane_state, lane_state.store, claim
         #: The worker's id and the slot's name, as they show on the dashboard.
         self.worker, self.slot = worker, slot
 
@@ -192,7 +192,7 @@ class Job(Mapping[str, Any]):
 
     def finish(self) -> Finish:
         """``async with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
-        return Finish(self._held, self._claim, self)
+        return Finish(self._lane_state, self._claim, self)
 
     def close(self) -> None:
         """Remove what the run left behind."""
@@ -204,8 +204,10 @@ class Job(Mapping[str, Any]):
 class SyncJob(Job):
     """A Job for a handler that runs in a thread: the same calls, without ``await``."""
 
-    def __init__(self, held: LaneState, claim: Claim, worker: str, slot: str, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(held, claim, worker, slot)
+    def __init__(
+        self, lane_state: LaneState, claim: Claim, worker: str, slot: str, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(lane_state, claim, worker, slot)
         self._loop = loop
 
     def progress(self, fraction: float, note: str | None = None) -> None:  # type: ignore[override]
@@ -272,25 +274,25 @@ class FinishTx(Tx):
 class Finish:
     """The end of a run. Leaving the block settles the claim, fenced; if that fails, nothing of it was written."""
 
-    def __init__(self, held: LaneState, claim: Claim, job: Job) -> None:
-        self._held, self._store, self._claim, self._job = held, held.store, claim, job
+    def __init__(self, lane_state: LaneState, claim: Claim, job: Job) -> None:
+        self._lane_state, self._store, self._claim, self._job = lane_state, lane_state.store, claim, job
 
     def __enter__(self) -> None:
-        raise RowmillError("an async handler's finish block is awaited", hint="async with job.finish() as tx:")
+        raise RowmillError("an async handler must await its finish block", hint="async with job.finish() as tx:")
 
     def __exit__(self, *exc: object) -> None: ...
 
     async def __aenter__(self) -> FinishTx:
         if self._job.finished is not None:
-            raise RowmillError("this run has already ended in a finish block", hint="one job.finish() per run")
+            raise RowmillError("this run already ended in a finish block", hint="use one job.finish() per run")
         try:
             if self._store.database.dialect.name == "sqlite":
                 # One writer at a time: a renewal that is under way needs the lock that this block is about to take.
-                await self._held.begin_settle([self._claim])
+                await self._lane_state.begin_settle([self._claim])
             self._context = self._store.database.begin()
             self._tx = FinishTx(await self._context.__aenter__())
         except BaseException:
-            self._held.end_settle([self._claim])  # the run goes on, and so do its renewals
+            self._lane_state.end_settle([self._claim])  # the run goes on, and so do its renewals
             raise
         return self._tx
 
@@ -301,16 +303,16 @@ class Finish:
             if error is not None:
                 await self._context.__aexit__(kind, error, trace)
                 return
-            self._held.ending.add(id(self._claim))
+            self._lane_state.ending.add(id(self._claim))
             await uncut(self._end())
         finally:
-            self._held.ending.discard(id(self._claim))
-            self._held.end_settle([self._claim])
+            self._lane_state.ending.discard(id(self._claim))
+            self._lane_state.end_settle([self._claim])
 
     async def _end(self) -> None:
         try:
             # Where renewal moves the fence, it must not move it between the settling and the commit.
-            await self._held.begin_settle([self._claim])
+            await self._lane_state.begin_settle([self._claim])
             settlement = await self._settle()
         except BaseException as failure:
             await self._context.__aexit__(type(failure), failure, failure.__traceback__)
@@ -328,11 +330,11 @@ class Finish:
                 return settlement  # gone in here and there outside: the handler's own writes took the row away
             if not held:
                 self._claim.lost = True
-                raise LostClaim(f"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer this run's")
+                raise LostClaim(f"lane {self._claim.lane!r}: row {self._claim.id!r} is no longer claimed by this run")
             await asyncio.sleep(
                 min(0.002 * 2**attempt, _LOCKED_WAIT)
             )  # somebody else has the row locked at this moment
-        raise Busy(f"lane {self._claim.lane!r}: row {self._claim.id!r} stayed locked by somebody else")
+        raise Busy(f"lane {self._claim.lane!r}: row {self._claim.id!r} stayed locked by another transaction")
 
     async def _commit(self, settlement: Settlement) -> None:
         try:
@@ -342,7 +344,7 @@ class Finish:
             if not await _patiently(self._store, settlement):
                 raise
         self._job.finished = settlement
-        self._held.drop([self._claim])  # what the handler still does is not renewed, so it cannot be lost either
+        self._lane_state.drop([self._claim])  # what the handler still does is not renewed, so it cannot be lost either
 
 
 async def _patiently(store: LaneStore, settlement: Settlement, tries: int = 60) -> bool:

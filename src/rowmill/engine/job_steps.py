@@ -127,13 +127,13 @@ class JobSteps:
                 self._once("step", name)
                 return
             await self._still_held(attempt)
-        raise Busy(f"job {self._claim.id!r} stayed locked by somebody else")
+        raise Busy(f"job {self._claim.id!r} stayed locked by another transaction")
 
     async def _still_held(self, attempt: int) -> None:
         """The row was locked at that moment, by a renewal for one, or it is no longer ours."""
         if not (await self._store.still_held([self._claim]))[0]:
             self._claim.lost = True
-            raise LostClaim(f"job {self._claim.id!r} is no longer this run's")
+            raise LostClaim(f"job {self._claim.id!r} is no longer claimed by this run")
         await asyncio.sleep(min(0.002 * 2**attempt, _WAIT))
 
     async def spawn(self, calls: Iterable[Call], name: str | None) -> Joined:
@@ -148,7 +148,7 @@ class JobSteps:
             if call.options.tx is not None or call.options.env not in (None, self._job.environment):
                 raise RowmillError("a child is added where its parent is: without tx and env of its own")
             if call.options.key is not None:
-                raise RowmillError("a child has no key: one that is there already would be nobody's child")
+                raise RowmillError("a child cannot have a key: an existing job cannot become its child")
         joined = await self.joined(branch)
         if not joined.unfinished and (joined.total or not wanted):
             return joined
@@ -160,14 +160,14 @@ class JobSteps:
         for attempt in range(_TRIES):
             try:
                 settlement: Settlement | None = None
-                with enqueued(self._job._held.tracer, wanted) as traced:
+                with enqueued(self._job._lane_state.tracer, wanted) as traced:
                     async with self._store.database.begin() as connection:
                         settlement = await flows.suspend(self._store, connection, self._claim, traced, branch)
                 self._job.finished = settlement
                 return
             except LostClaim:
                 await self._still_held(attempt)
-        raise Busy(f"job {self._claim.id!r} stayed locked by somebody else")
+        raise Busy(f"job {self._claim.id!r} stayed locked by another transaction")
 
     async def joined(self, name: str | None) -> Joined:
         """How the job's children stand now."""

@@ -17,7 +17,6 @@ from ..store import Database
 from ..store.jobs import flows
 from ..store.jobs.enqueue import EnqueueStatements
 from ..store.jobs.job_rows import Jobs
-from ..store.lane.claim import FINAL, Settlement
 from .wake import DONE, jittered
 
 _AWAITED = 20.0  # seconds for which one who awaits a result is remembered
@@ -34,28 +33,24 @@ class Joins:
         self._say, self._jobs = EnqueueStatements.to(database, clock), Jobs(database, clock)
         self._postgres = database.dialect.name == "postgresql"
         self._parents: set[int] = set()
-        self._awaited_until = 0.0
+        #: Somebody awaits results until then (monotonic), and is told when jobs are done.
+        self.awaited_until = 0.0
         self._tell = False
         self._task: asyncio.Task[None] | None = None
-        self._parent_at: int | None = None
 
     def awaited(self) -> None:
         """Somebody awaits results: say so when jobs are done, for a while."""
-        self._awaited_until = time.monotonic() + _AWAITED
+        self.awaited_until = time.monotonic() + _AWAITED
 
     @property
     def busy(self) -> bool:
         """Something is still to follow."""
         return self._task is not None
 
-    def settled(self, columns: Sequence[str], settlements: Sequence[Settlement]) -> None:
-        """Outcomes were written and committed."""
-        if self._parent_at is None:
-            self._parent_at = list(columns).index("parent_id")
-        at = self._parent_at
-        parents = {s.claim.row[at] for s in settlements if s.kind in FINAL}  # with None, for those that have none
-        self._tell |= bool(parents) and self._postgres and time.monotonic() < self._awaited_until
-        self._parents |= parents - {None}
+    def ended(self, parents: set[int]) -> None:
+        """Jobs have ended, those of these parents among them, and that is committed."""
+        self._tell |= self._postgres and time.monotonic() < self.awaited_until
+        self._parents |= parents
         if (self._parents or self._tell) and self._task is None:
             self._task = asyncio.create_task(self._follow())
 

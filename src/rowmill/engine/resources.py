@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DeclarationError, ResourceFailed, RowmillError, did_you_mean
+from ..store import probe
+
+if TYPE_CHECKING:
+    from .lane_state import LaneState
+    from .worker import Worker
+
+_OPENING = 5.0  # seconds that lanes below wait for the resources of one above, so that the order holds
+_OPEN_AGAIN = (1.0, 60.0)  # seconds before a resource that failed to open is tried again: first, and at most
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class Resources:
             if name not in self._declared:
                 who = f"the resource {above[-1]!r}" if above else "the handler"
                 raise DeclarationError(
-                    f"{where}: {who} asks for {name!r}, and there is no such resource",
+                    f"{where}: {who} needs the resource {name!r}, which is not declared",
                     hint=f"declare it with @mill.resource; {did_you_mean(name, self._declared)}",
                 )
             if name in above:
@@ -61,7 +71,7 @@ class Resources:
 
     async def _one(self, name: str) -> Any:
         resource = self._declared[name]
-        # What it stands on first: where that has to be opened anew, this one has to be too.
+        # What it depends on comes first: where that has to be opened again, this one has to be too.
         needed = await self.get(resource.needs())
         async with self._locks.setdefault(name, asyncio.Lock()):
             if name in self._open:
@@ -93,6 +103,48 @@ class Resources:
         """Close what is open, the newest first."""
         for name in reversed(list(self._open)):
             await self._close(name)
+
+
+class LaneResources:
+    """Opens a lane's resources when its first row is ready and before that row is claimed. Where that fails, the lane
+    waits and its rows stay as they are.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._opening: set[asyncio.Task[None]] = set()
+
+    async def are_open(self, lane_state: LaneState) -> bool:
+        """Whether the lane may claim now. Starts to open what is not open yet."""
+        worker, needs = self._worker, lane_state.execution.needs
+        if worker.resources.are_open(needs):
+            return True
+        if not await probe(lane_state.environment.database, [lane_state.store]):
+            return False
+        lane_state.paused_until = math.inf
+        opening = asyncio.create_task(self._open(lane_state, needs))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        if lane_state.unopened is None:
+            await asyncio.wait([opening], timeout=_OPENING)
+        return worker.resources.are_open(needs) and not worker.stopping
+
+    async def _open(self, lane_state: LaneState, names: list[str]) -> None:
+        try:
+            await self._worker.resources.get(names)
+            lane_state.unopened, lane_state.open_pause, lane_state.paused_until = None, 0.0, 0.0
+        except ResourceFailed as error:
+            lane_state.open_pause = min(max(2 * lane_state.open_pause, _OPEN_AGAIN[0]), _OPEN_AGAIN[1])
+            lane_state.unopened, lane_state.paused_until = error, time.monotonic() + lane_state.open_pause
+            lane_state.not_opened(error, lane_state.open_pause)
+        lane_state.environment.wake()
+
+    async def stop(self) -> None:
+        """Give up what is still being opened: the worker stops."""
+        for opening in self._opening:
+            opening.cancel()
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=_OPENING)
 
 
 async def _opened(opener: Callable[..., Any], needed: dict[str, Any], stack: AsyncExitStack) -> Any:

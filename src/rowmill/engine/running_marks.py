@@ -36,15 +36,18 @@ def salt(*place: str) -> int:
     return zlib.crc32("\0".join(place).encode()) << 30
 
 
+def running_now(file: int) -> frozenset[int] | None:
+    """The marks of the rows that run, or that ran when the process died; None where no process has kept any yet."""
+    size = os.fstat(file).st_size
+    return frozenset(array("q", os.pread(file, size - size % _CELL, 0))) - {0} if size else None
+
+
 class RunningMarks:
     """A cell for every slot of a process: the mark of the row that runs there, or 0."""
 
     def __init__(self, file: int, counts: Sequence[int]) -> None:
-        size = os.fstat(file).st_size
         #: What the process before this one was running when it died; None where there was none.
-        self.before: frozenset[int] | None = None
-        if size:
-            self.before = frozenset(array("q", os.pread(file, size - size % _CELL, 0))) - {0}
+        self.before = running_now(file)
         os.ftruncate(file, 0)
         os.ftruncate(file, max(sum(counts), 1) * _CELL)
         cells = memoryview(mmap.mmap(file, 0)).cast("q")

@@ -1,4 +1,4 @@
-"""The foreman: watches over one worker's health, knows when its work is done, and ends it in good order."""
+"""Health, drain and graceful shutdown of one worker: what concerns it as a whole and no row in particular."""
 
 from __future__ import annotations
 
@@ -13,72 +13,85 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..declare.lane import Lane
 from ..declare.retry import TRANSIENT
 from ..errors import DatabaseError, RowmillError
 from ..store.gates import pauses
 from ..store.gates.pauses import HeldBack
+from ..store.inspect.lane_view import LaneView
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.row_keys import written
 from ..store.own.failures import Failure
 from ..store.own.workers import WorkerState
 from .counters import users_line
 from .lane_state import LaneState
+from .liveness import process_identity
 
 if TYPE_CHECKING:
+    from ..store.lane.postgres import PostgresLane
+    from ..store.lane.sqlite import SqliteLane
     from .environment import Environment
     from .worker import Worker
 
 _LAST, _HURRIED = 20.0, 3.0  # seconds for the last outcomes, where the database is slow or away
+_WATCH_EVERY = 0.2
 _ASK_PAUSES = 0.5
+#: Seconds between two words of a drain about the rows that it waits for.
+_SAY_WAITING = 15.0
 _GIVE_UP = 4.0  # seconds between two tries to open a resource: a drain does not wait longer, after three of them
 _BLOCKED = 1.0  # seconds without a sign from the event loop: it ticks twice as often
 RECYCLE = 75  # exit code: start this worker again
 
 
 class Shutdown:
-    """What concerns a worker as a whole and no row in particular."""
+    """Watches over a worker's health, knows when a drain is done, and shuts the worker down gracefully."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        #: The last outcomes are being written: nothing is kept for later that the database refuses.
+        self.settling_last = False
+        #: When the worker's health is looked at next (monotonic).
+        self.watch_at = 0.0
         #: When it is next asked whether what is left is paused: that may mean a look at every ready row.
         self._ask_pauses_at = 0.0
-        #: Each environment has a heartbeat thread, and one of them is to report.
+        #: When a drain may next say what it waits for; 0: it has not waited yet.
+        self._say_waiting_at = 0.0
+        #: Only one heartbeat thread reports a blocked loop; each environment has one.
         self._watching = threading.Lock()
 
     def watch(self, now: float) -> None:
-        """A run that outlives its timeout and cannot be stopped costs this process its life, in good order; so does
-        a heartbeat that has stopped, or an id that another worker has taken.
+        """Stop the worker gracefully if a run cannot be stopped after timeout and grace, if a heartbeat thread has
+        stopped, or if another worker took its id.
         """
-        worker = self._worker
+        worker, self.watch_at = self._worker, now + _WATCH_EVERY
         for slots in worker.slots.values():
             if slots.hoards(now):
                 self._give_back(slots.take_back())
-            slots.start()
             slot = slots.overdue(now, worker.grace)
             if slot is not None and not worker.recycling:
                 worker.recycling = True
                 worker.stop()
                 worker.events.emit(
                     "worker_recycled", logging.ERROR, worker=worker.id, lane=slots.lane.name, slot=slot.name,
-                    hint='a handler that cannot be stopped: isolation="process" can kill it',
+                    hint='a handler could not be stopped, so the process restarts; isolation="process" can kill it',
                 )  # fmt: skip
-        for place in worker.places:
-            if place.opened and not place.beating:
-                worker.crashed(RowmillError(f"the heartbeat of environment {place.name!r} has stopped"))
-            if place.replaced and not worker.stopping:
+        for environment in worker.environments:
+            if environment.opened and not environment.beating:
+                worker.fail(RowmillError(f"the heartbeat of environment {environment.name!r} has stopped"))
+            if environment.replaced and not worker.stopping:
                 worker.stop()
                 worker.events.emit(
-                    "worker_replaced", logging.ERROR, worker=worker.id, environment=place.name,
-                    hint="another worker has taken this id; this one stops",
+                    "worker_replaced", logging.ERROR, worker=worker.id, environment=environment.name,
+                    hint="another worker has taken over this id; this one stops",
                 )  # fmt: skip
-        worker.tally.summarise(now)
+        if now >= worker.counters.summary_at:
+            worker.counters.summarise()
 
     def watch_loop(self) -> tuple[LaneState, Failure] | None:
-        """Called from the heartbeat thread. A handler that blocks the event loop past its timeout is reported once, and
-        ends the process past the grace. Returns what the row's history is to show.
+        """Called from the heartbeat thread. Reports a handler that blocks the event loop past its timeout, once; after
+        the grace, ends the process. Returns what the row's history is to show.
         """
         with self._watching:
             seen = self._blocked()
@@ -102,15 +115,15 @@ class Shutdown:
             worker.events.emit(
                 "loop_blocked", logging.WARNING, worker=worker.id, environment=claim.environment, lane=claim.lane,
                 id=claim.id, at=job.blocked_at, seconds=seconds, timeout=plan.timeout,
-                hint='nothing else can run: await there, make the handler a plain function, or isolation="process"',
+                hint='no other job can run: await there, make the handler a plain function, or use isolation="process"',
             )  # fmt: skip
             message = f"blocks the event loop past its timeout of {plan.timeout:g} s, at {job.blocked_at}"
             failure = Failure(claim.lane, written(claim.id), claim.attempt, claim.worker, "blocked", TRANSIENT, message)
-            return job._held, failure
+            return job._lane_state, failure
         return None
 
     def _end_if_hung(self) -> None:
-        """A handler that blocks the loop past timeout and grace keeps this foreman, too, from its work, and with the
+        """A handler that blocks the loop past timeout and grace keeps this check, too, from its work, and with the
         heartbeat its row would be held for ever.
         """
         worker, now = self._worker, time.monotonic()
@@ -120,7 +133,7 @@ class Shutdown:
             if (slot := slots.overdue(now, worker.grace)) is not None:
                 worker.events.emit(
                     "worker_recycled", logging.ERROR, worker=worker.id, lane=slots.lane.name, slot=slot.name,
-                    hint='its handler blocks the event loop: make it a plain function, or isolation="process"',
+                    hint='a handler blocks the event loop: make it a plain function, or use isolation="process"',
                 )  # fmt: skip
                 os._exit(RECYCLE)
 
@@ -133,109 +146,142 @@ class Shutdown:
         worker = self._worker
         left: list[tuple[Environment, LaneState, HeldBack]] = []
         unseen = False
-        if any(slots.busy or slots.buffered for slots in worker.slots.values()) or worker.settler.busy(worker.places):
-            return False
-        for place in worker.places:
-            if not place.opened:
+        for environment in worker.environments:
+            if not environment.opened:
                 return False
-            for held in place.held:
+            for lane_state in environment.lane_states:
                 try:
-                    unfinished = await held.store.unfinished()
-                    unseen = unseen or (not unfinished and await held.store.left_running())
+                    unfinished = await lane_state.store.unfinished()
+                    if not unfinished and await lane_state.store.backs_off():
+                        return False
+                    unseen = unseen or (not unfinished and await lane_state.store.left_running())
                 except DatabaseError:
                     return False
-                if unfinished and held.refused is not None:
+                if unfinished and lane_state.refused is not None:
                     raise RowmillError(
-                        f"lane {held.store.lane.name!r}: the database refuses the claim, so the rows cannot be drained:"
-                        f" {held.refused}",
-                        hint=f"rowmill sql shows the statement; running={dict(held.store.lane.running)!r}",
+                        f"lane {lane_state.store.lane.name!r}: the database refuses the claim, so the rows"
+                        f" cannot be drained: {lane_state.refused}",
+                        hint=f"rowmill sql shows the statement; running={dict(lane_state.store.lane.running)!r}",
                     )
-                if unfinished and held.unopened is not None and held.open_pause >= _GIVE_UP:
+                if unfinished and lane_state.unopened is not None and lane_state.open_pause >= _GIVE_UP:
                     raise RowmillError(
-                        f"lane {held.store.lane.name!r}: {held.unopened.message}, so its rows cannot be drained",
-                        hint=held.unopened.hint,
+                        f"lane {lane_state.store.lane.name!r}: {lane_state.unopened.message}, so its rows"
+                        " cannot be drained",
+                        hint=lane_state.unopened.hint,
                     )
                 if unfinished:
-                    held_back = await self._held_back(held)
+                    held_back = await self._held_back(lane_state)
                     if held_back is None:
+                        await self._say_waiting(environment, lane_state)
                         return False
-                    left.append((place, held, held_back))
-            if place.follow is not None and (place.follow.busy or await place.follow.look()):
+                    left.append((environment, lane_state, held_back))
+            if environment.joins is not None and (environment.joins.busy or await environment.joins.look()):
                 return False
-        for place, held, rows in left:
-            lane = held.store.lane.name
-            worker.held_back.append({"environment": place.name, "lane": lane, "count": rows.count, "why": rows.why})
+        for environment, lane_state, rows in left:
+            lane = lane_state.store.lane.name
+            worker.held_back.append(
+                {"environment": environment.name, "lane": lane, "count": rows.count, "why": rows.why}
+            )
             worker.events.emit(
-                "drain_held_back", logging.WARNING, worker=worker.id, environment=place.name, lane=lane,
-                count=rows.count, why=rows.why, hint="rowmill resume lets them go; this drain ends without them",
+                "drain_held_back", logging.WARNING, worker=worker.id, environment=environment.name, lane=lane,
+                count=rows.count, why=rows.why, hint="this drain ends without them; rowmill resume ends the pause",
             )  # fmt: skip
         if unseen:
-            worker.tally.leave()
+            worker.counters.leave()
         return True
 
-    async def _held_back(self, held: LaneState) -> HeldBack | None:
+    async def _say_waiting(self, environment: Environment, lane_state: LaneState) -> None:
+        """Say now and then which running rows of others a drain waits for: without a word it looks hung."""
+        now, worker = time.monotonic(), self._worker
+        if now < self._say_waiting_at:
+            return
+        first, self._say_waiting_at = self._say_waiting_at == 0.0, now + _SAY_WAITING
+        if first:
+            return
+        store = cast("PostgresLane | SqliteLane", lane_state.store)  # the only lane stores there are
+        try:
+            holders = await LaneView(store, fleet=True).holders()
+        except DatabaseError:
+            return
+        held = [rows for rows in holders if rows.worker != worker.id]
+        if held:
+            swept = (store.lane.lease + store.lane.sweep_every).total_seconds()
+            names = ", ".join(rows.worker for rows in held[:3]) + (", ..." if len(held) > 3 else "")
+            worker.events.emit(
+                "drain_waiting", worker=worker.id, environment=environment.name, lane=store.lane.name,
+                count=sum(rows.rows for rows in held), holders=names,
+                seconds=round(max(swept - rows.silent_for for rows in held)),
+                hint="rows of a worker that is gone are taken back within these seconds",
+            )  # fmt: skip
+
+    async def _held_back(self, lane_state: LaneState) -> HeldBack | None:
         """Ready rows that nobody will claim before somebody resumes: waiting for them a drain would never end."""
         began = time.monotonic()
         if began < self._ask_pauses_at:
             return None
         try:
-            found = await pauses.held_back(held.store)
+            paused = await pauses.held_back(lane_state.store)
         except DatabaseError:
-            found = None
-        if found is None:
+            paused = None
+        if paused is None:
             ended = time.monotonic()
             self._ask_pauses_at = ended + max(_ASK_PAUSES, 20 * (ended - began))
-        return found
+        return paused
 
     async def wind_down(self) -> None:
         """Claim nothing more; rows that nobody started go back; runs may finish within the grace."""
         worker = self._worker
         deadline = time.monotonic() + worker.grace
-        for slots in worker.slots.values():
-            self._give_back(slots.take_back())
+        self.give_back_prefetched()
         while not worker.hurried and time.monotonic() < deadline:
-            worker.settler.all(worker.places)
+            worker.settle_all()
             if not any(slots.in_time(time.monotonic()) for slots in worker.slots.values()):
                 break
-            await worker.bell.wait(0.5)
+            await worker.wait(0.5)
         for slots in worker.slots.values():
             self._give_back(await slots.close())
-        await self._give_back_unsure()
+        await self._give_back_unanswered()
         last = time.monotonic() + (_HURRIED if worker.hurried else _LAST)
-        worker.settler.stopping = True
-        worker.settler.retry_later(float("inf"))
+        self.settling_last = True
+        worker.settle_delayed(float("inf"))
         while time.monotonic() < last:
-            worker.settler.retry_later(time.monotonic())
-            worker.settler.all(worker.places)
-            if not worker.settler.busy(worker.places):
+            worker.settle_delayed(time.monotonic())
+            worker.settle_all()
+            if not worker.unsettled:
                 break
-            await worker.bell.wait(min(max(worker.settler.next_time - time.monotonic(), 0.0), 0.5))
+            await worker.wait(min(max(worker.settle_later_at - time.monotonic(), 0.0), 0.5))
 
-    async def _give_back_unsure(self) -> None:
-        """Rows whose claim was cut off, by the stop itself or by a lost reply, and stands all the same."""
-        for place in self._worker.places:
-            for held in place.held:
+    def give_back_prefetched(self) -> None:
+        """Release at once the rows that were claimed and that nobody started."""
+        for slots in self._worker.slots.values():
+            self._give_back(slots.take_back())
+        self._worker.settle_all()
+
+    async def _give_back_unanswered(self) -> None:
+        """Release rows that were claimed although the reply was lost, or the stop cut the claim off."""
+        for environment in self._worker.environments:
+            for lane_state in environment.lane_states:
                 with contextlib.suppress(DatabaseError, TimeoutError):
                     async with asyncio.timeout(_HURRIED):
-                        self._give_back([(held, claim) for claim in await self._worker.recover(held)])
+                        self._give_back([(lane_state, claim) for claim in await self._worker.recover(lane_state)])
 
     @staticmethod
     def _give_back(claims: list[tuple[LaneState, Claim]]) -> None:
-        for held, claim in claims:
+        for lane_state, claim in claims:
             if not claim.lost:
-                held.outcomes.append(Settlement(claim, "release"))
+                lane_state.outcomes.append(Settlement(claim, "release"))
 
     async def close(self) -> None:
-        """Sign off in every environment, and close what is open."""
+        """Mark the worker as stopped in every environment, and close what is open."""
         worker = self._worker
         for slots in worker.slots.values():
             await slots.close()  # also where the work ended in an error: a slot waits for ever unless it is told
-        for place in worker.places:
-            await place.close(self.snapshot())
-        await worker.stop_opening()
+        for environment in worker.environments:
+            await environment.close(self.snapshot())
+        await worker.lane_resources.stop()
         await worker.resources.close()
-        worker.tally.summarise(time.monotonic(), last=True)
-        # The last word of every worker: who sends things elsewhere in the background sends the rest now.
+        worker.counters.summarise()
+        # The last event of every worker. Sentry and OpenTelemetry flush on it.
         worker.events.emit("worker_stopped", logging.DEBUG, worker=worker.id)
 
     def snapshot(self) -> WorkerState:
@@ -252,10 +298,11 @@ class Shutdown:
             leases={name: _leases(slots.lane) for name, slots in worker.slots.items()},
             state="busy" if current else "idle",
             current=current,
-            completed=worker.tally.completed,
-            failed=worker.tally.failures,
-            lost=worker.tally.losses,
+            completed=worker.counters.completed,
+            failed=worker.counters.failures,
+            lost=worker.counters.losses,
             memory=_memory(),
+            process=process_identity(),
         )
 
 

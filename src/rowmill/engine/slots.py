@@ -7,12 +7,11 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..declare.lane import Lane
 from ..store.lane.claim import Claim, Settlement
-from .execute import Execution, RunPlan
+from .execute import RunPlan
 from .isolate import HandlerProcess
 from .job import Job
 from .lane_state import LaneState
@@ -20,14 +19,12 @@ from .running_marks import mark
 
 if TYPE_CHECKING:
     from .running_marks import Cells
+    from .worker import Worker
 
-#: Called at the end of every run: what was held, the claim, its job, and what is to be written, if anything.
-Ended = Callable[[LaneState, Claim, Job, Settlement | None], None]
-Crashed = Callable[[BaseException], None]
 #: Slots are woken by few, and wake others: where runs are short, the first have done it all before the last would wake.
 _WAKEN = 4
-_AHEAD = 0.25  # seconds of work that may wait in the buffer
-_AHEAD_GATED = 0.005  # the same where a row that waits takes up its key: no longer than a claim takes
+_PREFETCH = 0.25  # seconds of work that may wait in the buffer
+_PREFETCH_GATED = 0.005  # the same where a row that waits takes up its key: no longer than a claim takes
 _HOARD = 1.0  # seconds a run may take while others wait behind it
 AUTO_BATCH = 1000
 
@@ -84,22 +81,20 @@ class Capacity:
 class Slots:
     """The slots of one lane, and the claims that wait for one."""
 
-    def __init__(self, lane: Lane, capacity: Capacity, ended: Ended, crashed: Crashed, worker: str) -> None:
-        self.lane, self.capacity, self.worker = lane, capacity, worker
-        self.executions: dict[int, Execution] = {}
-        self._ended, self._crashed = ended, crashed
-        self._buffer: deque[tuple[Execution, Claim]] = deque()
+    def __init__(self, lane: Lane, worker: Worker) -> None:
+        self.lane, self.worker, self.capacity = lane, worker, worker.capacity
+        self._buffer: deque[tuple[LaneState, Claim]] = deque()
         self._idle: list[Slot] = []
         self.all: list[Slot] = []
         #: The marks of the rows that run now, by slot, in memory that outlives the process; None: nobody reads them.
-        self.in_flight: Cells | None = None
+        self.running_marks: Cells | None = None
         self.busy = 0
         self._took = 0.0  # smoothed duration of a run
         self._began = 0.0  # when the last run began
         self._closing = False
         #: Slots whose runs did not end although they were told to.
         self.unstoppable: list[str] = []
-        capacity.lanes.append(self)
+        self.capacity.lanes.append(self)
 
     @property
     def buffered(self) -> int:
@@ -110,10 +105,10 @@ class Slots:
         here = self.lane.concurrency - self.busy - len(self._buffer)
         return min(here, self.capacity.free - self.capacity.waiting - kept)
 
-    def ahead(self, gated: bool = False) -> int:
+    def prefetch(self, gated: bool = False) -> int:
         """How many rows it is worth to have ready in the buffer: what a fraction of a second works off, and no more
-        than two claims bring: one is worked on while the next is on its way. With ``batch=1`` none: whoever asks for
-        rows one by one wants the others left for whoever is free. ``gated``: a row that waits keeps others of its key
+        than two claims bring: one is worked on while the next is on its way. With ``batch=1`` none: that
+        setting leaves the other rows to workers that are free. ``gated``: a row that waits keeps others of its key
         waiting, so far less, and no more than run at a time.
         """
         most = self.lane.batch or AUTO_BATCH
@@ -122,13 +117,12 @@ class Slots:
         # Runs that have turned slow are not over yet: that none has begun for so long says it before they do.
         took = max(self._took, time.monotonic() - self._began) if self.busy else self._took
         if gated:
-            return min(most, self.lane.concurrency, int(_AHEAD_GATED * self.lane.concurrency / took))
-        return min(2 * most, int(_AHEAD * self.lane.concurrency / took))
+            return min(most, self.lane.concurrency, int(_PREFETCH_GATED * self.lane.concurrency / took))
+        return min(2 * most, int(_PREFETCH * self.lane.concurrency / took))
 
-    def put(self, held: LaneState, claims: list[Claim]) -> None:
+    def put(self, lane_state: LaneState, claims: list[Claim]) -> None:
         """Claims for the next free slots; ``start`` wakes them."""
-        execution = self.executions[id(held)]
-        self._buffer.extend([(execution, claim) for claim in claims])
+        self._buffer.extend([(lane_state, claim) for claim in claims])
 
     def start(self) -> None:
         """Wake slots where there is work and room for them; each wakes others before it begins."""
@@ -152,7 +146,7 @@ class Slots:
         """A slot ends only by being cancelled; anything else is a fault of the engine's own."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._crashed(error)
+            self.worker.fail(error)
 
     async def _serve(self, slot: Slot) -> None:
         while not self._closing:
@@ -166,24 +160,25 @@ class Slots:
             except asyncio.CancelledError:
                 if self._closing:
                     raise
-                await _swallow(slot)  # a timer some handler left behind: not for whoever has the slot now
+                await _swallow(slot)  # a timer that an earlier handler left behind: not for the run in the slot now
                 if slot in self._idle:
                     self._idle.remove(slot)
 
     async def _work(self, slot: Slot) -> None:
         """Run what waits in the buffer, one after the other; but first wake others, where there is enough for them."""
-        buffer, in_flight = self._buffer, self.in_flight
+        buffer, running_marks, worker = self._buffer, self.running_marks, self.worker
         self.busy += 1
         self.capacity.busy += 1
         try:
-            execution, claim = buffer.popleft()
+            lane_state, claim = buffer.popleft()
             self.start()
             while True:  # not a coroutine more for each run: a no-op is over in three microseconds
+                execution = lane_state.execution
                 plan = slot.plan = execution.plan(claim)
                 slot.began = self._began = began = time.monotonic()
-                job = slot.job = execution.job(plan, claim, self.worker, slot.name)
-                if in_flight is not None:
-                    in_flight[slot.number] = mark(claim.key, execution.held.salt)
+                job = slot.job = execution.job(plan, claim, worker.id, slot.name)
+                if running_marks is not None:
+                    running_marks[slot.number] = mark(claim.key, lane_state.salt)
                 settlement: Settlement | None = None
                 try:
                     if not claim.lost:
@@ -203,12 +198,12 @@ class Slots:
                     settlement.duration = took
                 elif job.finished is not None:
                     job.finished.duration = took
-                self._ended(execution.held, claim, job, settlement)
+                worker.run_ended(lane_state, claim, job, settlement)
                 if not buffer or self._closing:
-                    if in_flight is not None:
-                        in_flight[slot.number] = 0  # not where it was cut off: a thread may still be at it
+                    if running_marks is not None:
+                        running_marks[slot.number] = 0  # not where it was cut off: a thread may still be at it
                     return
-                execution, claim = buffer.popleft()
+                lane_state, claim = buffer.popleft()
         finally:
             self.busy -= 1
             self.capacity.busy -= 1
@@ -221,7 +216,7 @@ class Slots:
 
     def take_back(self) -> list[tuple[LaneState, Claim]]:
         """Empty the buffer: rows that nobody started."""
-        rest = [(execution.held, claim) for execution, claim in self._buffer]
+        rest = list(self._buffer)
         self._buffer.clear()
         return rest
 
@@ -236,7 +231,7 @@ class Slots:
     def facts(self, now: float) -> list[dict[str, Any]]:
         """What is under way, for the workers table."""
         found = []
-        # A limit over all lanes is told with what takes it up: whoever asks why a row waits must know it.
+        # A limit over all lanes is shown with what takes it up, so that ``why`` can name it.
         limit = {"at_once": self.capacity.limit} if self.capacity.limit != sys.maxsize else {}
         for slot in list(self.all):
             if (job := slot.job) is not None:
@@ -265,7 +260,7 @@ class Slots:
             if slot.child is not None and (slot.task is None or slot.task.done()):
                 await asyncio.to_thread(slot.child.kill)
         self.unstoppable = [slot.name for slot in self.all if slot.task is not None and not slot.task.done()]
-        return [(job._held, job._claim) for slot, job in under_way if slot.task is not None and slot.task.done()]
+        return [(job._lane_state, job._claim) for slot, job in under_way if slot.task is not None and slot.task.done()]
 
     def hoards(self, now: float) -> bool:
         """Rows wait in the buffer behind runs that have turned slow: others could have them."""

@@ -10,7 +10,6 @@ from datetime import timedelta
 
 from ..errors import DatabaseError
 from ..store.own.workers import WorkersTable
-from .counters import Counters
 from .lane_state import LaneState
 from .wake import jittered
 
@@ -21,50 +20,54 @@ class Sweeper:
     """Sweeps the lanes of one environment, each in its own rhythm."""
 
     def __init__(
-        self, held: Sequence[LaneState], tally: Counters, ring: Callable[[], None], fleet: WorkersTable | None
+        self, lane_states: Sequence[LaneState], wake: Callable[[], None], workers_table: WorkersTable | None
     ) -> None:
-        self._held, self._tally, self._ring, self._fleet = held, tally, ring, fleet
+        self._lane_states, self._wake, self._workers_table = lane_states, wake, workers_table
 
     async def at_start(self) -> None:
         """The start-up sweep, with its own, shorter threshold."""
-        for held in self._held:
-            await self.sweep(held, at_start=True)
+        for lane_state in self._lane_states:
+            await self.sweep(lane_state, at_start=True)
 
     async def run(self) -> None:
         """Sweep every lane every ``sweep_every``, until cancelled."""
-        due = {id(held): time.monotonic() + self._every(held) for held in self._held}
+        due = {id(lane_state): time.monotonic() + self._every(lane_state) for lane_state in self._lane_states}
         while True:
             await asyncio.sleep(max(min(due.values(), default=0) - time.monotonic(), 0.01) if due else 3600)
-            for held in self._held:
-                if due[id(held)] <= time.monotonic():
+            for lane_state in self._lane_states:
+                if due[id(lane_state)] <= time.monotonic():
                     try:
-                        await self.sweep(held)
+                        await self.sweep(lane_state)
                     except Exception as error:  # whatever it is, the next sweep is tried
                         level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
-                        self._tally.events.emit("sweep_failed", level, lane=held.store.lane.name, error=str(error))
-                    due[id(held)] = time.monotonic() + self._every(held)
+                        lane_state.emit("sweep_failed", level, error=str(error))
+                    due[id(lane_state)] = time.monotonic() + self._every(lane_state)
 
-    def _every(self, held: LaneState) -> float:
-        return jittered(held.store.lane.sweep_every.total_seconds())
+    def _every(self, lane_state: LaneState) -> float:
+        return jittered(lane_state.store.lane.sweep_every.total_seconds())
 
-    async def _lease(self, held: LaneState, *, at_start: bool) -> timedelta:
+    async def _lease(self, lane_state: LaneState, *, at_start: bool) -> timedelta:
         """The lease by which rows are judged: the declared one, or a longer one that a live worker goes by."""
-        lane = held.store.lane
+        lane = lane_state.store.lane
         lease = lane.startup_lease if at_start else lane.lease
         assert lease is not None
-        return max(lease, await self._fleet.longest_lease(lane.name, at_start=at_start)) if self._fleet else lease
+        return (
+            max(lease, await self._workers_table.longest_lease(lane.name, at_start=at_start))
+            if self._workers_table
+            else lease
+        )
 
-    async def sweep(self, held: LaneState, *, at_start: bool = False) -> int:
+    async def sweep(self, lane_state: LaneState, *, at_start: bool = False) -> int:
         """Take back what is stale, in bounded steps; the previous holder is logged."""
-        count, lease = 0, await self._lease(held, at_start=at_start)
+        count, lease = 0, await self._lease(lane_state, at_start=at_start)
         while True:
-            swept = await held.store.sweep(lease, _MOST)
+            swept = await lane_state.store.sweep(lease, _MOST)
             for row in swept:
-                self._tally.swept(held, row)
+                lane_state.swept(row)
             written = sum(row.poison or not row.refused for row in swept)
             count += written
             if written < _MOST:
                 break
         if count:
-            self._ring()
+            self._wake()
         return count

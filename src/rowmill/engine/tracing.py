@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..declare.call import Call
 from ..declare.trace_context import TRACE
-from ..store.lane.claim import Settlement
+from ..store import LaneStore
+from ..store.lane.claim import Claim, Report, Settlement
+
+if TYPE_CHECKING:
+    from .lane_state import LaneState
 
 #: A trace's context as text, by name: what is kept with a job, and given to a process.
 Carrier = Mapping[str, str]
@@ -44,3 +49,34 @@ def enqueued(tracer: Tracer | None, calls: Sequence[Call]) -> Iterator[Sequence[
         return
     with tracer.enqueue([call.task.name for call in calls]) as carrier:
         yield [replace(call, args={**call.args, TRACE: dict(carrier)}) for call in calls]
+
+
+def trace_lane(lane_state: LaneState, tracer: Tracer) -> None:
+    """From now on what is done here is traced: runs, claims and settles. Claims that find nothing are worth no span."""
+    store, lane_state.tracer = lane_state.store, tracer
+    claim, settle = store.claim, store.settle
+    where = store.lane.name, store.binding.environment
+
+    async def traced_claim(most: int) -> list[Claim]:
+        began = time.time_ns()
+        claims = await claim(most)
+        if claims:
+            tracer.wrote("claim", *where, began, len(claims))
+        return claims
+
+    async def traced_settle(batch: Sequence[Settlement]) -> Report:
+        began = time.time_ns()
+        report = await settle(batch)
+        tracer.wrote("settle", *where, began, len(report.written) + len(report.refused))
+        return report
+
+    store.claim, store.settle = traced_claim, traced_settle  # type: ignore[method-assign, assignment]
+
+
+def kept_with(store: LaneStore, claim: Claim) -> Carrier | None:
+    """The trace that a job of rowmill's own table carries."""
+    if not store.lane.own:
+        return None
+    args: Any = store.value(claim.row, "args")
+    carrier = args.get(TRACE) if isinstance(args, dict) else None
+    return carrier if isinstance(carrier, dict) else None

@@ -6,18 +6,32 @@ import asyncio
 import contextlib
 import random
 import sqlite3
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
-from ..errors import Unreachable
+from ..errors import DatabaseError, Unreachable
 from ..store import Database
-from ..store.database import Postgres, Sqlite
+from ..store.file_watch import FileWatch
 from ..store.jobs.enqueue import CHANNEL
+from ..store.lane.postgres_wake_trigger import AGAIN, ALL_COMMITTED, LOOK_AGAIN
+from ..store.postgres_database import Postgres
+from ..store.sqlite_database import Sqlite
+from ..store.sqlite_file import SqliteCommits
 
-_WATCH_EVERY = 0.03
-_RECONNECT = (0.5, 30.0)
+#: Seconds between two looks at a SQLite file: first after a write, longest where nobody tells of writes, and longest
+#: where the kernel does.
+_SOON, _POLL, _SAFETY_POLL = 0.001, 0.05, 1.0
+_DEAF = 0.02  # up to this pause no further write hastens a look: a large transaction writes all the time
+_APART = 0.005  # seconds between two rings for a SQLite file, so that a burst of commits is one
+_RECONNECT = (0.5, 2.0)  # seconds, less or more by half: a server that is back is listened to within 3 s
+_RECONNECT_FULL = 10.0  # a server without a free connection: polls do meanwhile, heartbeats come first
+#: The server ends the session of a host that is cut off after some ten seconds; the lock goes with it.
+_KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
 
 #: The channel on which it is said that jobs are done, where somebody awaits that; and the word by which he says so.
 DONE, AWAIT = "rowmill_done", "await"
@@ -41,63 +55,152 @@ class WakeUp:
         self._event.clear()
 
 
-async def listen(database: Database, ring: Ring, channel: str = CHANNEL, awaited: Ring | None = None) -> None:
+@dataclass
+class Session:
+    """The session on which a worker listens. It holds an advisory lock, by which other workers see that it lives."""
+
+    lock_id: int
+    #: Since when (monotonic) the lock is held; None: it is not.
+    locked_since: float | None = None
+
+    @property
+    def age(self) -> float | None:
+        """For how many seconds the lock has been held."""
+        since = self.locked_since
+        return None if since is None else time.monotonic() - since
+
+
+class SecondLook:
+    """After a wake trigger notified: look again, until every writer that did not notify is committed.
+
+    The trigger leaves notifications out where many writers write at the same moment.
+    """
+
+    #: So many notifications within a second mean many writers: then it looks on for so many seconds, because the last
+    #: writer that notified may have been rolled back.
+    _MANY, _LOOK_ON, _LONGEST = 10, 0.5, 1.0
+
+    def __init__(self, database: Database, ring: Ring) -> None:
+        self._database, self._ring = database, ring
+        self._notified: deque[float] = deque(maxlen=self._MANY)
+        self._task: asyncio.Task[None] | None = None
+
+    def notified(self) -> None:
+        """A wake trigger notified just now."""
+        self._notified.append(time.monotonic())
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look())
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _look(self) -> None:
+        pause = LOOK_AGAIN
+        while True:
+            await asyncio.sleep(pause)
+            began, last = time.monotonic(), self._notified[-1]
+            try:
+                committed = await self._database.read(lambda run: bool(run(ALL_COMMITTED, ())[0][0]))
+            except DatabaseError:
+                return  # the poll finds what there is
+            self._ring()
+            many = len(self._notified) == self._MANY and last - self._notified[0] < 1.0
+            if committed and began - last >= (self._LOOK_ON if many else LOOK_AGAIN):
+                return
+            # A transaction that stays open is asked for less and less often.
+            pause = LOOK_AGAIN if began - last < 2 * self._LOOK_ON else min(pause * 1.25, self._LONGEST)
+
+
+async def listen(
+    database: Database,
+    ring: Ring,
+    channel: str = CHANNEL,
+    awaited: Ring | None = None,
+    session: Session | None = None,
+) -> None:
     """Ring whenever this database says that rows may be ready; ``awaited`` is called when somebody awaits results.
     Runs until cancelled.
     """
     if isinstance(database, Postgres):
         if not database.pooled:  # a transaction pooler loses LISTEN with the transaction
-            await _listen_postgres(database, ring, channel, awaited or (lambda: None))
+            await _listen_postgres(database, ring, channel, awaited or (lambda: None), session)
     elif isinstance(database, Sqlite):
         await _watch_sqlite(database, ring)
 
 
-async def _listen_postgres(database: Postgres, ring: Ring, channel: str, awaited: Ring) -> None:
+async def _listen_postgres(
+    database: Postgres, ring: Ring, channel: str, awaited: Ring, session: Session | None
+) -> None:
+    second_look = SecondLook(database, ring)
+
     def heard(_connection: Any, _pid: int, _channel: str, word: str) -> None:
         (awaited if word == AWAIT else ring)()
+        if word == AGAIN:
+            second_look.notified()
 
     pause = _RECONNECT[0]
     while True:
         connection: Any = None
         try:
-            connection = await asyncpg.connect(database.dsn, timeout=10)
+            connection = await asyncpg.connect(database.dsn, timeout=10, server_settings=_KEEPALIVES)
+            if session is not None:
+                await connection.execute(database.sql.hold_lock(session.lock_id))
+                session.locked_since = time.monotonic()
             gone = asyncio.Event()
             connection.add_termination_listener(lambda _, gone=gone: gone.set())
             await connection.add_listener(channel, heard)
             pause = _RECONNECT[0]
             ring()  # what was said while nobody listened
             await gone.wait()
+        except asyncpg.TooManyConnectionsError:
+            pause = _RECONNECT_FULL
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
             pass  # the worker's own statements report an environment that is down
         finally:
+            if session is not None:
+                session.locked_since = None
+            await second_look.stop()
             if connection is not None:
                 connection.terminate()
         await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(pause * 2, _RECONNECT[1])
+        pause = min(pause * 2, _RECONNECT[1]) if pause < _RECONNECT_FULL else _RECONNECT[0]
 
 
 async def _watch_sqlite(database: Sqlite, ring: Ring) -> None:
-    """``data_version`` moves with every commit of another connection. Reading it costs microseconds and no lock.
-    The file's identity tells that it was deleted or replaced: the worker's next statement then finds that out.
+    """Ring after every commit to the file. Also after this worker's own: an outcome, or a hook, can make rows ready.
+
+    The kernel tells of writes, and a write is a reason to look for a commit. A commit becomes visible some time after
+    its last write (an fsync comes in between), so more looks follow, at growing intervals. Where the kernel tells
+    nothing, they begin after each commit. If the kernel missed a commit once, it is not relied on again.
     """
-    connection: sqlite3.Connection | None = None
-    last: Any = None
+    watch, commits = FileWatch(database.path), SqliteCommits(database.file)
+    written, pause = True, _SOON
     try:
         while True:
+            told = watch.told()
             try:
-                if connection is None:
-                    connection = database.file.open_to_read(timeout=0)
-                # fetchall, not fetchone: with a cursor left open the value stands still.
-                now = connection.execute("pragma data_version").fetchall(), database.file.identity()
-                if now != last:
-                    last = now
-                    ring()
+                committed = commits.moved()
             except (sqlite3.Error, Unreachable):
                 await asyncio.sleep(1.0)
-            await asyncio.sleep(_WATCH_EVERY)
+                continue
+            told |= watch.told()  # of a write between the two questions
+            written |= told
+            if committed:
+                ring()
+                if not written:
+                    watch.close()
+                written, pause = False, _SAFETY_POLL if watch.works else _SOON
+                await asyncio.sleep(_APART)
+            else:
+                begun = told and pause > _DEAF
+                pause = _SOON if begun else min(pause * 1.5, _SAFETY_POLL if watch.works else _POLL)
+                await (watch.wait(pause) if pause > _DEAF else asyncio.sleep(pause))
     finally:
-        if connection is not None:
-            connection.close()
+        watch.close()
+        commits.close()
 
 
 def jittered(seconds: float) -> float:

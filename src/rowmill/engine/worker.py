@@ -7,6 +7,7 @@ down. Between rounds the worker waits: for a run to end, for a wake-up, or for t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -19,48 +20,47 @@ from typing import Any
 
 from ..clock import Clock
 from ..declare.lane import Lane
+from ..declare.states import FINAL
 from ..errors import (
     Busy,
     DatabaseError,
     DeclarationError,
     Refused,
-    ResourceFailed,
     Unreachable,
     UnreadableReply,
     Unserved,
     WorkerIdTaken,
 )
 from ..events import Events
-from ..store import Database, open_lane, probe
-from ..store.lane.claim import Claim, Settlement
-from ..store.lane.sweep import TAKEN_BACK
+from ..store import Database, probe
+from ..store.lane.claim import Claim, Report, Settlement
 from . import worker_id as worker_ids
 from .counters import Counters
-from .environment import Environment, WorkerCallbacks
-from .execute import Execution
+from .environment import Environment
+from .execute import Execution, TaskExecution, unhooked
 from .isolate import importable
 from .job import Job
 from .lane_state import LaneState
-from .resources import Resource, Resources
+from .liveness import DeadWorker
+from .quarantine import Quarantine
+from .resources import LaneResources, Resource, Resources
 from .running_marks import RunningMarks
-from .settle import Settler
 from .shutdown import Shutdown
 from .slots import AUTO_BATCH, Capacity, Slots
-from .task_execution import TaskExecution
-from .traced_lane import trace_held
-from .wake import WakeUp
+from .tracing import trace_lane
 
+_SETTLE_BATCH = 1000  # outcomes per statement
 _BACKLOG = 2000  # unwritten outcomes before claiming stops
-_CLAIMS = 10  # one after another, before the worker looks around
-_FEW = 16  # rows taken back from a dead worker that run side by side
-_LOOK_AGAIN = 1.0  # seconds between two looks at a table that was altered and misses what its lane needs
-_REST = 10.0  # seconds for which a lane whose claim was refused is left alone
-_OPENING = 5.0  # seconds that lanes below wait for the resources of one above, so that the order holds
-_OPEN_AGAIN = (1.0, 60.0)  # seconds before a resource that failed to open is tried again: first, and at most
+_CLAIMS_IN_A_ROW = 10  # of one lane, before the other lanes are looked at
+_REFUSED_PAUSE = 10.0  # seconds for which a lane whose claim was refused is left alone
+_SETTLE_AGAIN = (0.5, 30.0)  # backoff in seconds, first and longest, when the table refuses all outcomes
+_LOCKED_AGAIN = 0.5  # seconds until an outcome is tried again whose row somebody has locked
+SUSPICION = 4.0  # seconds for which a worker's lock is missing before the worker is presumed dead
+_NO_RUN_AFTER = 1.0  # seconds that a lane without a run_after column pauses at most
 
 
 def check_handler(lane: Lane, resources: Resources) -> None:
-    """Refuse a handler that asks for what no resource answers to, or that its process could not import."""
+    """Refuse a handler that asks for a resource that is not declared, or that its process could not import."""
     resources.check(lane.resources(), f"lane {lane.name!r}")
     if lane.isolation == "process":
         importable(lane)
@@ -68,6 +68,9 @@ def check_handler(lane: Lane, resources: Resources) -> None:
 
 class Worker:
     """One worker process's engine. ``run`` works until stopped, or, draining, until nothing is ready or running."""
+
+    #: Pauses before an outcome that the database refuses to take at all is tried again; then it is given up.
+    stuck_pauses: Sequence[float] = (1.0, 2.0, 4.0, 8.0, 15.0)
 
     def __init__(
         self,
@@ -85,63 +88,61 @@ class Worker:
         grace: float = 30.0,
         register: bool = True,
         expendable: bool = False,
+        suspicion: float | None = None,
     ) -> None:
         self.id = worker_id or worker_ids.new()
         self.incarnation = incarnation or uuid.uuid4().hex[:8]
-        self.events = events or Events()
-        self.drain, self.grace = drain, grace
-        #: The process is the worker's own: it may be ended when nothing else helps, and is then started again.
+        #: The incarnation that this one follows, under the same id.
+        self.replaces = replaces
+        self.events, self.clock = events or Events(), clock or Clock()
+        self.drain, self.grace, self.registers = drain, grace, register
+        #: The process is the worker's own. It may end it if a run cannot be stopped; the supervisor starts it again.
         self.expendable = expendable
-        self.bell = WakeUp()
+        #: Seconds for which another worker's lock may be missing before its rows are taken back; None: for ever.
+        self.suspicion = suspicion
+        self._woken = asyncio.Event()
+        #: Start the next round at once, or right after the current one. Every run that ends calls it.
+        self.wake = self._woken.set
         self.resources = Resources(resources or {})
+        self.lane_resources = LaneResources(self)
         self.capacity = Capacity(concurrency)
-        self.tally = Counters(self.events, self.id)
+        self.counters = Counters(self.events, self.id)
         ordered = sorted(lanes, key=lambda lane: lane.priority)
-        self.slots = {lane.name: Slots(lane, self.capacity, self._ended, self.crashed, self.id) for lane in ordered}
-        self.places = [Environment(name, db, [ln for ln in ordered if ln.serves(name)]) for name, db in environments]
-        self.settler = Settler(self.events, self.tally, self._guarded, self.bell.ring, self.crashed)
-        self._shutdown = Shutdown(self)
-        self._crew = WorkerCallbacks(
-            self.events,
-            clock or Clock(),
-            self.tally,
-            self._shutdown.snapshot,
-            self._lost_in_thread,
-            self.bell.ring,
-            self._shutdown.watch_loop,
-            register,
-            replaces,
-            lambda: self._fallen,
-        )
+        self.slots = {lane.name: Slots(lane, self) for lane in ordered}
+        self.environments = [
+            Environment(self, name, database, [lane for lane in ordered if lane.serves(name)])
+            for name, database in environments
+        ]
+        self.shutdown = Shutdown(self)
+        self.quarantine = Quarantine(self)
         #: Where a drain ended before all was done: rows that are paused without end, by environment and lane.
         self.held_back: list[dict[str, Any]] = []
-        self._fallen: frozenset[int] | None = None
-        #: A lane with rows that were taken back from a dead worker: they run while this process holds nothing else.
-        self._apart: LaneState | None = None
-        self._suspects: list[Claim] = []
-        self._opening: set[asyncio.Task[None]] = set()
+        #: What the process before this one, with the same worker id, was running when it died; None: not known.
+        self.fallen: frozenset[int] | None = None
+        self.stopping = self.hurried = self.recycling = False
+        #: The thread that its event loop runs in, and when that loop last gave a sign of life.
+        self.thread, self.ticked = 0, time.monotonic()
+        #: Set after the first round: by then every wrong declaration was reported.
+        self.started = asyncio.Event()
+        #: Outcomes that could not be written (row locked, or refused), each with the time of its next try.
+        self._settle_later: list[tuple[float, LaneState, Settlement]] = []
         self._threads: ThreadPoolExecutor | None = None
-        self._started = self.stopping = self.hurried = self.recycling = False
         self._above: list[LaneState] = []
-        self._where: dict[int, Environment] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: The thread that its event loop runs in.
-        self.thread = 0
         self._crash: BaseException | None = None
         self._under_way: asyncio.Future[None] | None = None
+        #: What is done beside the rounds, kept so that it is not collected as garbage.
+        self._beside: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.TimerHandle | None = None
-        self.ticked = time.monotonic()
-        #: It has looked everywhere once: what is wrong with a declaration was told by then.
-        self.started = asyncio.Event()
         for lane in ordered:
             check_handler(lane, self.resources)
 
     def keep_running_marks(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
-        flight = RunningMarks(file, [slots.lane.concurrency for slots in self.slots.values()])
-        self._fallen = flight.before
-        for slots, cells in zip(self.slots.values(), flight.cells, strict=True):
-            slots.in_flight = cells
+        marks = RunningMarks(file, [slots.lane.concurrency for slots in self.slots.values()])
+        self.fallen = marks.before
+        for slots, cells in zip(self.slots.values(), marks.cells, strict=True):
+            slots.running_marks = cells
 
     # -- life
 
@@ -152,22 +153,33 @@ class Worker:
         try:
             while not self.stopping:
                 await self._round_or_stop()
-                self._started = True
                 self.started.set()
                 if self._crash is not None:
                     raise self._crash
-                if self.drain and await self._shutdown.drained():
+                if self.drain and not self.busy and await self.shutdown.drained():
                     break
                 if not self.stopping:
-                    await self.bell.wait(self._pause())
-            await self._shutdown.wind_down()
+                    await self.wait(self._pause())
+            await self.shutdown.wind_down()
         finally:
-            await self._shutdown.close()
+            await self.shutdown.close()
             if self._ticking is not None:
                 self._ticking.cancel()
             if self._threads is not None:
                 self._threads.shutdown(wait=False, cancel_futures=True)
-        return self.tally
+        return self.counters
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until ``wake`` is called, at most so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds, 0)):
+                await self._woken.wait()
+        self._woken.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Something runs, waits for a slot, or is not written yet."""
+        return any(slots.busy or slots.buffered for slots in self.slots.values()) or self.unsettled
 
     def _tick(self) -> None:
         """A sign that the loop is not blocked, for the heartbeat thread to see."""
@@ -176,7 +188,7 @@ class Worker:
             self._ticking = self._loop.call_later(0.5, self._tick)
 
     async def _round_or_stop(self) -> None:
-        """A round; a second stop does not wait for the statement that is under way."""
+        """Run a round. A second ``stop`` cancels the statement that is under way."""
         self._under_way = asyncio.ensure_future(self._round())
         try:
             await self._under_way
@@ -190,339 +202,269 @@ class Worker:
         return asyncio.current_task(self._loop) if self._loop is not None else None
 
     def stop(self) -> None:
-        """First call: claim nothing more, let runs finish. Second call: at once."""
+        """First call: claim nothing more, let runs finish. Second call: stop at once."""
         self.hurried = self.stopping
         self.stopping = True
         if self.hurried and self._under_way is not None:
             self._under_way.cancel()
-        self.bell.ring()
+        if self._loop is not None and self._loop.is_running():
+            # Not when the round has ended: it may wait for a claim, a resource, an environment that does not answer.
+            self._loop.call_soon_threadsafe(self.shutdown.give_back_prefetched)
+        self.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop because the engine itself failed. A new process takes over, so that no row is held for nothing."""
+        self._crash = error
+        self.wake()
+
+    @property
+    def lane_states(self) -> list[LaneState]:
+        """Every lane in every environment that is open."""
+        return [lane_state for environment in self.environments for lane_state in environment.lane_states]
 
     # -- a round
 
     async def _round(self) -> None:
         now = time.monotonic()
-        for place in self.places:
-            place.fall_due(now)
-        self.settler.retry_later(now)
-        self.settler.all(self.places)
-        self._shutdown.watch(now)
-        if self._apart is not None and not self.stopping:
-            await self._run_apart(self._apart)
-        if self.stopping or not any(self._wanted(place, now) for place in self.places):
+        for environment in self.environments:
+            environment.fall_due(now)
+        self.settle_delayed(now)
+        self.settle_all()
+        for slots in self.slots.values():
+            slots.start()
+        if now >= self.shutdown.watch_at:
+            self.shutdown.watch(now)
+        if self.quarantine.beside:
+            await self.quarantine.clear_ended()
+        if self.quarantine.pending is not None and not self.stopping:
+            await self.quarantine.run_next()
+        if self.stopping or not any(self._wanted(environment, now) for environment in self.environments):
             return
         self._above = []
-        # All are opened before the first row is claimed anywhere: what is wrong is told before anything is done.
-        new = [place for place in self.places if not place.opened and time.monotonic() >= place.retry_at]
-        await asyncio.gather(*(self._guarded(place, place.examine(self._crew)) for place in new))
-        reached = [place for place in new if time.monotonic() >= place.retry_at]
-        await asyncio.gather(*(self._guarded(place, self._open(place)) for place in reached))
-        for place in self.places:
+        # All are opened before the first row is claimed anywhere: errors in declarations are reported before that.
+        new = [environment for environment in self.environments if not environment.opened and environment.reachable]
+        await asyncio.gather(*(self.guarded(environment, environment.examine()) for environment in new))
+        reached = [environment for environment in new if environment.reachable]
+        await asyncio.gather(*(self.guarded(environment, self._open(environment)) for environment in reached))
+        for environment in self.environments:
             # All above it are looked at too: nothing below may start while something above is ready.
-            if time.monotonic() >= place.retry_at:
-                await self._guarded(place, self._take(place))
+            if time.monotonic() >= environment.retry_at:
+                await self.guarded(environment, self._claim_from(environment))
 
-    async def _guarded(self, place: Environment, step: Coroutine[Any, Any, None]) -> None:
-        """An environment that is away does not stop the others; it is tried again, and again later."""
+    async def guarded(self, environment: Environment, step: Coroutine[Any, Any, None]) -> None:
+        """Run a step against an environment. One that is unreachable does not stop the others; it is tried later."""
         try:
             await step
-            place.served()
+            if environment.failures or environment.outage_events:
+                environment.served()
         except (DeclarationError, WorkerIdTaken) as error:
-            # At the start that is for the user to mend; but one that comes back wrong must not end the others' work.
-            if not self._started:
+            # At the start it ends the worker. Later, one environment with a wrong declaration must not stop the others.
+            if not self.started.is_set():
                 raise
-            place.failed()
-            self.events.emit("environment_wrong", logging.ERROR, environment=place.name, error=str(error))
+            environment.failed()
+            self.events.emit("environment_wrong", logging.ERROR, environment=environment.name, error=str(error))
         except DatabaseError as error:
-            if self.drain and not place.opened and not isinstance(error, Busy):
+            if self.drain and not environment.opened and not isinstance(error, Busy):
                 raise
             if isinstance(error, Unreachable):
-                place.lost(self._crew)
-                self.events.emit("environment_down", logging.ERROR, environment=place.name, error=error.message)
+                environment.lost(error)
                 return
             name = "statement_refused" if isinstance(error, Refused) else "environment_busy"
-            pause = round(place.failed(), 1)
-            self.events.emit(name, logging.ERROR, environment=place.name, error=error.message, retry_in=pause)
+            pause = round(environment.failed(), 1)
+            self.events.emit(name, logging.ERROR, environment=environment.name, error=error.message, retry_in=pause)
 
-    def _wanted(self, place: Environment, now: float) -> bool:
-        """Whether a look is worth a statement now."""
-        if now < place.retry_at:
+    def _wanted(self, environment: Environment, now: float) -> bool:
+        """Whether to ask this environment in this round."""
+        if now < environment.retry_at:
             return False
-        if not place.opened or place.look or now >= place.next_poll:
+        if not environment.opened or environment.look or now >= environment.next_poll:
             return True
-        return any(held.more and self._ask(held) > 0 for held in place.held)
+        return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in environment.lane_states)
 
-    async def _open(self, place: Environment) -> None:
-        await place.open(self._crew)
-        for held in place.held:
+    async def _open(self, environment: Environment) -> None:
+        await environment.open()
+        for lane_state in environment.lane_states:
             if self.events.tracer is not None:
-                trace_held(held, self.events.tracer)
-            kind = TaskExecution if held.store.lane.own else Execution
-            execution = kind(held, self.resources, self._thread_pool)
-            self.slots[held.store.lane.name].executions[id(held)] = execution
-            self._where[id(held)] = place
+                trace_lane(lane_state, self.events.tracer)
+            kind = TaskExecution if lane_state.store.lane.own else Execution
+            lane_state.execution = kind(lane_state, self.resources, self._thread_pool)
+            lane_state.slots = self.slots[lane_state.name]
 
-    async def _take(self, place: Environment) -> None:
+    # -- claim
+
+    async def _claim_from(self, environment: Environment) -> None:
         """Claim what is ready, from the lane of highest priority down, as far as there is room."""
-        if not place.opened or self._overtaken():
+        if not environment.opened or self._higher_lane_can_claim():
             return
-        place.looked()
-        for held in place.held:
-            if held.altered and held.rests_until <= time.monotonic():
-                await self._look_at_table(place, held)
-            if claims := await self.recover(held):
-                slots = self.slots[held.store.lane.name]
-                slots.put(held, claims)
-                slots.start()
-        open_to = [held for held in place.held if self._ask(held) > 0]
-        for held in place.held:
-            held.more = held not in open_to  # not looked at: there may be some
-        if len(open_to) > 1:
-            ready = await probe(place.database, [held.store for held in open_to])
-            open_to = [held for held in open_to if held.store in ready]
-        for held in place.held:
-            if held in open_to and not self._overtaken():
-                await self._claim_or_rest(place, held)
-            elif held in open_to:
-                held.more = True
-            self._above.append(held)
+        environment.looked()
+        if not all(lane_state.beats for lane_state in environment.lane_states):
+            await environment.database.reach()  # is it away, or only the heartbeat's connection?
+        for lane_state in environment.lane_states:
+            if lane_state.altered and lane_state.paused_until <= time.monotonic():
+                await environment.rebind(lane_state)
+            if claims := await self.recover(lane_state):
+                lane_state.slots.put(lane_state, claims)
+                lane_state.slots.start()
+        claimable = [lane_state for lane_state in environment.lane_states if self._ask(lane_state) > 0]
+        for lane_state in environment.lane_states:
+            lane_state.more = lane_state not in claimable  # not looked at: there may be some
+        if len(claimable) > 1:
+            ready = await probe(environment.database, [lane_state.store for lane_state in claimable])
+            claimable = [lane_state for lane_state in claimable if lane_state.store in ready]
+        for lane_state in environment.lane_states:
+            if lane_state in claimable and not self._higher_lane_can_claim():
+                await self._claim_or_pause(lane_state)
+            elif lane_state in claimable:
+                lane_state.more = True
+            self._above.append(lane_state)
 
-    def _overtaken(self) -> bool:
-        """Room has come up, while this round went down, for a lane above that has more: the next round is for it."""
-        return any(held.more and self._ask(held) > 0 for held in self._above)
+    def _higher_lane_can_claim(self) -> bool:
+        """A lane of higher priority has more rows and free slots again: this round ends, and the next is for it."""
+        return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in self._above)
 
-    def _ask(self, held: LaneState) -> int:
-        """How many rows to take now: what can start, and, for the topmost lane, a little more to have at hand."""
-        if self._apart is not None or held.rests_until > time.monotonic() or len(held.outcomes) > _BACKLOG:
-            return 0  # what has ended is written before more is begun
-        slots = self.slots[held.store.lane.name]
-        # What a lane above does not give away before its gates have heard how a run ended is not to be had below.
-        above = itertools.takewhile(lambda other: other is not held, self._above)
-        room = slots.room(sum(other.gates.occupied(len(other.outcomes)) for other in above if other.gates is not None))
-        if held.gates is not None:
-            room -= held.gates.occupied(len(held.outcomes))
-        if not self._may_fetch_ahead(held):
+    def _ask(self, lane_state: LaneState) -> int:
+        """How many rows to take now: what can start, and the prefetch of the topmost lane."""
+        outcomes, paused = len(lane_state.outcomes), lane_state.paused_until > time.monotonic()
+        if self.quarantine.pending is not None or paused or outcomes > _BACKLOG:
+            return 0  # first write what has ended
+        if not lane_state.beats:
+            return 0  # its lease could run out while the handler runs
+        slots = lane_state.slots
+        # Slots that a higher lane keeps until its gates have learned how runs ended are not free for lower lanes.
+        above = itertools.takewhile(lambda other: other is not lane_state, self._above)
+        room = slots.room(sum(other.occupied for other in above)) - lane_state.occupied
+        if not self._may_prefetch(lane_state):
             return max(room, 0)
         most = slots.lane.batch or AUTO_BATCH
-        ask = min(room + slots.ahead(held.gates is not None), most)
+        ask = min(room + slots.prefetch(lane_state.store.notes is not None), most)
         # With work at hand, small claims would only cost round trips.
         return 0 if slots.buffered and ask < most // 2 else max(ask, 0)
 
-    def _may_fetch_ahead(self, held: LaneState) -> bool:
-        """Only where nothing is higher, so that nothing can be kept waiting, and where waiting rows are renewed; and
-        not through a gate that goes by when runs start, or how they end.
+    def _may_prefetch(self, lane_state: LaneState) -> bool:
+        """Whether rows may be claimed before a slot is free: only for the topmost lane, only with renewal, and not
+        through a gate that goes by when runs start, or how they end.
         """
-        first = self.places[0].held
-        topmost = bool(first) and first[0] is held and held.store.binding.renew != "none"
-        return topmost and (held.gates is None or all(group.only_limits for group in held.store.lane.groups))
+        first = self.environments[0].lane_states
+        topmost = bool(first) and first[0] is lane_state and lane_state.store.binding.renew != "none"
+        return topmost and lane_state.only_limits
 
-    async def _claim(self, held: LaneState) -> None:
-        slots = self.slots[held.store.lane.name]
-        wanted = self._ask(held)
+    async def _claim_or_pause(self, lane_state: LaneState) -> None:
+        """A lane whose claim the database refuses does not stop the others."""
+        environment, store = lane_state.environment, lane_state.store
+        try:
+            if not lane_state.execution.needs or await self.lane_resources.are_open(lane_state):
+                await self._claim(lane_state)
+                lane_state.refused = None
+        except UnreadableReply as error:
+            # The rows are this worker's, and the next look reads them so that only the one value is missing.
+            lane_state.reply_lost, environment.look = store.marked, True
+            hint = "only the run that asks for the value fails"
+            lane_state.emit("value_unreadable", logging.WARNING, error=error.message, hint=hint)
+        except Unserved as error:
+            lane_state.altered = error.altered
+            lane_state.paused_until = time.monotonic() + (0.0 if error.altered else _REFUSED_PAUSE)
+            lane_state.refused, environment.look = error.message, environment.look or error.altered
+            hint = "rowmill check shows what the lane lacks"
+            lane_state.emit("statement_refused", logging.ERROR, error=error.message, hint=hint)
+        except Refused as error:
+            lane_state.paused_until, lane_state.refused = time.monotonic() + _REFUSED_PAUSE, error.message
+            hint = "rowmill sql shows the statement"
+            lane_state.emit("statement_refused", logging.ERROR, error=error.message, retry_in=_REFUSED_PAUSE, hint=hint)
+        except (Unreachable, asyncio.CancelledError):
+            lane_state.reply_lost = store.marked
+            raise
+        finally:
+            rows, lane_state.store.refused_rows = lane_state.store.refused_rows, []
+            for row in rows:
+                lane_state.row_refused(row)
+
+    async def _claim(self, lane_state: LaneState) -> None:
+        slots = lane_state.slots
+        wanted = self._ask(lane_state)
         most = slots.lane.batch or AUTO_BATCH
         if wanted > 0 and slots.lane.backfills is not None and slots.lane.backfill_pace is not None:
-            rows, time_ = slots.lane.backfill_pace
-            wanted, held.rests_until = min(wanted, rows), time.monotonic() + time_.total_seconds()
-        coming: asyncio.Task[list[Claim]] | None = None
+            rows, period = slots.lane.backfill_pace
+            wanted, lane_state.paused_until = min(wanted, rows), time.monotonic() + period.total_seconds()
+        next_claim: asyncio.Task[list[Claim]] | None = None
         turns = 0
         while wanted > 0:
             ask = min(wanted, most)
-            claims = await (coming or held.store.claim(ask))
-            turns, held.more = turns + 1, len(claims) == ask
-            if held.gates is not None:
-                held.gates.held_back = not held.more
-            self._take_in(held, claims)
-            slots.put(held, await self._without_suspects(held, claims))
-            go_on = held.more and not self.stopping and self._apart is None
+            claims = await (next_claim or lane_state.store.claim(ask))
+            turns, lane_state.more = turns + 1, len(claims) == ask
+            lane_state.held_back = not lane_state.more
+            self.take_in(lane_state, claims)
+            if suspects := await lane_state.store.suspects(claims):
+                claims = await self.quarantine.hold_back(lane_state, claims, suspects)
+            slots.put(lane_state, claims)
+            if self.stopping:  # they came too late to be started
+                self.shutdown.give_back_prefetched()
+            go_on = lane_state.more and not self.stopping and self.quarantine.pending is None
             wanted = wanted - ask if go_on else 0
-            if go_on and not wanted and turns < _CLAIMS and self._may_fetch_ahead(held):
-                wanted = self._ask(held)  # the topmost lane alone: those below look up first
-            # The next claim is on its way before the runs of this one begin: they may not let go of the loop.
-            coming = asyncio.create_task(held.store.claim(min(wanted, most))) if wanted > 0 else None
+            if go_on and not wanted and turns < _CLAIMS_IN_A_ROW and self._may_prefetch(lane_state):
+                wanted = self._ask(
+                    lane_state
+                )  # only the topmost lane goes on: a lower lane checks the higher ones first
+            # The next claim is sent before the runs of this one begin, because a run may block the event loop.
+            next_claim = asyncio.create_task(lane_state.store.claim(min(wanted, most))) if wanted > 0 else None
             slots.start()
 
-    # -- rows that were taken back from a dead worker
-
-    async def _without_suspects(self, held: LaneState, claims: list[Claim]) -> list[Claim]:
-        """Claims less those of suspects. They go back, to be run apart as soon as this process holds nothing else."""
-        suspects = await held.store.suspects(claims)
-        if not suspects:
-            return claims
-        if not self._holds_others():  # given back first, they would have to pass a rate or a pace again, for ever
-            return await self._pick_apart(held, claims, suspects)
-        self._apart = self._apart or held
-        await self._settle_now(held, [Settlement(claim, "release") for claim in claims if claim.key in suspects])
-        return [claim for claim in claims if claim.key not in suspects]
-
-    async def _settle_now(self, held: LaneState, settlements: list[Settlement]) -> None:
-        """Write these before anything is started: what is held when a process dies is counted."""
-        held.outcomes += settlements
-        self.settler.soon(self._where[id(held)], held)
-        while held.settling is not None:
-            await asyncio.wait([held.settling])
-
-    async def _run_apart(self, held: LaneState) -> None:
-        """Run suspects a few at a time, or alone: one that kills the process takes hardly any other with it."""
-        place, slots = self._where[id(held)], self.slots[held.store.lane.name]
-        if self._holds_others() or time.monotonic() < place.retry_at:
-            return
-        self._apart, place.look = None, True
-        await self._guarded(place, self._next_apart(held, slots))
-
-    async def _next_apart(self, held: LaneState, slots: Slots) -> None:
-        store = held.store
-        if self._suspects:
-            await store.clear_suspects(self._suspects)
-            self._suspects = []
-        try:
-            claims = await store.claim(min(_FEW, slots.lane.concurrency))
-        except Refused:
-            return  # the next claim is refused, too, and says so
-        except (Unreachable, asyncio.CancelledError):
-            held.unsure = store.marked
-            raise
-        self._take_in(held, claims)
-        suspects = await store.suspects(claims)
-        if suspects:
-            claims = await self._pick_apart(held, claims, suspects)
-        slots.put(held, claims)
-        slots.start()
-
-    async def _pick_apart(self, held: LaneState, claims: list[Claim], suspects: dict[Any, int]) -> list[Claim]:
-        """Of these claims, the suspects that run now: some, or one alone. The others go back."""
-        store = held.store
-        words = store.error_text(TAKEN_BACK)
-        poison = [claim for claim in claims if store.is_poison(claim, suspects.get(claim.key, 0))]
-        first = [claim for claim in claims if claim.key in suspects and claim not in poison][:_FEW]
-        few = store.survives_reclaims and all(suspects[claim.key] == 1 for claim in first)
-        self._suspects = first if few else first[:1]
-        ended = [Settlement(claim, "dead", error=words) for claim in poison]
-        others = [claim for claim in claims if claim not in poison and claim not in self._suspects]
-        await self._settle_now(held, [*ended, *(Settlement(claim, "release") for claim in others)])
-        self._apart = held
-        return self._suspects
-
-    def _holds_others(self) -> bool:
-        """Something runs, waits for a slot, or is not written yet."""
-        return any(slots.busy or slots.buffered for slots in self.slots.values()) or self.settler.busy(self.places)
-
-    async def _claim_or_rest(self, place: Environment, held: LaneState) -> None:
-        """A lane whose claim the database refuses does not stop the others."""
-        try:
-            if await self._equipped(place, held):
-                await self._claim(held)
-                held.refused = None
-        except UnreadableReply as error:
-            # The rows are this worker's, and the next look reads them so that only the one value is missing.
-            held.unsure, place.look = held.store.marked, True
-            self.events.emit(
-                "value_unreadable", logging.WARNING, environment=place.name, lane=held.store.lane.name,
-                error=error.message, hint="only the run that asks for the value fails",
-            )  # fmt: skip
-        except Unserved as error:
-            held.altered = error.altered
-            held.rests_until = time.monotonic() + (0.0 if error.altered else _REST)
-            held.refused, place.look = error.message, place.look or error.altered
-            self.events.emit(
-                "statement_refused", logging.ERROR, environment=place.name, lane=held.store.lane.name,
-                error=error.message, hint="rowmill check shows what the lane lacks",
-            )  # fmt: skip
-        except Refused as error:
-            held.rests_until, held.refused = time.monotonic() + _REST, error.message
-            self.events.emit(
-                "statement_refused", logging.ERROR, environment=place.name, lane=held.store.lane.name,
-                error=error.message, retry_in=_REST, hint="rowmill sql shows the statement",
-            )  # fmt: skip
-        except (Unreachable, asyncio.CancelledError):
-            held.unsure = held.store.marked
-            raise
-        finally:
-            self._tell_refused(held)
-
-    async def _equipped(self, place: Environment, held: LaneState) -> bool:
-        """Whether the handler's resources are open. They are opened when the first row is ready and before it is
-        claimed: where that fails, the lane rests and its rows stay as they are.
-        """
-        needs = self.slots[held.store.lane.name].executions[id(held)].needs
-        if self.resources.are_open(needs):
-            return True
-        if not await probe(place.database, [held.store]):
-            return False
-        held.rests_until = math.inf
-        opening = asyncio.create_task(self._open_resources(place, held, needs))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
-        if held.unopened is None:
-            await asyncio.wait([opening], timeout=_OPENING)
-        return self.resources.are_open(needs) and not self.stopping
-
-    async def _open_resources(self, place: Environment, held: LaneState, names: list[str]) -> None:
-        try:
-            await self.resources.get(names)
-            held.unopened, held.open_pause, held.rests_until = None, 0.0, 0.0
-        except ResourceFailed as error:
-            held.open_pause = min(max(2 * held.open_pause, _OPEN_AGAIN[0]), _OPEN_AGAIN[1])
-            held.unopened, held.rests_until = error, time.monotonic() + held.open_pause
-            self.tally.unopened(held, error, held.open_pause)
-        place.look = True
-        self.bell.ring()
-
-    async def stop_opening(self) -> None:
-        """Give up what is still being opened: the worker stops."""
-        for opening in self._opening:
-            opening.cancel()
-        if self._opening:
-            await asyncio.wait(self._opening, timeout=_OPENING)
-
-    async def _look_at_table(self, place: Environment, held: LaneState) -> None:
-        """After ALTER TABLE: bind the lane again. A lane that misses what it needs rests, and looks again later."""
-        where = {"environment": place.name, "lane": held.store.lane.name}
-        try:
-            fresh = await open_lane(
-                held.store.lane, place.name, place.database, held.store.clock, self.id, self.incarnation
-            )
-            if gone := held.store.returned - set(fresh.binding.columns):
-                raise DeclarationError(
-                    f"the table no longer has {', '.join(sorted(gone))}, which the handler returns",
-                    hint="outcomes wait: bring the column back, or restart workers with a handler that does without it",
-                )
-        except DeclarationError as error:
-            held.rests_until, held.refused = time.monotonic() + _LOOK_AGAIN, error.message
-            self.events.emit("table_altered", logging.ERROR, **where, error=error.message, hint=error.hint)
-            return
-        held.rebind(fresh)
-        if self.events.tracer is not None:
-            trace_held(held, self.events.tracer)
-        self.events.emit("table_altered", logging.WARNING, **where, hint="the lane goes on by the table as it is now")
-
-    def _tell_refused(self, held: LaneState) -> None:
-        """Rows that the database will not let be claimed are told, each once."""
-        rows, held.store.refused_rows = held.store.refused_rows, []
-        for row in rows:
-            self.tally.refused(held, row)
-
-    async def recover(self, held: LaneState) -> list[Claim]:
-        """After a lost reply: rows that were claimed for us all the same are ours."""
-        if not held.unsure:
+    async def recover(self, lane_state: LaneState) -> list[Claim]:
+        """After a lost reply: find the rows that were claimed all the same."""
+        if not lane_state.reply_lost:
             return []
         # A lane beside this one on the same table may hold rows that look the same.
-        beside = [
-            o for o in self._where[id(held)].held if o.store.binding.table.fullname == held.store.binding.table.fullname
-        ]
-        # As of before the question: what is settled while the answer is on its way shows in it as still running.
-        known = {claim.key for other in beside for claim in other.all()}
-        found = await held.store.mine()
-        claims = [c for c in found if c.key not in known and not any(other.find(c.key) for other in beside)]
-        held.unsure = False
-        self._take_in(held, claims)
+        table = lane_state.store.binding.table.fullname
+        beside = [one for one in lane_state.environment.lane_states if one.store.binding.table.fullname == table]
+        # Taken before the query: a row that is settled meanwhile still shows as running in its result.
+        known = {key for other in beside for key in other.claims}
+        rows = await lane_state.store.mine()
+        claims = [c for c in rows if c.key not in known and not any(c.key in other.claims for other in beside)]
+        lane_state.reply_lost = False
+        self.take_in(lane_state, claims)
         return claims
 
-    def _take_in(self, held: LaneState, claims: list[Claim]) -> None:
-        """Claims that were made: held from now on."""
-        for older in held.again(claims):
-            self._lost(held, older)  # a row this process still works on, that came back to it
+    def take_in(self, lane_state: LaneState, claims: list[Claim]) -> None:
+        """Register new claims. An older claim on the same row is lost."""
+        held = lane_state.claims
+        for older in [held[claim.key] for claim in claims if claim.key in held] if held else ():
+            self._lose(lane_state, older)  # a row this process still works on, that came back to it
         if claims:
-            held.add(claims)
-            self.tally.claimed(held, len(claims))
+            lane_state.claimed(claims)
+
+    def lose_from_thread(self, lane_state: LaneState, claim: Claim) -> None:
+        """The heartbeat thread found a row that no longer shows its claim: lost, unless its outcome was sent."""
+        if id(claim) in lane_state.ending:
+            return
+        claim.lost = True  # a handler that asks job.lost sees it at once, even while the loop is blocked
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._lose, lane_state, claim)
+
+    def take_over(self, dead: DeadWorker) -> None:
+        """Give back what another worker held that is known to be dead, wherever it worked."""
+        for environment in self.environments:
+            self._take_over(environment, dead)
+
+    def take_over_from_thread(self, environment: Environment, dead: DeadWorker) -> None:
+        """The heartbeat thread found another worker dead."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._take_over, environment, dead)
+
+    def _take_over(self, environment: Environment, dead: DeadWorker) -> None:
+        if environment.reachable:
+            task = asyncio.create_task(self.guarded(environment, environment.take_over(dead)))
+            self._beside.add(task)
+            task.add_done_callback(self._beside.discard)
+
+    def wake_from_thread(self, environment: Environment) -> None:
+        """The heartbeat thread can renew again: look what is ready."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(environment.wake)
+
+    def _lose(self, lane_state: LaneState, claim: Claim) -> None:
+        if lane_state.claims.get(claim.key) is claim:
+            claim.lost = True
+            lane_state.drop([claim])
+            lane_state.slots.lose(claim)
 
     def _thread_pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -530,45 +472,189 @@ class Worker:
             self._threads = ThreadPoolExecutor(min(count, self.capacity.limit), "rowmill-handler")
         return self._threads
 
-    # -- the end of a run
+    # -- settle
 
-    def _ended(self, held: LaneState, claim: Claim, job: Job, settlement: Settlement | None) -> None:
+    def run_ended(self, lane_state: LaneState, claim: Claim, job: Job, settlement: Settlement | None) -> None:
+        """A run is over. Its outcome is written with the next batch, unless it was lost, or the run wrote it itself."""
         if claim.lost and job.finished is None:
-            held.drop([claim])
-            self.tally.lost(held, claim)
+            lane_state.drop([claim])
+            lane_state.lost(claim)
         elif settlement is not None:
-            held.outcomes.append(settlement)
-            if held.settling is None:
-                self.settler.soon(self._where[id(held)], held)
-        elif job.finished is not None:  # and stands, even if a renewal that came too late took it for lost
-            self.settler.finished(self._where[id(held)], held, job.finished)
-        self.bell.ring()
+            lane_state.outcomes.append(settlement)
+            if lane_state.settling is None:
+                self.settle_soon(lane_state)
+        elif job.finished is not None:  # committed, even if a late renewal marked the claim as lost
+            self._written(lane_state, [job.finished])
+            if lane_state.unlearned:
+                self.settle_soon(lane_state)
+        self.wake()
 
-    def crashed(self, error: BaseException) -> None:
-        """The engine itself failed: better gone, and started again, than holding rows that nobody works on."""
-        self._crash = error
-        self.bell.ring()
+    def settle_all(self) -> None:
+        """Write what has ended, everywhere."""
+        for lane_state in self.lane_states:
+            self.settle_soon(lane_state)
 
-    def _lost_in_thread(self, held: LaneState, claim: Claim) -> None:
-        if id(claim) in held.ending:
+    def settle_soon(self, lane_state: LaneState) -> None:
+        """Start to write outcomes, beside the next claim. Runs that end meanwhile make the next batch."""
+        if lane_state.settling is None and self._may_settle(lane_state):
+            lane_state.settling = asyncio.create_task(self._settle_batches(lane_state))
+
+    @staticmethod
+    def _may_settle(lane_state: LaneState) -> bool:
+        at = max(lane_state.environment.retry_at, lane_state.settle_again)
+        return lane_state.unwritten and time.monotonic() >= at
+
+    async def _settle_batches(self, lane_state: LaneState) -> None:
+        try:
+            while self._may_settle(lane_state):
+                await self.guarded(lane_state.environment, self._settle(lane_state))
+        except Exception as error:
+            self.fail(error)
+        finally:
+            lane_state.settling = None
+            self.wake()
+
+    @property
+    def unsettled(self) -> bool:
+        """Some outcome is not written yet."""
+        return bool(self._settle_later) or any(one.unwritten or one.settling for one in self.lane_states)
+
+    async def _settle(self, lane_state: LaneState) -> None:
+        batch, lane_state.outcomes = lane_state.outcomes[:_SETTLE_BATCH], lane_state.outcomes[_SETTLE_BATCH:]
+        lane_state.learning = len(batch)
+        try:
+            await self._write(lane_state, batch)
+            lane_state.settle_pause = 0.0
+        except Unserved as error:
+            self._postpone_settling(lane_state, error)
             return
-        claim.lost = True  # a handler that looks, sees it at once, even while the loop is blocked
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._lost, held, claim)
+        finally:
+            lane_state.learning = 0
+        if lane_state.store.notes is not None:
+            await self._learn(lane_state)
 
-    def _lost(self, held: LaneState, claim: Claim) -> None:
-        if held.find(claim.key) is claim:
-            claim.lost = True
-            held.drop([claim])
-            self.slots[claim.lane].lose(claim)
+    async def _learn(self, lane_state: LaneState) -> None:
+        """Let the gates learn how runs ended; rows that they held back may pass now."""
+        batch, lane_state.unlearned = lane_state.unlearned, []
+        lane_state.learning += len(batch)
+        assert lane_state.store.notes is not None
+        try:
+            for change in await lane_state.store.notes.note(batch):
+                lane_state.breaker_changed(change)
+        except BaseException:
+            lane_state.unlearned[:0] = batch
+            raise
+        finally:
+            lane_state.learning -= len(batch)
+        lane_state.environment.look |= bool(batch) and lane_state.held_back
+
+    async def _write(self, lane_state: LaneState, batch: list[Settlement]) -> None:
+        if lost := [settlement.claim for settlement in batch if settlement.claim.lost]:
+            for claim in lost:
+                lane_state.lost(claim)
+            batch = [settlement for settlement in batch if not settlement.claim.lost]
+        if not batch:
+            return
+        claims = [settlement.claim for settlement in batch]
+        lane_state.ending.update(map(id, claims))
+        try:
+            await lane_state.begin_settle(claims)
+            report = await lane_state.store.settle(batch)
+        except BaseException:
+            lane_state.outcomes[:0] = batch
+            raise
+        finally:
+            lane_state.end_settle(claims)
+        self._process_report(lane_state, report)
+
+    def _process_report(self, lane_state: LaneState, report: Report) -> None:
+        """What became of a batch: counted, and what could not be written yet is kept for later."""
+        ended = [*report.written, *report.refused]
+        lane_state.drop([settlement.claim for settlement in (*ended, *report.lost)])
+        self._written(lane_state, ended)
+        for settlement in ended:
+            if settlement.delay is not None:
+                lane_state.environment.will_be_due(settlement)
+        for settlement in report.lost:
+            lane_state.lost(settlement.claim)
+        now = time.monotonic()
+        if "run_after" not in lane_state.store.binding.roles and ended and not any(s.kind == "done" for s in ended):
+            # Nothing in the table keeps these rows back: without a pause they would be claimed again at once, for ever.
+            delays = [s.delay.total_seconds() for s in ended if s.delay is not None]
+            lane_state.paused_until = now + min(max(delays, default=0.0), _NO_RUN_AFTER)
+        self._settle_later += [(now + _LOCKED_AGAIN, lane_state, settlement) for settlement in report.locked]
+        for settlement, words in report.stuck:
+            self._refused(lane_state, settlement, words)
+        for settlement, error in report.unhooked:
+            lane_state.outcomes.append(unhooked(lane_state.store, settlement, error))
+            self.wake()
+
+    @staticmethod
+    def _written(lane_state: LaneState, ended: list[Settlement]) -> None:
+        """Outcomes are committed: count them, queue them for the gates, and let waiting parent jobs go on."""
+        lane_state.settled(ended)
+        if lane_state.store.notes is not None:
+            lane_state.unlearned += ended
+        if lane_state.joins is not None:
+            parents = {s.claim.row[s.claim.holder.at["parent_id"]] for s in ended if s.kind in FINAL}
+            awaited = bool(parents) and time.monotonic() < lane_state.joins.awaited_until
+            if awaited or parents - {None}:
+                lane_state.joins.ended(parents - {None})
+
+    def _postpone_settling(self, lane_state: LaneState, error: Unserved) -> None:
+        """No row is at fault: the outcomes wait, and the lane claims nothing meanwhile."""
+        lane_state.settle_pause = min(max(2 * lane_state.settle_pause, _SETTLE_AGAIN[0]), _SETTLE_AGAIN[1])
+        lane_state.settle_again = lane_state.paused_until = time.monotonic() + lane_state.settle_pause
+        lane_state.altered = lane_state.altered or error.altered
+        hint = "outcomes are kept and written once the table or the privilege is restored; no row fails"
+        if "permission denied" in error.message and lane_state.store.returned:
+            columns = sorted(lane_state.store.returned)
+            written = " ".join(f"--writes {lane_state.name}.{column}" for column in columns)
+            hint += f". To grant what the handler returns: rowmill sql APP --role NAME {written}"
+        lane_state.emit(
+            "statement_refused", logging.ERROR, error=error.message, retry_in=lane_state.settle_pause,
+            waiting=len(lane_state.outcomes), hint=hint,
+        )  # fmt: skip
+
+    def _refused(self, lane_state: LaneState, settlement: Settlement, words: str) -> None:
+        """The database refuses every outcome of this row: try a few more times, then report it and pass it over."""
+        given_up = self.shutdown.settling_last or settlement.refusals >= len(self.stuck_pauses)
+        hint = "the table refuses the outcome of this row; rowmill tries again"
+        if given_up:
+            lane_state.drop([settlement.claim])
+            lane_state.store.passed.add(settlement.claim.key)
+            lane_state.stuck(settlement, words)
+            hint = "a trigger or constraint refuses this row's outcome; it stays running until that is fixed"
+        else:
+            pause = self.stuck_pauses[settlement.refusals]
+            settlement.refusals += 1
+            self._settle_later.append((time.monotonic() + pause, lane_state, settlement))
+        lane_state.emit(
+            "settle_refused", logging.ERROR, id=settlement.claim.id, outcome=settlement.kind, error=words,
+            given_up=given_up, hint=hint,
+        )  # fmt: skip
+
+    @property
+    def settle_later_at(self) -> float:
+        """When something that could not be written is tried again."""
+        return min((at for at, *_ in self._settle_later), default=math.inf)
+
+    def settle_delayed(self, now: float) -> None:
+        """Outcomes that could not be written, because somebody had the row locked, are tried again."""
+        if not self._settle_later:
+            return
+        due = [entry for entry in self._settle_later if entry[0] <= now]
+        self._settle_later = [entry for entry in self._settle_later if entry[0] > now]
+        for _, lane_state, settlement in due:
+            lane_state.outcomes.append(settlement)
 
     # -- time
 
     def _pause(self) -> float:
-        """Until the next thing that is known to come."""
+        """Seconds until the next thing that is known to come."""
         now = time.monotonic()
-        times = [place.next_time() for place in self.places] + [self.settler.next_time]
-        if any(self._wanted(place, now) for place in self.places):
+        times = [environment.next_time() for environment in self.environments] + [self.settle_later_at]
+        if any(self._wanted(environment, now) for environment in self.environments):
             times.append(now)
         if self.drain:
             times.append(now + 0.2)

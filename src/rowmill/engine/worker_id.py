@@ -35,6 +35,6 @@ def validate(form: str) -> None:
         told_apart = False
     if not told_apart:
         raise DeclarationError(
-            f"worker_id={form!r} does not give every process an id of its own",
+            f"worker_id={form!r} gives several processes the same id",
             hint=f'worker_id="{DEFAULT}": {{random}} or {{uuid}} must be in it, {{host}} and {{pid}} may be',
         )

@@ -15,12 +15,12 @@ from ..clock import Clock
 from ..declare import states
 from ..declare.retry import LONGEST, Exponential, Fixed
 from ..store.bounded_text import ERROR_LENGTH
-from ..store.gates.claim_by_key_sql import as_text
-from ..store.lane.binding import Binding, fence_time
+from ..store.gates.gate_rows import as_text
+from ..store.lane.binding import Binding
 from ..store.lane.postgres_statements import PostgresStatements
 from ..store.lane.statements import POISONED
 from ..store.lane.sweep import NOT_BACK
-from .gate_bodies import FunctionClaimByKey, FunctionGates, function_turns
+from .gate_bodies import FunctionGates, GateBodies
 from .resolve_names import Resolved
 
 _SWEPT_BY_A_CLAIM = 100
@@ -94,7 +94,7 @@ class FunctionStatements(PostgresStatements):
     def _fenced(self) -> list[tuple[str, str, str]]:
         """Parameter, its type, its column."""
         roles, types = self.roles, self.binding.sql_types
-        found = [("worker", "text", roles.get("worker")), ("claimed_at", "", fence_time(self.binding)),
+        found = [("worker", "text", roles.get("worker")), ("claimed_at", "", self.binding.fence_time),
                  ("attempts", "", roles.get("attempts"))]  # fmt: skip
         mark = [(role, kind or types[c], c) for role, kind, c in found if c]
         taken = {"worker", "claimed_at", "attempts", "result", "error", "delay", "permanent", "batch", "poison",
@@ -138,7 +138,7 @@ class FunctionStatements(PostgresStatements):
         turn = f"pg_catalog.mod({second}, {every}::bigint) = 0::bigint"
         named = _refusal("$1 is null or $1 = ''::text", "a claim needs the name of its worker") if worker else ""
         if self._gates is not None:
-            return self._gated_claim_body(function_turns(self, self._gates, count), turn, named)
+            return self._gated_claim_body(GateBodies(self, self._gates, count), turn, named)
         return f"""declare
   _rm_row record;
 begin
@@ -154,7 +154,7 @@ begin
   {self.take(count, worker)};
 end"""
 
-    def _gated_claim_body(self, turns: FunctionClaimByKey, turn: str, named: str) -> str:
+    def _gated_claim_body(self, gates: GateBodies, turn: str, named: str) -> str:
         return f"""declare
   _rm_row record;
   _rm_last text;
@@ -165,14 +165,14 @@ begin
 {self.sweep_loop(str(_SWEPT_BY_A_CLAIM), told=False)}
       exit when not exists (select 1 from {self.table} where {self.ready()});
     end if;
-    {turns.find_last()};
+    {gates.find_last()};
     if _rm_last is not null then
       return query
-      {turns.claim(begun=True)};
+      {gates.claims.claim(begun=True)};
       exit when found;
     end if;
     return query
-    {turns.claim()};
+    {gates.claims.claim()};
     exit when found;
     -- Somebody else may have had the keys locked at that moment.
     perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);
@@ -200,7 +200,7 @@ end"""
         given = f" from pg_catalog.jsonb_populate_record(null::{self.table}, ${place}) _rm_given)"
         marks = ", ".join(f"${i}" for i in range(1, place + 1))
         told = ""
-        if self._gates is not None and (learnt := function_turns(self, self._gates).succeeded()):
+        if self._gates is not None and (learnt := GateBodies(self, self._gates).succeeded()):
             told = f"""  select {self._gates.dim.phrase}::text into _rm_key from {self.table}
   where {self.holds()}
   for no key update;
@@ -250,7 +250,7 @@ end"""
         if self._gates is not None:
             key, into = f", {self._gates.dim.phrase}::text", ", _rm_key"
             asked = f"\n    extract(epoch from {retry_after})::double precision,"
-            learnt = function_turns(self, self._gates).failed(f"coalesce({permanent}, false)", retry_after, closes)
+            learnt = GateBodies(self, self._gates).failed(f"coalesce({permanent}, false)", retry_after, closes)
             refused = _refusal(f"{closes} <> 'lane'", "closes must be 'lane' or null")
         return f"""declare
   _rm_attempt bigint;
@@ -365,9 +365,3 @@ def _refusal(when: str, message: str) -> str:
     raise exception using errcode = '22023', message = {as_text(message)};
   end if;
 """
-
-
-def dollar_quoted(text: str) -> str:
-    """Text between dollar signs, with a tag that is not in it: names and states may hold anything."""
-    tag = next(tag for i in range(len(text) + 1) if (tag := f"$rowmill{i or ''}$") not in text)
-    return f"{tag}\n{text}\n{tag}"

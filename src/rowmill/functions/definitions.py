@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..declare import roles
 from ..declare.retry import Exponential, Fixed
 from ..errors import DeclarationError, did_you_mean
-from ..store.gates.claim_by_key_sql import as_text
-from ..store.lane.binding import Binding, fence_time
-from .bodies import FunctionStatements, Parameter, dollar_quoted
+from ..store.gates.gate_rows import as_text
+from ..store.lane.binding import Binding
+from ..store.lane.sql_literals import dollar_quoted
+from .bodies import FunctionStatements, Parameter
 from .gate_bodies import FunctionGates, check_gates
 from .resolve_names import Resolved
 
@@ -193,7 +195,7 @@ def notes(
 
 
 def _marks(binding: Binding) -> list[str]:
-    columns = (binding.roles.get("worker"), fence_time(binding), binding.roles.get("attempts"))
+    columns = (binding.roles.get("worker"), binding.fence_time, binding.roles.get("attempts"))
     return [column for column in columns if column]
 
 
@@ -207,7 +209,7 @@ def check(binding: Binding, resolved: Resolved, options: FunctionOptions) -> Non
             f"{where}: its backoff is a Python function, which the database cannot run",
             hint="backoff=fixed(...) or exponential(...)",
         )
-    if not {"heartbeat_at", "claimed_at", "updated_at"} & binding.roles.keys():
+    if not binding.roles.keys() & roles.SIGNS_OF_LIFE:
         raise DeclarationError(
             f"{where}: only rowmill's own table of workers tells whether a holder is alive, and a worker of another"
             " language is not in it: its rows would be taken back at once",

@@ -1,6 +1,6 @@
 """A lane's gates inside its functions: workers in other languages keep to the same limits, and teach them the same.
 
-The claim is the very statement of the Python workers. What a run's end means to a breaker, ``allowance.learn`` says for
+The claim is the very statement of the Python workers. What a run's end means to a breaker, ``rules.learn`` says for
 them, and the bodies here say in SQL; a test holds the two against each other.
 """
 
@@ -14,11 +14,12 @@ from ..declare.gates import Group
 from ..errors import DeclarationError, Refused
 from ..store.database import Database, Run, runner
 from ..store.driver_errors import translated
-from ..store.gates.claim_by_key_sql import ClaimByKeyStatements, as_text
-from ..store.gates.claim_by_range_sql import ClaimByRangeStatements
+from ..store.gates.claim_by_key_sql import ClaimByKeyStatements
 from ..store.gates.gate_binding import BoundGates, UserTable
 from ..store.gates.gate_learning import ASKED_TO_WAIT
+from ..store.gates.gate_rows import as_text
 from ..store.lane.binding import Binding
+from ..store.lane.postgres_statements import PostgresStatements
 from .resolve_names import Resolved
 
 #: A success that changes nothing else is not written more often than this, in seconds.
@@ -116,27 +117,26 @@ def _full(database: Database, schema: str, name: str) -> str:
     return f"{quote(schema)}.{quote(name)}"
 
 
-class FunctionClaimByKey(ClaimByKeyStatements):
-    """The gated claim inside a function: it answers with whole rows, and begins behind the key that anybody served
-    last, since a function remembers nothing.
-    """
+class GateBodies:
+    """What a lane's functions say about its gates; ``count``: SQL for how many rows a claim takes."""
 
-    last = "_rm_last"
-
-    def __init__(self, say: object, gates: FunctionGates, count: str = "1") -> None:
-        super().__init__(say, gates.dim, gates.table)  # type: ignore[arg-type]
-        self.count = f"{count}::bigint"
-
-    def _me(self, begun: bool) -> str:
-        return "$1"
-
-    def _taken(self) -> str:
-        return "returning *\n)\nselect _rm_taken.* from _rm_taken"
+    def __init__(self, say: PostgresStatements, gates: FunctionGates, count: str = "1") -> None:
+        self.say, self.dim, self.group, self.table = say, gates.dim, gates.dim.group, gates.table
+        self.claims = ClaimByKeyStatements(say, gates.dim, gates.table, in_function=count)
+        self.where = self.claims.where
 
     def find_last(self) -> str:
-        """Where to begin."""
-        return f"""select _g.key into _rm_last from {self.table} _g
-    where {self.where} order by _g.touched_at desc nulls last limit 1"""
+        """Behind the last key that was served; after a try that found nothing, anywhere: others may claim there."""
+        claims, spans = self.claims, f"from {self.table} _g where {self.claims.spans}"
+        return f"""if not exists (select 1 {spans}) then
+      {claims.mark_out(claims.divide())};
+    end if;
+    if _rm_try = 1 then
+      select _g.cells into _rm_last {spans} and _g.cells is not null order by _g.touched_at desc limit 1;
+    else
+      {claims.cut()};
+      select nullif(_g.key, '') into _rm_last {spans} order by random() limit 1;
+    end if"""
 
     # -- what gates learn
 
@@ -235,29 +235,3 @@ class FunctionClaimByKey(ClaimByKeyStatements):
   end if;
 """)
         return "\n".join(parts)
-
-
-class FunctionClaimByRange(FunctionClaimByKey, ClaimByRangeStatements):
-    """The same where the only gate is a limit by key. The key that was served last stands in its stretch's row."""
-
-    def _bumped(self) -> str:
-        return f"{super()._bumped()}, cells = ({self._served_last()})"
-
-    def find_last(self) -> str:
-        """Behind the last key; after a try in vain, anywhere: others may have been met there."""
-        return f"""if not exists (select 1 from {self.table} where {self.spans}) then
-      {self.mark_out(self.divide())};
-    end if;
-    if _rm_try = 1 then
-      select _g.cells into _rm_last from {self.table} _g
-      where {self.spans} and _g.cells is not null order by _g.touched_at desc limit 1;
-    else
-      {self.cut()};
-      select nullif(_g.key, '') into _rm_last from {self.table} _g where {self.spans} order by random() limit 1;
-    end if"""
-
-
-def function_turns(say: object, gates: FunctionGates, count: str = "1") -> FunctionClaimByKey:
-    """What a lane's functions say about its gates."""
-    kind = FunctionClaimByRange if gates.dim.group.only_limits else FunctionClaimByKey
-    return kind(say, gates, count)

@@ -8,8 +8,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from ..errors import DeclarationError
-from ..store.database import Database, Run, runner
-from ..store.driver_errors import translated
+from ..store.database import Database, Run
 from .definitions import VERBS, Function, FunctionOptions, after, mark_of
 
 T = TypeVar("T")
@@ -78,12 +77,8 @@ def _installed(run: Run, lane: str, table: str) -> list[str]:
 
 
 async def _transaction(database: Database, work: Callable[[Run], T]) -> T:
-    def inside(connection: sa.Connection) -> T:
-        run = runner(connection)
+    def inside(run: Run) -> T:
         run("set local search_path = pg_catalog", ())  # so that names are printed in full
         return work(run)
 
-    async with database.begin() as connection:
-        with translated(database):
-            found: T = await connection.run_sync(inside)
-            return found
+    return await database.long_transaction(inside)

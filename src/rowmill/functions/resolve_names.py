@@ -1,20 +1,14 @@
-"""A lane's names as the server itself understands them, for SQL that is to run under any search_path.
-
-The user's own conditions are resolved by the server, not read here: it parses them as a view and prints them back with
-every table, function and operator under its full name.
-"""
+"""A lane's names as the server itself understands them, for SQL that is to run under any search_path."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import sqlalchemy as sa
-
 from ..errors import DeclarationError, Refused
-from ..store.database import Database, Run, runner
-from ..store.driver_errors import translated
+from ..store.database import Database, Run
 from ..store.lane.binding import Binding
+from ..store.lane.postgres_full_names import resolve_conditions
 from ..store.lane.postgres_statements import PostgresStatements
 
 _TABLE = """
@@ -56,7 +50,7 @@ class Resolved:
     types: Mapping[str, str]
     #: The lane's own SQL, ``ready`` and ``where``, with every name in full.
     conditions: Mapping[str, str]
-    #: Triggers that look their names up in the search_path of whoever writes, and the schemas they find them in.
+    #: Triggers that look their names up in the writer's search_path, and the schemas they find them in.
     triggers: tuple[str, ...]
     path: tuple[str, ...]
     #: Those of the schemas in which everybody may create.
@@ -71,36 +65,22 @@ async def resolve(binding: Binding, database: Database, statements: PostgresStat
     if binding.lane.where is not None:
         own["where"] = statements.further()
 
-    def ask(connection: sa.Connection) -> Resolved:
-        with translated(database):
-            return _resolve(runner(connection), binding, statements.table, own)
-
-    async with database.begin() as connection:
-        found: Resolved = await connection.run_sync(ask)
-    return found
+    return await database.trial(lambda run: _resolve(run, binding, statements.table, own))
 
 
 def _resolve(run: Run, binding: Binding, table: str, own: Mapping[str, str]) -> Resolved:
     ((oid, schema, name),) = run(_TABLE, (table,))
     triggers = tuple(row[0] for row in run(_TRIGGERS, (oid,)))
     path = [(row[0], row[1]) for row in run(_PATH, ())] if triggers else []
-    views = {f"rowmill_{part}": condition for part, condition in own.items()}
     try:
-        for view, condition in {"rowmill_bare": "", **views}.items() if views else ():
-            where = f" where ({condition})" if condition else ""
-            run(f"create temporary view {view} as select 1 as one from {table}{where}", ())
+        conditions = resolve_conditions(run, table, own)
     except Refused as error:
         raise DeclarationError(
             f"lane {binding.lane.name!r}: its own SQL cannot be put into a function: {error.message}",
             hint="render the functions with a role that may create temporary tables in this database",
         ) from error
-    # From here on whatever is not the server's own is printed with its schema.
-    run("set local search_path = pg_catalog", ())
     types = run(_TYPES, (oid,))
     _check_operators(binding, {row[0]: row[1] for row in types if row[2]})
-    conditions = {part: _condition(run, f"rowmill_{part}") for part in own}
-    if views:
-        run(f"drop view {', '.join(f'pg_temp.{view}' for view in ('rowmill_bare', *views))}", ())
     return Resolved(
         schema=schema,
         name=name,
@@ -110,14 +90,6 @@ def _resolve(run: Run, binding: Binding, table: str, own: Mapping[str, str]) -> 
         path=tuple(schema for schema, _ in path if schema != "pg_catalog"),
         open=tuple(schema for schema, everybody in path if everybody),
     )
-
-
-def _condition(run: Run, view: str) -> str:
-    """The view's condition: what stands behind what the view without one says."""
-    ((bare, whole),) = run(
-        f"select pg_get_viewdef('pg_temp.rowmill_bare'::regclass), pg_get_viewdef('pg_temp.{view}'::regclass)", ()
-    )
-    return str(whole).removeprefix(bare.removesuffix(";") + "\n  WHERE ").removesuffix(";")
 
 
 def _check_operators(binding: Binding, foreign: Mapping[str, str]) -> None:

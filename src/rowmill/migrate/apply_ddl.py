@@ -1,7 +1,7 @@
 """Running DDL on a live database: beside the traffic, never in front of it, and again after a crash.
 
 A statement that needs the table for a moment waits for it at most the lock timeout, gives way, and tries again. An
-index is built concurrently; it is noted before the build begins and confirmed after, so that whoever comes next
+index is built concurrently; it is noted before the build begins and confirmed after, so that the next run
 knows a build that failed, or one that still goes on, from one that is done.
 """
 
@@ -11,21 +11,22 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..declare.options import UNFINISHED
+from ..declare.states import UNFINISHED
 from ..errors import Busy, DatabaseError, Refused
-from ..store.database import Database, Postgres, Run, runner
+from ..store.database import Database, Run, runner
 from ..store.driver_errors import translated
 from ..store.jobs.job_rows import listed
 from ..store.lane.sql_literals import mentions
 from ..store.own import schema
 from ..store.own.ddl_ledger import BEGUN, MADE, Ledger, Record
-from .ddl import SchemaChange, index_state, settings, targets, with_state
+from ..store.postgres_database import Postgres
+from .ddl import SchemaChange, index_state, settings, targets
 
 _LOCK = 7_077_201_456  # of the advisory lock: one migration at a time in a database
 _PAUSE, _LONGEST_PAUSE, _TICK = 0.5, 10.0, 0.5
@@ -47,14 +48,17 @@ class Builder:
         own = await schema.ensure(self.database)
         if not own.has(schema.DDL):
             raise Refused(
-                f"rowmill's own tables cannot be made: {own.refused}",
-                hint="a role that may create tables here, or Mill(schema=...) with one that is there",
+                f"rowmill's own tables cannot be created: {own.refused}",
+                hint="use a role that may create tables here, or Mill(schema=...) with an existing schema",
             )
+        for change in changes:
+            if change.kind == "own":
+                self.tell(f"done: {change.what}", False)
         await self._alone(lambda: self._apply([c for c in changes if c.kind != "own"]))
 
-    async def detach(self, records: Sequence[Record]) -> None:
-        """Take away what was added, the last first, and then rowmill's own tables."""
-        await self._alone(lambda: self._detach(records))
+    async def detach(self, records: Sequence[Record], *, own: bool = True) -> None:
+        """Take away what was added, the last first, and then rowmill's ``own`` tables."""
+        await self._alone(lambda: self._detach(records, own))
 
     async def _alone(self, work: Callable[[], Any]) -> None:
         if not isinstance(self.database, Postgres):
@@ -83,17 +87,17 @@ class Builder:
             progress = await self.database.read(_progress)
             if time.monotonic() > deadline:
                 raise Busy(
-                    f"another migration is at work in this database{progress}",
+                    f"another migration is running in this database{progress}",
                     hint="wait for it, and run this again; pg_stat_activity shows it",
                 )
-            self.tell(f"another migration is at work here{progress}; waiting", True)
+            self.tell(f"another migration is running here{progress}; waiting", True)
             await asyncio.sleep(_TICK)
 
     # -- forward
 
     async def _apply(self, changes: Sequence[SchemaChange]) -> None:
         for change in changes:
-            if change.steps:
+            if change.kind == "index" and change.steps:
                 await self._build_parts(change)
             elif change.kind == "index" and change.concurrent:
                 await self._build(change)
@@ -106,10 +110,11 @@ class Builder:
             self.tell(f"done: analyze {relation}", False)
 
     async def _step(self, change: SchemaChange) -> None:
-        """A statement that holds the table for a moment only, and its note, in one transaction."""
+        """Statements that hold the table for a moment only, and their notes, in one transaction."""
 
         def work(run: Run) -> None:
-            run(change.statement, ())
+            for step in change.steps or (change.statement,):
+                run(step, ())
             for record in change.records:
                 self.ledger.write(run, record)
 
@@ -122,23 +127,19 @@ class Builder:
             return
         deadline, pause = time.monotonic() + self.patience, _PAUSE
 
-        def timed(connection: sa.Connection) -> None:
-            run = runner(connection)
+        def timed(run: Run) -> None:
             run(f"set local lock_timeout = '{max(1, int(self.lock_timeout.total_seconds() * 1000))}ms'", ())
             run("set local statement_timeout = 0", ())
             work(run)
 
         while True:
             try:
-                async with self.database.begin() as connection:
-                    with translated(self.database):
-                        await connection.run_sync(timed)
-                return
+                return await self.database.long_transaction(timed)
             except Busy as error:
                 if time.monotonic() + pause > deadline:
                     raise Busy(
-                        f"{what}: {relation} was in use all the time: {error.message}",
-                        hint="run this again: it goes on where it stopped; --patience SECONDS waits longer",
+                        f"{what}: {relation} stayed in use: {error.message}",
+                        hint="run this again: it continues where it stopped. --patience SECONDS waits longer",
                     ) from error
             holder = await self.database.read(lambda run: _holder(run, relation))
             self.tell(f"{what}: {relation} is in use{holder}; again in {pause:.1f} s", True)
@@ -152,7 +153,7 @@ class Builder:
         for attempt in (1, 2, 3):
             state = await self._state(record)
             if state == "invalid":
-                self.tell(f"index {record.name}: a build that failed left it unusable; it is replaced", False)
+                self.tell(f"index {record.name}: a failed build left it unusable; rebuilding it", False)
                 await self._drop(record)
             elif state == "valid":
                 break
@@ -162,7 +163,7 @@ class Builder:
             except Busy as error:  # a deadlock with another build: what it left is replaced
                 if attempt == 3:
                     raise
-                self.tell(f"index {record.name}: {error.message}; once more", False)
+                self.tell(f"index {record.name}: {error.message}; trying again", False)
         await self._note(record, MADE)
 
     async def _build_parts(self, change: SchemaChange) -> None:
@@ -183,13 +184,13 @@ class Builder:
             await self._note(record, MADE)
 
     async def _note(self, record: Record, state: str) -> None:
-        await self.database.write(lambda run: self.ledger.write(run, with_state(record, state)))
+        await self.database.write(lambda run: self.ledger.write(run, replace(record, state=state)))
 
     async def _forget(self, record: Record) -> None:
         await self.database.write(lambda run: self.ledger.erase(run, record))
 
     async def _state(self, record: Record) -> str | None:
-        return await self.database.read(lambda run: index_state(run, record.relation, record.name))
+        return await self.database.read(lambda run: index_state(run, self.database.sql, record.relation, record.name))
 
     async def _drop(self, record: Record) -> None:
         await self._watched(record.undo, f"index {record.name}")
@@ -216,8 +217,8 @@ class Builder:
 
     # -- back
 
-    async def _detach(self, records: Sequence[Record]) -> None:
-        for record in sorted(records, key=lambda r: (_ORDER.index(r.kind), -r.position)):
+    async def _detach(self, records: Sequence[Record], own: bool) -> None:
+        for record in undo_order(records):
             changed = await self.database.read(functools.partial(self._changed, record=record))
             if changed is not None:
                 self.tell(f"left alone: {record.kind} {record.name} on {record.relation}: {changed}", False)
@@ -234,20 +235,21 @@ class Builder:
 
                 await self._briefly(f"{record.kind} {record.name}", record.relation, work)
             self.tell(f"removed: {record.kind} {record.name} on {record.relation}", False)
-        await self._drop_own()
+        if own:
+            await self._drop_own()
 
     def _changed(self, run: Run, record: Record) -> str | None:
         """Why something is no longer as it was added; None where it is."""
-        if not isinstance(self.database, Postgres):
-            return None
+        if not isinstance(self.database, Postgres) or record.kind in ("function", "sequence"):
+            return None  # they stay behind where their table is gone
         if not run("select to_regclass($1::text) is not null", (record.relation,))[0][0]:
-            return "the table is gone"
+            return "the table no longer exists"
         if record.kind == "column":
             text = (
                 "select 1 from pg_attribute where attrelid = to_regclass($1::text) and attname = $2::text"
                 " and not attisdropped"
             )
-            return None if run(text, (record.relation, record.name)) else "it is gone already"
+            return None if run(text, (record.relation, record.name)) else "it no longer exists"
         if record.kind not in ("storage", "statistics"):
             return None
         there: dict[str, Any] = dict((settings if record.kind == "storage" else targets)(run, record.relation))
@@ -274,11 +276,21 @@ def _saying(text: str) -> Callable[[Run], None]:
     return work
 
 
-_ORDER = ["index", "statistics", "storage", "column"]
+#: The kinds of records that make up a wake trigger, and all kinds, in the order in which they are removed.
+WAKE = ("trigger", "function", "sequence")
+_ORDER = (*WAKE, "index", "statistics", "storage", "column")
 
 
-def own_drops(database: Database, run: Run) -> list[str]:
-    """What removes rowmill's own tables and functions, and its schema where rowmill made it and it is empty then."""
+def undo_order(records: Sequence[Record]) -> list[Record]:
+    """Records in the order in which what they note is removed."""
+    return sorted(records, key=lambda record: (_ORDER.index(record.kind), -record.position))
+
+
+def own_drops(database: Database, run: Run, gone: Sequence[Record] = ()) -> list[str]:
+    """What removes rowmill's own tables and functions, and its schema where rowmill made it and it is empty then.
+
+    ``gone``: what is removed before.
+    """
     names = [name for name in schema.own_tables() if schema.exists(database, run, name)]
     tables = [f"drop table {database.own(name)}" for name in names]
     if database.dialect.name != "postgresql":
@@ -292,6 +304,7 @@ def own_drops(database: Database, run: Run) -> list[str]:
     texts = [*(f"drop function {row[0]}" for row in functions), *tables]
     if "rowmill_schema" not in names or place is None:
         return texts
+    before = [record.name.rpartition(".")[2] for record in gone]
     made = run(f"select 1 from {database.own('rowmill_schema')} where step = {schema.SCHEMA_MADE}", ())
     others = run(
         "select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace"
@@ -301,7 +314,7 @@ def own_drops(database: Database, run: Run) -> list[str]:
         " and d.deptype in ('a', 'i'))"
         " union all select 1 from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
         " where n.nspname = $1::text and p.proname <> all($3::text[])",
-        (place, names, schema.own_functions()),
+        (place, [*names, *before], [*schema.own_functions(), *before]),
     )
     if made and not others:
         texts.append(f"drop schema {database.dialect.identifier_preparer.quote(place)}")

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from ..adopt.survey import read_only
 from ..declare.lane import Lane
 from ..store.database import Database, Run, runner
+from ..store.dialect import Dialect
 from ..store.inspect import plans
 from ..store.inspect.indexes import NeededIndex, in_words, needed
 from ..store.lane.binding import Binding, bind, look
 from ..store.lane.missing_columns import MissingColumn
 from ..store.lane.postgres_statements import PostgresStatements
+from ..store.lane.postgres_wake_trigger import installed, served, wake_trigger
 from ..store.own import schema
-from ..store.own.ddl_ledger import Ledger, Record
+from ..store.own.ddl_ledger import Record
 
 #: Up to so many rows ANALYZE looks at every one with the default target; then rare states go unseen.
 SEEN_WHOLE, TARGET = 30_000, 1000
@@ -58,8 +59,8 @@ class SchemaChange:
         """In a few words."""
         names = ", ".join(record.name for record in (self.records[-1:] if self.steps else self.records))
         return {"columns": f"columns {names}", "index": f"index {names}", "own": "rowmill's own tables",
-                "statistics": f"statistics target of {names}", "storage": f"storage parameters {names}"
-                }[self.kind]  # fmt: skip
+                "statistics": f"statistics target of {names}", "storage": f"storage parameters {names}",
+                "wake": "wake trigger"}[self.kind]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,23 +85,51 @@ async def outlines(lanes: Iterable[Lane], environment: str, database: Database) 
     return [await outline(lane, environment, database) for lane in lanes if own or not lane.own]
 
 
-async def changes(database: Database, outlines: Sequence[LaneOutline]) -> list[SchemaChange]:
-    """What is still to be done in one environment: to the user's tables, in order, then to rowmill's own."""
+async def changes(
+    database: Database, outlines: Sequence[LaneOutline], *, wake: bool | None = False
+) -> list[SchemaChange]:
+    """What is still to be done in one environment: to the user's tables, in order, then to rowmill's own.
+
+    ``wake``: True also makes the wake triggers, None only brings those up to date that are there.
+    """
     own = await schema.taken(database)
     missing = [step for step in schema.STEPS if not own.has(step)]
     made: list[SchemaChange] = []
-    known = {record.id for record in await Ledger(database).records()}
     by_table: dict[str, list[LaneOutline]] = {}
     for each in sorted(outlines, key=lambda each: each.lane.own):
         by_table.setdefault(plans.statements(each.binding).table, []).append(each)
     for relation, several in by_table.items():
         made += _columns(relation, several)
     for several in by_table.values():
-        made += await read_only(database, functools.partial(_for_rows, several=several, known=known))
+        made += await database.read_only(functools.partial(_for_rows, several=several))
     if missing:
         texts = await database.read(lambda run: schema.script(database, run, missing))
         made.append(SchemaChange("own", "", ";\n".join(texts), "; ".join(step.what for step in missing)))
+    if wake is not False and database.sql.notify is not None:
+        for relation, several in by_table.items():
+            made += await _wake(database, relation, several, wanted=bool(wake))
     return made
+
+
+async def _wake(
+    database: Database, relation: str, several: Sequence[LaneOutline], *, wanted: bool
+) -> list[SchemaChange]:
+    """The trigger that wakes workers; it comes after rowmill's own schema, where its function is."""
+    bindings = served([each.binding for each in several])
+    if not bindings or not (wanted or await database.read(lambda run: installed(run, relation) is not None)):
+        return []
+    trigger = await wake_trigger(database, relation, bindings, planned=any(each.lacking for each in several))
+    if trigger is None:
+        return []
+    records = tuple(
+        Record(kind, trigger.sequence if kind == "sequence" else relation, name, made, undo)
+        for kind, name, made, undo in trigger.parts
+    )
+    why = (
+        "rows that any client makes ready start within milliseconds, and not at the next poll"
+        "; at most 50 notifications a second, 200 at once"
+    )
+    return [SchemaChange("wake", relation, ";\n".join(trigger.steps), why, records, steps=trigger.steps)]
 
 
 def _columns(relation: str, several: Sequence[LaneOutline]) -> list[SchemaChange]:
@@ -121,10 +150,10 @@ def _columns(relation: str, several: Sequence[LaneOutline]) -> list[SchemaChange
     return [SchemaChange("columns", relation, f"alter table {relation}\n  {added}", why, tuple(records))]
 
 
-def _for_rows(connection: sa.Connection, several: Sequence[LaneOutline], known: set[str]) -> list[SchemaChange]:
+def _for_rows(connection: sa.Connection, several: Sequence[LaneOutline]) -> list[SchemaChange]:
     """Indexes, and on PostgreSQL statistics and storage, of one table."""
     run = runner(connection)
-    made = [change for each in several for change in _indexes(run, each, known)]
+    made = [change for each in several for change in _indexes(run, each)]
     say = plans.statements(several[0].binding)
     if isinstance(say, PostgresStatements):
         made += _statistics(run, several, say.table)
@@ -132,26 +161,26 @@ def _for_rows(connection: sa.Connection, several: Sequence[LaneOutline], known: 
     return list({change.statement: change for change in made}.values())
 
 
-def _indexes(run: Run, each: LaneOutline, known: set[str]) -> Iterable[SchemaChange]:
+def _indexes(run: Run, each: LaneOutline) -> Iterable[SchemaChange]:
     binding = each.binding
     say = plans.statements(binding)
     planned = {lack.column for lack in each.lacking}
     for need in needed(binding, say):
         name = need.name(binding.lane.name, say.table)
-        state = index_state(run, say.table, name, isinstance(say, PostgresStatements))
-        if state == "valid" and f"index:{say.table}:{name}" not in known:
-            continue  # somebody made it by hand: then it is his
+        state = index_state(run, say.sql, say.table, name)
         if state == "valid":
             continue
         text = in_words(need, say, name, concurrently=True)
         unseen = any(say.name(column) in f"{need.sort} {need.predicate}" for column in planned)
         if state is None and not unseen and plans.serves(run, say, need) is not None:
             continue
-        if isinstance(say, PostgresStatements) and (parts := _parts(run, say.table)):
-            yield _in_parts(run, say, need, name, parts)
-            continue
-        schema_of = _qualified(run, say.table) if isinstance(say, PostgresStatements) else ""
-        how = "concurrently " if isinstance(say, PostgresStatements) else ""
+        schema_of = ""
+        if isinstance(say, PostgresStatements):
+            if parts := _parts(run, say.table):
+                yield _in_parts(run, say, need, name, parts)
+                continue
+            schema_of = _qualified(run, say.table)
+        how = say.sql.concurrently
         record = Record("index", say.table, name, text, f"drop index {how}if exists {schema_of}{say.name(name)}")
         yield SchemaChange("index", say.table, text, need.why, (record,), bool(how), state == "invalid")
 
@@ -203,16 +232,10 @@ def _qualified(run: Run, relation: str) -> str:
     return f"{found[0][0]}." if found else ""
 
 
-def index_state(run: Run, relation: str, name: str, postgres: bool = True) -> str | None:
+def index_state(run: Run, sql: Dialect, relation: str, name: str) -> str | None:
     """``valid``, ``invalid`` (a build under way, or one that failed), or None."""
-    if not postgres:
-        return "valid" if run("select 1 from sqlite_master where type = 'index' and name = :n", {"n": name}) else None
-    rows = run(
-        "select i.indisvalid and i.indisready from pg_index i join pg_class c on c.oid = i.indexrelid"
-        " where i.indrelid = to_regclass($1::text) and c.relname = $2::text",
-        (relation, name),
-    )
-    return None if not rows else "valid" if rows[0][0] else "invalid"
+    rows = run(*sql.index_state(relation, name))
+    return rows[0][0] if rows else None
 
 
 def settings(run: Run, relation: str) -> dict[str, str]:
@@ -297,7 +320,3 @@ def _storage(run: Run, several: Sequence[LaneOutline], relation: str) -> list[Sc
     )  # fmt: skip
     pairs = ", ".join(f"{name} = {value}" for name, value in wanted.items())
     return [SchemaChange("storage", relation, f"alter table {relation} set ({pairs})", "; ".join(reasons), records)]
-
-
-def with_state(record: Record, state: str) -> Record:
-    return replace(record, state=state)

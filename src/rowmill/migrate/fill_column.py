@@ -6,7 +6,6 @@ For gates by something that a row only implies: ``fills={"domain": ("url", rowmi
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -56,20 +55,17 @@ def _step(
         return None
     found = [(tuple(row[:-1]), function(row[-1])) for row in rows]
     written = [(key, value) for key, value in found if value is not None]
-    if written and binding.dialect.name == "postgresql":
-        types = binding.sql_types
-        fields = ", ".join([f"_k{i} {types[c]}" for i, c in enumerate(binding.key)] + [f"_v {types[column]}"])
-        same = " and ".join(f"t.{say.name(c)} = s._k{i}" for i, c in enumerate(binding.key))
-        document = [{f"_k{i}": str(part) for i, part in enumerate(key)} | {"_v": value} for key, value in written]
-        run(
-            f"update {say.table} t set {say.name(column)} = s._v"
-            f" from jsonb_to_recordset($1::text::jsonb) as s({fields})"
-            f" where {same} and t.{say.name(column)} is null",
-            (json.dumps(document, default=str),),
+    if written:
+        marks = Placeholders(binding)
+        lines = ", ".join(
+            f"({', '.join(map(marks.add, key, binding.key))}, {marks.add(value, column)})" for key, value in written
         )
-    elif written:
-        same = " and ".join(f"{say.name(c)} = :k{i}" for i, c in enumerate(binding.key))
-        update = f"update {say.table} set {say.name(column)} = :v where {same} and {say.name(column)} is null"
-        for key, value in written:
-            run(update, {f"k{i}": part for i, part in enumerate(key)} | {"v": value})
+        parts = [f"_k{i}" for i in range(len(binding.key))]
+        same = " and ".join(f"t.{say.name(c)} = s.{part}" for c, part in zip(binding.key, parts, strict=True))
+        run(
+            f"with s({', '.join(parts)}, _v) as (values {lines})"
+            f" update {say.table} as t set {say.name(column)} = s._v from s"
+            f" where {same} and t.{say.name(column)} is null",
+            marks.given(),
+        )
     return tuple(rows[-1][:-1]), len(written)

@@ -19,9 +19,10 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import sqlalchemy as sa
 
-from ..adopt.survey import read_only
 from ..errors import DatabaseError, DeclarationError, Refused
-from ..store.database import Database, Postgres, Run, Sqlite, runner
+from ..store.database import Database, Run, runner
+from ..store.postgres_database import Postgres
+from ..store.sqlite_database import Sqlite
 
 Names = Sequence[tuple[str | None, str]]
 _OTHERS = "nspname !~ '^pg_' and nspname <> 'information_schema'"
@@ -44,7 +45,7 @@ async def copied(source: Database, tables: Names, texts: Iterable[str], on: str 
             yield url
         return
     assert isinstance(source, Postgres)
-    statements = await read_only(source, lambda c: _structure(runner(c), tables, " ".join(texts)))
+    statements = await source.read_only(lambda c: _structure(runner(c), tables, " ".join(texts)))
     url, made = (on, None) if on else await _fresh(source)
     try:
         copy = Database.open(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..declare.roles import READ_ONLY
 from ..store.database import Database, Run
 from ..store.lane.binding import Binding
 from ..store.own import schema
@@ -13,8 +14,6 @@ _WRITTEN = (
     "rowmill_workers", "rowmill_gates", "rowmill_failures", "rowmill_minutes", "rowmill_sightings", "rowmill_suspects",
 )  # fmt: skip
 _OF_TASKS = ("rowmill_jobs", "rowmill_steps", "rowmill_crons")
-#: Roles of columns that are read, and never written by a worker.
-_READ_ONLY = ("max_attempts", "priority")
 _RELATION = """
 select n.nspname, c.relrowsecurity from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.oid = to_regclass($1::text)"""
@@ -48,7 +47,7 @@ async def grants(
         full = binding.dialect.identifier_preparer.format_table(binding.table)
         seen, touched, secret = tables.setdefault(full, ([], [], set()))
         secret |= set(hidden.get(binding.lane.name, ()))
-        roles = {column for kind, column in binding.roles.items() if kind not in _READ_ONLY}
+        roles = {column for kind, column in binding.roles.items() if kind not in READ_ONLY}
         touched += sorted(binding.state_columns() | roles | set(written.get(binding.lane.name, ())))
         seen += [c for c in binding.table.c.keys() if c not in seen]  # noqa: SIM118 - a column collection
     for full, (seen, touched, secret) in tables.items():

@@ -1,5 +1,5 @@
-"""What operators ask and do: lanes of all environments, checks, and rows made ready, canceled or released.
+"""Every operator verb, once: what operators ask (``questions``) and do (``actions``), as documents.
 
-``cli`` and ``web`` parse, call this and render.
+``cli`` prints these documents and ``web`` sends them, so that a command and an endpoint say the same.
 May import ``mill`` and everything below it; never ``cli`` or ``web``.
 """

@@ -1,4 +1,4 @@
-"""What is shown, as plain values that JSON has: one form for the command line, the API and the dashboard."""
+"""Rows, counts, pauses, gates and workers as JSON documents: one form for the command line, the API and the pages."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from ...declare.gates import Group as Gates
-from ...plural import counted, plural
-from ..gates.gate_binding import BoundGates
-from ..gates.pauses import Pause
-from ..lane.statements import INCARNATION
-from . import why_rules
-from .gate_view import KeyView
-from .lane_view import MOST, SAMPLE, Counts, LaneView, Row, UncountedRows
-from .why_rules import Reason, WhyAnswer
-
-TIMES = ("created_at", "run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at")
+from ..declare.gates import Group as Gates
+from ..declare.roles import COUNTERS, ROW_TIMES
+from ..plural import counted, plural
+from ..store.gates.gate_binding import BoundGates
+from ..store.gates.pauses import Pause
+from ..store.inspect.gate_view import KeyView
+from ..store.inspect.lane_view import MOST, SAMPLE, Counts, LaneView, Row, UncountedRows
+from ..store.inspect.why_rules import Reason, WhyAnswer
+from ..store.inspect.why_rules import ready_for as ready_for
+from ..store.inspect.why_rules import span as span
+from ..store.json_limits import DEPTH as DEPTH
+from ..store.json_limits import too_deep as too_deep
+from ..store.lane.row_keys import written
+from ..store.lane.statements import INCARNATION
 
 
 def from_now(seconds: float) -> str:
@@ -58,28 +61,41 @@ def role(view: LaneView, row: Row, name: str) -> Any:
 
 
 def row_value(view: LaneView, row: Row, *, whole: bool = False) -> dict[str, Any]:
-    """One row, for scripts; ``whole`` with all its columns."""
-    names = ("worker", "attempts", "failures", "reclaims", "error", "progress")
+    """One row of a list; ``whole``: with all its columns instead, and the roles that each has.
+
+    ``key`` is its id as text; ``ages`` are seconds by the database's clock, negative for what is to come.
+    """
+    names = ("worker", *COUNTERS, "error", "progress")
     roles = {name: role(view, row, name) for name in names if name in view.binding.roles}
-    columns = {**view.binding.roles, **({"created_at": view.created} if view.created else {})}
-    times = {name: moment(row.values.get(columns[name])) for name in TIMES if name in columns}
-    found = {
+    timed = {**view.binding.roles, **({"created_at": view.created} if view.created else {})}
+    times = {name: moment(row.values.get(timed[name])) for name in ROW_TIMES if name in timed}
+    document = {
         "environment": view.environment,
         "lane": view.lane.name,
         "id": list(row.id) if isinstance(row.id, tuple) else row.id,
+        "key": written(row.id),
         "state": row.state,
         **roles,
         **times,
     }
     if row.state == "running":
-        found |= {"running_seconds": row.ages.get("claimed_at"), "silent_seconds": row.silent_for}
-    if whole:
-        found["columns"] = {column: simple(value) for column, value in row.values.items()}
-    return found
+        document |= {"running_seconds": row.ages.get("claimed_at"), "silent_seconds": row.silent_for}
+    if not whole:
+        return {**document, "ages": row.ages}
+    columns = {column: simple(value) for column, value in row.values.items()}
+    return {**document, "columns": columns, "roles": by_column(view)}
+
+
+def by_column(view: LaneView) -> dict[str, list[str]]:
+    """The roles that each column has."""
+    columns: dict[str, list[str]] = {}
+    for name, column in view.binding.roles.items():
+        columns.setdefault(column, []).append(name)
+    return columns
 
 
 def counts_value(view: LaneView, counts: Counts) -> dict[str, Any]:
-    """One lane's counts, for scripts."""
+    """One lane's counts."""
     return {
         "environment": view.environment,
         "lane": view.lane.name,
@@ -91,15 +107,15 @@ def counts_value(view: LaneView, counts: Counts) -> dict[str, Any]:
     }
 
 
-def elsewhere_value(found: UncountedRows) -> dict[str, Any]:
-    """The same, for scripts."""
-    kinds = [{"columns": {c: simple(v) for c, v in values.items()}, "rows": n} for values, n in found.kinds]
-    where = {"environment": found.environment, "table": found.table, "rows": found.rows}
-    return {**where, "at_least": found.rows >= SAMPLE, "kinds": kinds}
+def uncounted_value(rows: UncountedRows) -> dict[str, Any]:
+    """Rows of a table that no lane counts."""
+    kinds = [{"columns": {c: simple(v) for c, v in values.items()}, "rows": n} for values, n in rows.kinds]
+    where = {"environment": rows.environment, "table": rows.table, "rows": rows.rows}
+    return {**where, "at_least": rows.rows >= SAMPLE, "kinds": kinds}
 
 
 def pause_value(pause: Pause, environment: str) -> dict[str, Any]:
-    """A pause, for scripts. ``until`` is null where it has no end."""
+    """A pause. ``until`` is null where it has no end."""
     endless = pause.left == math.inf
     return {
         "environment": environment,
@@ -124,6 +140,7 @@ def worker_value(worker: dict[str, Any]) -> dict[str, Any]:
 
 
 def why_value(answer: WhyAnswer, environment: str, lane: str, key: str) -> dict[str, Any]:
+    """Why a row is not running."""
     where = {"environment": environment, "lane": lane, "id": key, "state": answer.state}
     times = _times(answer.wait)
     goes_on = answer.state == "done" or (answer.state == "running" and answer.wait is None)
@@ -164,7 +181,7 @@ def declared(group: Gates) -> list[str]:
             starts = f"{rate.n:g} {plural(rate.n, 'start')} per {_per(rate.per.total_seconds())}"
             told.append(f"{starts}, {rate.capacity(rate.n):g} at once")
     if group.breaker is not None:
-        cooldown = why_rules.span(group.breaker.cooldown.total_seconds())
+        cooldown = span(group.breaker.cooldown.total_seconds())
         told.append(f"breaker after {counted(group.breaker.failures, 'failure')}, for {cooldown}")
     if group.pace is not None:
         told.append(f"pace of {counted(group.pace.n, 'start')} per {_per(group.pace.seconds)}")
@@ -177,28 +194,32 @@ def _per(seconds: float) -> str:
     return {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "d"}.get(seconds, f"{seconds:g} s")
 
 
-def gate_value(view: LaneView, dim: BoundGates, keys: Sequence[KeyView]) -> dict[str, Any]:
-    """One group of gates with some of its keys, for scripts."""
+def gate_value(view: LaneView, dim: BoundGates, keys: Sequence[KeyView], limit: int) -> dict[str, Any]:
+    """One group of gates with its first keys, up to ``limit``."""
     return {
         "environment": view.environment,
         "lane": view.lane.name,
         "by": dim.group.by,
         "label": dim.label,
         "declared": declared(dim.group),
-        "keys": [key_value(key) for key in keys],
+        "keys": [key_value(key) for key in keys[:limit]],
+        "more": len(keys) > limit,
     }
 
 
 def key_value(view: KeyView) -> dict[str, Any]:
-    """One key's state, for scripts; durations in seconds, past ones left out."""
+    """One key's state; durations in seconds, past ones left out."""
     state, group = view.state, view.dim.group
-    found: dict[str, Any] = {
+    held = any("break" in allowed.why for allowed in view.held)
+    return {
         "key": view.key if view.dim.phrase is not None else None,
         "held_back": [{"by": a.why, "seconds": _finite(a.wait)} for a in view.held],
         "running": view.running if group.counts_running else None,
-        "most": most_of(view),
+        "most": _most(view),
+        "most_by_hand": state.most is not None and group.concurrency is not None,
         "tokens": None if view.tokens is None else round(view.tokens, 3),
         "streak": state.streak if group.breaker is not None else None,
+        "half_open": group.breaker is not None and state.streak >= group.breaker.failures and not held,
         "delay_seconds": state.delay,
         "open_seconds": _ahead(state.open_for),
         "closed_seconds": _ahead(state.closed_for),
@@ -206,10 +227,9 @@ def key_value(view: KeyView) -> dict[str, Any]:
         "paused_seconds": _ahead(state.paused_for),
         "reason": state.reason if (state.paused_for or 0.0) > 0 else None,
     }
-    return found
 
 
-def most_of(view: KeyView) -> int | None:
+def _most(view: KeyView) -> int | None:
     limit = view.dim.group.concurrency
     if limit is None:
         return None

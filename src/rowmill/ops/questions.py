@@ -1,96 +1,416 @@
-"""Questions that concern a Mill as a whole, for the command line, the API and the dashboard alike."""
+"""What operators ask: status, rows, why, errors, gates, workers, health. Each function answers with one document:
+``rowmill ... --json`` prints it, and the HTTP API sends it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..declare.lane import Lane
+from ..declare.task import Queue
 from ..errors import RowmillError
-from ..mill import Mill
 from ..store import Database
-from ..store.inspect import json_values, why_rules
-from ..store.inspect.lane_view import LaneView, check_file, view_lane
+from ..store.gates.gate_binding import BoundGates
+from ..store.gates.pauses import COUNTED as COUNTED
+from ..store.gates.pauses import Pause
+from ..store.inspect import failure_families, why_rules
+from ..store.inspect.failure_families import SAMPLE as SAMPLE
+from ..store.inspect.gate_view import KeyView, has_table, lane_gates
+from ..store.inspect.health import examine
+from ..store.inspect.lane_view import LaneView, Row
+from ..store.inspect.pages import OPERATORS as OPERATORS
+from ..store.inspect.pages import Filter as Filter
+from ..store.inspect.pages import Page, page
+from ..store.inspect.pages import Wanted as Wanted
 from ..store.inspect.why import Inquiry, inquire
-from ..store.inspect.why_rules import WhyAnswer
 from ..store.lane.row_keys import parse
+from ..store.own.access import Audit
 from ..store.own.workers import WorkersTable
+from . import documents
+from .directory import EnvironmentFailure, LaneDirectory, NotFound
 
-#: An environment above that does not answer in this time is not waited for.
-_PATIENCE = 3.0
-
-View = Callable[[str, Lane], Awaitable[LaneView]]
-Sees = Callable[[str], bool]
-
-
-async def why(mill: Mill, environment: str, lane: Lane, text: str, databases: Mapping[str, Database]) -> WhyAnswer:
-    """Why a row is not running. ``databases``: the environments up to this one, in order."""
-
-    async def view(name: str, other: Lane) -> LaneView:
-        return await view_lane(other, name, databases[name], mill.clock)
-
-    return await why_in(mill, await view(environment, lane), text, databases, view)
+Document = dict[str, Any]
+#: Buckets of time that a family of failures is counted in.
+BUCKETS = 48
+#: Seconds to wait for the answer of an environment of higher priority.
+_ABOVE = 3.0
 
 
-async def why_in(
-    mill: Mill,
-    view: LaneView,
-    text: str,
-    databases: Mapping[str, Database],
-    other: View,
-    sees: Sees = lambda lane: True,
-) -> WhyAnswer:
-    """The same with lanes bound by ``other``. The answer names only lanes that ``sees`` allows."""
-    lane, environment = view.lane, view.environment
-    inquiry = await inquire(view, parse(view.binding, text))
-    seen = [o for o in mill.lanes.values() if o is lane or sees(o.name)]
-    beside = [o for o in seen if o is not lane and o.serves(environment) and view.same_table(o)]
-    views = [await other(environment, one) for one in beside]
-    return why_rules.why(await inquiry.facts(await _above(seen, inquiry, databases, other), views))
+# -- lanes
 
 
-async def _above(
-    lanes: Sequence[Lane], inquiry: Inquiry, databases: Mapping[str, Database], view: View
-) -> list[LaneView]:
+async def lanes(directory: LaneDirectory, inserts: Collection[str] = ()) -> Document:
+    """What is declared. ``inserts``: lanes whose rows may be created through the API."""
+    places = list(directory.databases)
+    declared = [
+        {
+            "lane": lane.name,
+            "table": lane.table if isinstance(lane.table, str) else str(getattr(lane.table, "fullname", lane.table)),
+            "queue": isinstance(lane, Queue),
+            "environments": [name for name in places if lane.serves(name)],
+            "priority": lane.priority,
+            "concurrency": lane.concurrency,
+            "max_attempts": lane.max_attempts,
+            "gates": [documents.declared(group) for group in lane.groups],
+            "insert": lane.name in inserts,
+        }
+        for lane in directory.lanes
+    ]
+    return {"environments": places, "lanes": declared}
+
+
+async def status(directory: LaneDirectory) -> Document:
+    """Rows of every lane by state, and what is paused."""
+    answers = await directory.ask(LaneView.count)
+    pauses = await directory.pauses()
+    uncounted = (
+        await directory.uncounted(answers) if directory.sees("") else []
+    )  # rows of no lane: only for callers that see all lanes
+    return {
+        "lanes": [
+            {**documents.counts_value(view, counts), "paused": is_paused(view, pauses)}
+            for view, counts in answers.found
+        ],
+        "paused": [documents.pause_value(pause, name) for name, pause in pauses],
+        "elsewhere": [documents.uncounted_value(rows) for rows in uncounted],
+        "errors": answers.errors(),
+    }
+
+
+def is_paused(view: LaneView, pauses: Sequence[tuple[str, Pause]]) -> bool:
+    """Whether a lane is paused, by itself or with its environment."""
+    return any(
+        name == view.environment and not pause.target.dim and pause.target.lane in ("", view.lane.name)
+        for name, pause in pauses
+    )
+
+
+async def health(directory: LaneDirectory) -> Document:
+    """What slows the queues down and what to do, the worst first."""
+    answers = await directory.views()
+
+    async def ask(name: str, database: Database) -> list[Document]:
+        views = [view for view, _ in answers.found if view.environment == name]
+        return [finding.value() for finding in await examine(database, views)]
+
+    findings, failures = await directory.each(ask)
+    errors = _by_environment([*answers.failures, *failures])
+    return {
+        "environments": [
+            {"environment": name, "findings": findings.get(name, []), "errors": errors.get(name, [])}
+            for name in directory.databases
+        ]
+    }
+
+
+def _by_environment(failures: Sequence[EnvironmentFailure]) -> dict[str, list[Document]]:
+    """What failed in each environment, each error once."""
+    errors: dict[str, list[Document]] = {}
+    for failure in failures:
+        listed = errors.setdefault(failure.environment, [])
+        listed += [failure.value()] if failure.value() not in listed else []
+    return errors
+
+
+# -- rows
+
+
+async def rows(view: LaneView, wanted: Wanted, *, queue: bool = False) -> Document:
+    """A page of a lane's rows by key. ``next`` is where the next page begins.
+
+    ``queue``: one page in the lane's own order instead: ready rows as they will be claimed, others newest first.
+    """
+    if queue:
+        listed = await view.rows(wanted.state, wanted.size + 1)
+        return _page(view, Page(listed[: wanted.size], None), (), more=len(listed) > wanted.size)
+    shown = await page(view, wanted)
+    return _page(view, shown, wanted.filters, more=shown.after is not None)
+
+
+def _page(view: LaneView, shown: Page, filters: Sequence[Filter], *, more: bool) -> Document:
+    after = None if shown.after is None else f"{'~' if shown.stretches else '='}{shown.after}"
+    listed = [row_in_list(view, row, filters) for row in shown.rows]
+    return {"rows": listed, "next": after, "more": more, "looked_at": shown.looked_at, "errors": []}
+
+
+def row_in_list(view: LaneView, row: Row, filters: Sequence[Filter]) -> Document:
+    """One row of a list, with the columns that were filtered by."""
+    columns = {f.column: documents.simple(row.values[f.column]) for f in filters if f.column in row.values}
+    return {**documents.row_value(view, row), **({"columns": columns} if columns else {})}
+
+
+async def jobs(directory: LaneDirectory, state: str | None, limit: int, key: str | None = None) -> Document:
+    """Rows in every environment, as ``rows`` with ``queue``; or the one with this key, with all its columns."""
+
+    async def question(view: LaneView) -> list[Document]:
+        if key is not None:
+            return [documents.row_value(view, row, whole=True) for row in await view.find([parse(view.binding, key)])]
+        return [row_in_list(view, row, ()) for row in await view.rows(state, limit + 1)]
+
+    answers = await directory.ask(question)
+    listed = [row for _, part in answers.found for row in part[:limit]]
+    more = any(len(part) > limit for _, part in answers.found)
+    return {"rows": listed, "next": None, "more": more, "looked_at": None, "errors": answers.errors()}
+
+
+async def stuck(directory: LaneDirectory, limit: int = 100) -> Document:
+    """Running rows whose holder has given no sign of life for longer than the lease; and how many rows dead workers
+    hold whose lease has not ended yet. ``until``: when a sweep has taken them back at the latest; null if that time is
+    over, or if no live worker serves the lane.
+    """
+
+    async def question(view: LaneView) -> tuple[list[Document], list[Document]]:
+        if not view.condition("stuck"):
+            return [], []
+        listed, held = await view.rows("stuck", limit), await view.holders()
+        serving = [worker for worker in await _fleet(view.database) if view.lane.name in worker["lanes"]]
+        alive = {worker["id"] for worker in serving if worker["alive"]}
+        dead = {worker["id"] for worker in serving if not worker["alive"]} - alive
+
+        def until(silent_for: float | None) -> str | None:
+            swept = (view.lane.lease + view.lane.sweep_every).total_seconds()
+            left = swept - silent_for if silent_for is not None and alive else 0.0
+            return documents.from_now(left) if left > 0 else None
+
+        rows = [
+            {
+                **documents.row_value(view, row),
+                "until": until(row.silent_for if row.silent_for is not None else row.ages.get("claimed_at")),
+            }
+            for row in listed
+        ]
+        where = {"environment": view.environment, "lane": view.lane.name}
+        return rows, [
+            {**where, "worker": h.worker, "rows": h.rows, "until": until(h.silent_for), "swept": bool(alive)}
+            for h in held
+            if h.worker in dead
+        ]
+
+    answers = await directory.ask(question)
+    return {
+        "rows": [row for _, (rows, _) in answers.found for row in rows],
+        "held_by_dead": [entry for _, (_, held) in answers.found for entry in held],
+        "errors": answers.errors(),
+    }
+
+
+async def waiting(directory: LaneDirectory) -> list[Document]:
+    """Lanes with rows that wait for their time: how many seconds until the first of each is ready."""
+
+    async def question(view: LaneView) -> float | None:
+        due = [row.ages.get("run_after") for row in await view.rows("waiting", 1)]
+        return -due[0] if due and due[0] is not None and due[0] < 0 else None
+
+    answers = await directory.ask(question)
+    return [
+        {"environment": view.environment, "lane": view.lane.name, "seconds": seconds}
+        for view, seconds in answers.found
+        if seconds is not None
+    ]
+
+
+async def visible_row(directory: LaneDirectory, view: LaneView, key: str, cut: int | None = None) -> Row:
+    """The row with this key. Who sees only some lanes sees only rows of these, also where others share the table."""
+    matching = await view.find([parse(view.binding, key)], cut=cut)
+    if not matching or not (directory.sees("") or view.owns(matching[0])):
+        raise NotFound(f"no row of lane {view.lane.name!r} in {view.environment!r} has the id {key!r}")
+    return matching[0]
+
+
+async def row(directory: LaneDirectory, environment: str, lane: str, key: str) -> Document:
+    """One row with all its columns."""
+    view = await directory.view(environment, lane)
+    return documents.row_value(view, await visible_row(directory, view, key), whole=True)
+
+
+async def why(directory: LaneDirectory, environment: str, lane: str, key: str) -> Document:
+    """Why a row is not running. Lanes that the asker does not see are not named."""
+    view = await directory.view(environment, lane, serving=False)
+    if not directory.sees(""):
+        await visible_row(directory, view, key)
+    inquiry = await inquire(view, parse(view.binding, key))
+    beside = [await directory.view(environment, o.name) for o in directory.beside(view) if directory.sees(o.name)]
+    answer = why_rules.why(await inquiry.facts(await _above(directory, inquiry), beside))
+    return documents.why_value(answer, environment, lane, key)
+
+
+async def _above(directory: LaneDirectory, inquiry: Inquiry) -> list[LaneView]:
     """The lanes that the workers of this one serve before it: in environments above, and here by priority."""
     lane, here, live = inquiry.lane, inquiry.view.environment, inquiry.live
+    lanes = [other for other in directory.mill.lanes.values() if other is lane or directory.sees(other.name)]
     ordered = sorted(lanes, key=lambda other: other.priority)
     common = {name for worker in live for name in worker["lanes"]} if live else {other.name for other in lanes}
-    found: list[LaneView] = []
-    for name, database in databases.items():
+    above: list[LaneView] = []
+    for name, database in directory.databases.items():
         first = ordered if name != here else ordered[: ordered.index(lane)]
         try:
-            async with asyncio.timeout(_PATIENCE):
-                if name != here and live:
-                    fleet = WorkersTable(database)
-                    there = {w["id"] for w in await fleet.all() if w["alive"]} if await fleet.exists() else set()
-                    if not there & {worker["id"] for worker in live}:
-                        continue
-                served = [other for other in first if other.serves(name) and other.name in common]
-                found += [await view(name, other) for other in served]
+            async with asyncio.timeout(_ABOVE):
+                if name == here or await _shared(database, live):
+                    above += [await _view(directory, name, o) for o in first if o.serves(name) and o.name in common]
         except (RowmillError, TimeoutError):
-            continue
-    return found
+            pass
+        if name == here:
+            break
+    return above
 
 
-async def fleet_of(database: Database) -> list[dict[str, Any]]:
+async def _shared(database: Database, live: Sequence[Document]) -> bool:
+    """Whether one of these workers works in this environment, too; so it may be where none is known."""
+    there = {worker["id"] for worker in await _fleet(database) if worker["alive"]} if live else set()
+    return not live or bool(there & {worker["id"] for worker in live})
+
+
+async def _view(directory: LaneDirectory, environment: str, lane: Lane) -> LaneView:
+    return await directory.view(environment, lane.name)
+
+
+# -- workers
+
+
+async def workers(directory: LaneDirectory, *, everyone: bool = False) -> Document:
+    """Who works, on what, and when each was last heard of; those that have stopped only with ``everyone``."""
+    answers, failures = await directory.each(lambda _, database: _fleet(database))
+    # A worker of several environments is in the table of each: it is one worker.
+    known: dict[tuple[str, str], Document] = {}
+    for name, part in answers.items():
+        for told in part:
+            worker = known.setdefault((told["id"], told["incarnation"]), told | {"environments": []})
+            worker["environments"].append(name)
+            if told["silent_for"] < worker["silent_for"]:
+                worker |= told
+    shown = []
+    for worker in known.values():
+        worker["lanes"] = [lane for lane in worker["lanes"] if directory.sees(lane)]
+        worker["current"] = [job for job in worker["current"] if directory.sees(job.get("lane", ""))]
+        if (worker["lanes"] or directory.sees("")) and (everyone or worker["state"] != "stopped"):
+            shown.append(documents.worker_value(worker))
+    shown.sort(key=lambda worker: (("busy", "idle", "dead", "stopped").index(worker["state"]), worker["id"]))
+    return {"workers": shown, "errors": [failure.value() for failure in failures]}
+
+
+async def _fleet(database: Database) -> list[Document]:
     """The workers that one environment knows of, as they said it themselves."""
-    check_file(database)
     fleet = WorkersTable(database)
     return await fleet.all() if await fleet.exists() else []
 
 
-def workers(parts: Iterable[tuple[str, Iterable[dict[str, Any]]]], *, everyone: bool = False) -> list[dict[str, Any]]:
-    """Workers from what each environment knows; those that have stopped only on request."""
-    # A worker of several environments is in the table of each: it is one worker.
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, part in parts:
-        for worker in part:
-            known = found.setdefault((worker["id"], worker["incarnation"]), worker | {"environments": []})
-            known["environments"].append(name)
-            if worker["silent_for"] < known["silent_for"]:
-                known |= worker
-    shown = [json_values.worker_value(worker) for worker in found.values() if everyone or worker["state"] != "stopped"]
-    shown.sort(key=lambda worker: (("busy", "idle", "dead", "stopped").index(worker["state"]), worker["id"]))
-    return shown
+# -- failures
+
+
+async def errors(
+    directory: LaneDirectory,
+    hours: float = 24.0,
+    family: str | None = None,
+    *,
+    unsampled: Collection[tuple[str, str]] = (),
+) -> Document:
+    """Failures of the last hours in families, those seen last first; or one family.
+
+    ``unsampled``: environments and lanes whose dead rows are not searched for failures without a record.
+    """
+    answers = await directory.views()
+
+    async def ask(name: str, database: Database) -> Document:
+        document: Document = {"recorded": True, "unknown": [], "families": []}
+        views = [view for view, _ in answers.found if view.environment == name]
+        for sample in (True, False):
+            part = [view for view in views if ((name, view.lane.name) not in unsampled) == sample]
+            if not part:
+                continue
+            told = await failure_families.errors(part, hours=hours, buckets=BUCKETS, sample=sample)
+            document["recorded"] = told.recorded
+            document["unknown"] += told.unknown if sample else [view.lane.name for view in part]
+            document["families"] += [f.value() for f in told.families if family in (None, f.fingerprint)]
+        document["families"].sort(key=lambda one: one["last_seen"] or "", reverse=True)
+        return document
+
+    known, failures = await directory.each(ask)
+    failed = _by_environment([*answers.failures, *failures])
+    empty: Document = {"recorded": True, "unknown": [], "families": []}
+    return {
+        "hours": hours,
+        "environments": [
+            {"environment": name, **known.get(name, empty), "errors": failed.get(name, [])}
+            for name in directory.databases
+        ],
+    }
+
+
+# -- gates
+
+
+async def gates(
+    directory: LaneDirectory,
+    lane: str | None = None,
+    key: str | None = None,
+    by: str | None = None,
+    limit: int = 20,
+) -> Document:
+    """How every gate is, keys that are held back first; with ``lane``, those of one lane."""
+    keyed = key is not None or by is not None
+
+    async def question(view: LaneView) -> list[tuple[BoundGates, list[KeyView]]]:
+        if not view.lane.groups or (lane is None and keyed and not any(group.by for group in view.lane.groups)):
+            return []
+        bound = await lane_gates(view)
+        dims = bound.dims
+        if keyed:
+            group = bound.choose(by, keyed=True).group
+            dims = tuple(dim for dim in dims if dim.phrase is not None and dim.group.by == group.by)
+        if not await has_table(view):
+            return [(dim, []) for dim in dims]
+        asked = key if key is None else (await bound.known(dims[0], key))[0]
+        return [(dim, await bound.keys(dim, limit + 1, asked if dim.phrase else None)) for dim in dims]
+
+    answers = await directory.ask(question)
+    # Pauses of keys are told with the keys.
+    pauses = [(name, pause) for name, pause in await directory.pauses() if not pause.target.dim]
+    whole = lane is None and directory.sees("")  # all lanes spend from a budget
+    return {
+        "gates": [documents.gate_value(view, dim, keys, limit) for view, dims in answers.found for dim, keys in dims],
+        "paused": [documents.pause_value(pause, name) for name, pause in pauses],
+        "budgets": await _budgets([view for view, _ in answers.found]) if whole else [],
+        "errors": answers.errors(),
+    }
+
+
+async def _budgets(views: Sequence[LaneView]) -> list[Document]:
+    budgets: list[Document] = []
+    for view in {view.environment: view for view in views}.values():
+        if await has_table(view):
+            for name, cells in await (await lane_gates(view)).budgets():
+                budget = {"environment": view.environment, "budget": name.removeprefix("budget:"), "cells": cells}
+                budgets.append(budget)
+    return budgets
+
+
+# -- tasks and the audit log
+
+
+async def tasks(directory: LaneDirectory) -> Document:
+    """Tasks, and what each takes."""
+    places = list(directory.databases)
+    declared = [
+        {
+            "task": task.name,
+            "lane": task.queue,
+            "cron": task.cron.expression if task.cron else None,
+            "max_attempts": task.max_attempts,
+            "environments": list(task.environments or places),
+            "takes": str(task.signature),
+            "needs": task.signature.needs(),
+        }
+        for task in directory.mill.tasks.values()
+        if directory.sees(task.queue)
+    ]
+    return {"tasks": declared}
+
+
+async def audit(
+    database: Database, limit: int = 50, before: int | None = None, lanes: frozenset[str] | None = None
+) -> Document:
+    """What was done through the dashboard and the API; ``next`` is the ``before`` of the page that follows."""
+    entries = await Audit(database).entries(limit, before, lanes)
+    return {"entries": entries, "next": entries[-1]["id"] if len(entries) == limit else None}

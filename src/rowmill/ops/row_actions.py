@@ -15,20 +15,25 @@ from typing import Any
 from ..errors import Busy, DeclarationError, RowmillError, did_you_mean
 from ..store.database import Run
 from ..store.inspect.lane_view import LaneView
+from ..store.lane.claim import HookFailed
 from ..store.lane.end_hooks import ending
 from ..store.lane.lane_store import LaneStore
 from ..store.lane.postgres_statements import PostgresStatements
 from ..store.lane.row_keys import Key, Placeholders, among, written
-from ..store.lane.settlements import HookFailed
 from ..store.lane.statements import INCARNATION
 
 STEP = 1000
+#: Why a row was passed over that is not there.
+NO_ROW = "no row has this id"
 #: Seconds for a count that is only worth a word of warning.
 _COUNT = 3.0
 #: A row that is asked for by its id and is locked at that moment is tried again: how often.
 _TRIES = 10
-#: Roles whose columns whoever adds a row may fill.
+#: Roles whose columns an inserted row may fill.
 _GIVEN = ("run_after", "priority", "max_attempts", "created_at")
+
+#: Why a row that does not exist was passed over.
+NO_ROW = "no row has this id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +45,23 @@ class Selection:
     worker: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedRow:
-    """A row that was asked for by its key and not written: in which state it is, and why."""
-
-    id: str
-    state: str | None
-    reason: str
-
-
-async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> list[SkippedRow]:
-    """The rows that were asked for by key, less those that were written."""
-    left = [key for key in chosen.keys or () if key not in set(keys)]
+async def passed_over(view: LaneView, chosen: Selection, keys: list[Key]) -> list[dict[str, str]]:
+    """The rows that were asked for by key, less those that were written: each with the reason."""
+    written_keys = set(keys)
+    left = [key for key in chosen.keys or () if key not in written_keys]
     rows = {written(row.id): row for row in (await view.find(left, whole=False) if left else [])}
-    found = []
+    passed = []
     for key in left:
         name = written(key if len(key) > 1 else key[0])
         row = rows.get(name)
         if row is None:
-            reason = "there is no such row"
+            reason = NO_ROW
         elif row.state in chosen.states:
-            reason = "locked by somebody else's transaction"
+            reason = "another transaction has locked it"
         else:
-            reason = f"it is {row.state}" if row.state else "in no state of this lane"
-        found.append(SkippedRow(name, row.state if row is not None else None, reason))
-    return found
+            reason = f"it is {row.state}" if row.state else "it matches no state of this lane"
+        passed.append({"id": name, "reason": reason})
+    return passed
 
 
 async def ended_by_others(store: LaneStore) -> int:
@@ -149,12 +146,8 @@ values ({", ".join(written.values())}) returning {self._keys}"""
         return tuple(rows[0])
 
     def _plain(self, value: Any) -> Any:
-        """A value as JSON has it, as the driver takes it: on PostgreSQL text, of which the server makes the type."""
-        if isinstance(value, (dict, list)):
-            return json.dumps(value)
-        if not self.view.postgres or isinstance(value, str):
-            return value
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        """A value as JSON has it, as the driver takes it."""
+        return json.dumps(value) if isinstance(value, (dict, list)) else self.view.sql.plain(value)
 
     async def count(self, chosen: Selection, most: int) -> int:
         """How many rows are meant, counted up to ``most``."""
@@ -237,8 +230,8 @@ values ({", ".join(written.values())}) returning {self._keys}"""
         values, texts = marks.given(), self._texts(test, written)
 
         def verb(run: Run) -> list[Key]:
-            found, *_ = [run(text, values) for text in texts]
-            return [tuple(row) for row in found]
+            keys, *_ = [run(text, values) for text in texts]
+            return [tuple(row) for row in keys]
 
         try:
             # Not one of the engine's own connections: without an index on the state this may take its time.
@@ -259,7 +252,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
             find = f"select {keys} from {table} where {test} order by {keys} limit {STEP}"
             # One transaction, one writer: the update finds the very rows that were found before it.
             return [find, f"update {table} set\n    {say.assignments(written)}\nwhere ({keys}) in ({find})"]
-        picked, found = say._match("picked")
+        picked, matching = say._match("picked")
         return [
             f"""with picked as materialized (
   select {picked} from {table}
@@ -270,7 +263,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
 ), taken as (
   update {table} set
     {say.assignments(written)}
-  where {found}
+  where {matching}
   returning {keys}
 )
 select {keys} from taken order by {keys}"""

@@ -13,10 +13,10 @@ from datetime import timedelta
 from typing import Any
 
 from ..clock import Clock
-from ..declare.states import overlaps
+from ..declare.states import FINAL, overlaps
 from ..store import LaneStore
 from ..store.gates.gate_binding import BoundGates
-from ..store.lane.claim import FINAL, Claim, Report
+from ..store.lane.claim import Claim, Report
 from .schedules import Actor, Broken
 
 Key = tuple[Any, ...]
@@ -39,6 +39,8 @@ class ObservedClaim:
     shift: timedelta
     real: float
     ended: str | None = None
+    #: The process that made it has died.
+    orphaned: bool = False
 
 
 @dataclass
@@ -50,6 +52,8 @@ class ActorVerb:
     ends: Mapping[Key, tuple[str, ObservedClaim | None]] = field(default_factory=dict)
     renews: Mapping[Key, ObservedClaim | None] = field(default_factory=dict)
     began: int = 0
+    #: Where it takes over from a dead worker: whether that one had begun its rows.
+    started: bool = True
     #: What it was seen to claim, in order: a claim of several statements may take a row, lose it and take it again.
     taken: list[ObservedClaim] = field(default_factory=list)
 
@@ -178,6 +182,8 @@ class CommitChecks:
             hold.shift, hold.real = doing.shift, time.monotonic()
         elif doing.verb == "sweep" and was.state == "running" and now.state in ("ready", "dead"):
             self._swept(what, doing, key, hold, was, now)
+        elif doing.verb == "take over" and was.state == "running" and now.state in ("ready", "dead"):
+            self._taken_over(what, doing, key, hold, was, now)
         elif doing.verb == "release" and was.state == "running" and now.state == "ready":
             self._end(key, "released by hand")
         elif doing.verb == "cancel" and now.state in self._ends("canceled"):
@@ -231,12 +237,27 @@ class CommitChecks:
         if hold is None:
             raise Broken(f"{what}: swept, and nobody holds it")
         passed = doing.shift - hold.shift + timedelta(seconds=time.monotonic() - hold.real) + _SLACK
-        if passed < lease and not self.store.needs_fleet:
+        if passed < lease and not self.store.needs_workers_table:
             raise Broken(f"{what}: swept {passed.total_seconds():.0f} s after a sign of life; the lease is {lease}")
         if now.state == "ready":
             self._count(what, was, now, (0, 0, 1))
         self._end(key, "swept")
         self.swept += 1
+
+    def _taken_over(
+        self, what: str, doing: ActorVerb, key: Key, hold: ObservedClaim | None, was: Seen, now: Seen
+    ) -> None:
+        if hold is None or not hold.orphaned:
+            raise Broken(f"{what}: taken from a worker that lives; {_held(hold)}")
+        if now.state == "ready":
+            self._count(what, was, now, (0, 0, 1) if doing.started else _COUNTED["release"])
+        self._end(key, "swept")
+        self.swept += 1
+
+    def died(self, holder: str) -> None:
+        """A process has died: what it holds now is nobody's."""
+        for hold in self.holds.values():
+            hold.orphaned = hold.orphaned or hold.holder == holder
 
     def _count(self, what: str, was: Seen, now: Seen, by: tuple[int, int, int]) -> None:
         roles = self.store.binding.roles
@@ -273,7 +294,7 @@ class CommitChecks:
         """A worker was told what became of its settlements."""
         for settlement in report.written:
             hold = self.hold_of(settlement.claim)
-            if settlement.unsure and (settlement.kind not in FINAL or "worker" not in self.store.binding.roles):
+            if settlement.reply_lost and (settlement.kind not in FINAL or "worker" not in self.store.binding.roles):
                 continue  # the row is as this end would have left it; a sweep leaves it so, too
             if hold is None or hold.ended != settlement.kind:
                 ended = hold.ended if hold else "nothing is known of it"

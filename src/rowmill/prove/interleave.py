@@ -14,6 +14,7 @@ from ..declare.lane import Lane
 from ..declare.retry import fixed
 from ..store import Binding, Database, LaneStore, open_lane, set_gates, store_for
 from ..store.gates.gate_binding import BoundGates
+from ..store.own.schema import WORKERS, ensure
 from .commit_checks import CommitChecks
 from .fake_handler import faked, nothing
 from .sample_rows import SampleRows
@@ -70,7 +71,7 @@ class InterleaveResult:
 
 @dataclass
 class Interleaver:
-    """One lane on one database that nobody else uses: its rows are deleted and made anew for every schedule."""
+    """One lane on one database that nobody else uses: its rows are deleted and made again for every schedule."""
 
     lane: Lane
     url: str
@@ -91,10 +92,14 @@ class Interleaver:
         opened: Any = self._opened
         self._monitor: Any = None
         self._doorman: StatementLocks | None = None
+        #: The dead processes of all workers; None on SQLite, where nobody can write beside a worker's transaction.
+        self._dead: list[tuple[str, str]] | None = None
         if self.postgres:
             self._monitor, self._doors = await connect_postgres(opened.dsn), await connect_postgres(opened.dsn)
             await self._monitor.execute(INSTALL)
             self._doorman = StatementLocks(self._doors)
+            if (await ensure(opened, (WORKERS,))).has(WORKERS):
+                self._dead = []
         else:
             self._monitor = connect_sqlite(opened.path)
         self._rows = await self.made.rows(self._store, self.dims, self._run)
@@ -122,7 +127,7 @@ class Interleaver:
 
     async def _worker(self, name: str) -> ScriptedWorker:
         actor, store = await self._speaker(name)
-        return ScriptedWorker(actor, store, self.watch, self.dims)
+        return ScriptedWorker(actor, store, self.watch, self.dims, self._dead, self._run)
 
     async def _speaker(self, name: str) -> tuple[Actor, LaneStore]:
         actor = Actor(name)
@@ -163,7 +168,15 @@ class Interleaver:
 
     async def _reset(self, count: int) -> None:
         say = self._store.statements
-        texts = [f"delete from {say.table}", *([f"delete from {say.gates}"] if say.gates else []), *self._rows[:count]]
+        if self._dead is not None:
+            self._dead.clear()
+        fleet = [f"delete from {say.workers}"] if self._dead is not None else []
+        texts = [
+            f"delete from {say.table}",
+            *fleet,
+            *([f"delete from {say.gates}"] if say.gates else []),
+            *self._rows[:count],
+        ]
         if self.postgres:
             if self.tried.schedules % _VACUUM_EVERY == _VACUUM_EVERY - 1:
                 await self._monitor.execute(f"vacuum {say.table}")

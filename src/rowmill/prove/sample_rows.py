@@ -13,6 +13,7 @@ import asyncpg
 import sqlalchemy as sa
 
 from ..declare import states
+from ..declare.roles import COUNTERS
 from ..errors import DeclarationError
 from ..store import LaneStore
 from ..store.gates.gate_binding import BoundGates
@@ -90,7 +91,7 @@ class SampleRows:
                     if column.name == parent.referred or not (column.nullable or _filled(column))
                 }
                 names = ", ".join(preparer.quote(name) for name in written)
-                over = " overriding system value" if store.database.dialect.name == "postgresql" else ""
+                over = store.database.sql.overriding
                 await ask(
                     f"insert into {preparer.format_table(table)} ({names}){over} values ({', '.join(written.values())})"
                 )
@@ -109,7 +110,7 @@ class SampleRows:
         """SQL that makes one row."""
         say = store.statements
         written = self._values(store, dims, number)
-        over = " overriding system value" if store.database.dialect.name == "postgresql" else ""
+        over = store.database.sql.overriding
         return f"insert into {say.table} ({say.names(written)}){over} values ({', '.join(written.values())})"
 
     def _values(self, store: LaneStore, dims: Sequence[BoundGates], number: int) -> dict[str, str]:
@@ -144,7 +145,7 @@ class SampleRows:
         return written
 
     def _of_role(self, store: LaneStore, column: sa.Column[Any], role: str, number: int) -> str | None:
-        if role in ("attempts", "failures", "reclaims", "priority"):
+        if role in (*COUNTERS, "priority"):
             return "0"
         if role == "max_attempts":
             return None if column.nullable or _filled(column) else str(store.binding.max_attempts)

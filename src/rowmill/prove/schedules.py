@@ -33,7 +33,7 @@ class Broken(Exception):
 
 
 class Actor:
-    """Whoever speaks to the database, and where it stands."""
+    """A session with the database, and where it stands."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -121,7 +121,7 @@ class Schedule:
         loop = asyncio.get_running_loop()
         ends, wait = loop.time() + _PATIENCE, _PROBE
         while True:
-            if self.freed:  # whoever had the lock has let go of it just now
+            if self.freed:  # the lock was released just now
                 self.freed = False
                 for actor in self._actors:
                     if actor.blocked:

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from ..store.database import Postgres, Run
+from ..store.database import Run
+from ..store.postgres_database import Postgres
 from .schedules import Actor
 from .statement_points import FIRST, StatementLocks, stoppable
 from .stepped import CACHED, SteppedDatabase, named

@@ -1,4 +1,4 @@
-"""SQLite with points: whoever wants to write while another does waits until that one has committed."""
+"""SQLite with points: a connection that wants to write while another does waits until that one has committed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 
-from ..store.database import Run, Sqlite
+from ..store.database import Run
+from ..store.sqlite_database import Sqlite
 from .schedules import Actor
 from .stepped import CACHED, SteppedDatabase
 

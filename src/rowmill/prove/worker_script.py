@@ -2,7 +2,7 @@
 
 It keeps to the engine's own rules: what it holds it settles once; an outcome whose reply was lost is sent again; after
 a claim whose reply was lost it looks for rows that carry its mark; a row that was not renewed is read before it is
-given up. Now and then it dies, and a new process takes its place.
+given up. Now and then it dies, and a new process takes its place; others are told of it, and take its rows over.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ..store import LaneStore, set_gates
 from ..store.gates import pauses
 from ..store.gates.gate_binding import BoundGates
 from ..store.inspect.lane_view import LaneView
-from ..store.lane.binding import fence_time
 from ..store.lane.claim import Claim, Settlement
+from ..store.lane.statements import INCARNATION
+from ..store.lane.sweep import take_over
 from .commit_checks import CommitChecks, Key, ObservedClaim, shown
 from .schedules import DIE, Actor, Broken, Died, Schedule
 from .stepped_postgres import SteppedPostgres
@@ -35,15 +36,27 @@ Verb = Callable[[], Coroutine[Any, Any, None]]
 class ScriptedWorker:
     """One worker of a schedule."""
 
-    def __init__(self, actor: Actor, store: LaneStore, watch: CommitChecks, dims: Sequence[BoundGates]) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        store: LaneStore,
+        watch: CommitChecks,
+        dims: Sequence[BoundGates],
+        dead: list[tuple[str, str]] | None,
+        beside: Callable[[str], Coroutine[Any, Any, Any]],
+    ) -> None:
         assert isinstance(store.database, (SteppedPostgres, SteppedSqlite))
         self.actor, self.store, self.watch, self.dims = actor, store, watch, dims
         self.database = store.database
         self.schedule: Schedule | None = None
         self.held: list[Claim] = []
         self._outcomes: list[Settlement] = []
-        self._unsure = self._moved = False
+        self._reply_lost = self._moved = False
         self._lives, self._opened_at = 0, store.opened_at
+        #: The dead processes of all workers, by id and incarnation; None: there is no workers table to write to.
+        self._dead = dead if "worker" in store.binding.roles else None
+        self._beside = beside
+        self._id = actor.name
         store.locked_pauses = _AT_ONCE
         self._operator = Operator(LaneView(store, fleet=False))  # type: ignore[arg-type]
         self._operator.pause = 0.0
@@ -57,7 +70,7 @@ class ScriptedWorker:
 
     async def _start(self) -> None:
         """A process starts, under the id of the one before or under its own."""
-        self._unsure = self._moved = False
+        self._reply_lost = self._moved = False
         store, id = self.store, self.actor.name
         if (
             self._lives
@@ -66,6 +79,8 @@ class ScriptedWorker:
         ):
             id = f"{self.actor.name}~{self._lives}"
         store.sign(id)
+        self._id = id.partition(INCARNATION)[0] if store.binding.incarnated else id
+        await self._register("idle")
         store.forget_bound()
         if self.dims:
             set_gates(store, self.dims)
@@ -73,7 +88,7 @@ class ScriptedWorker:
                 store.gated._forget_at = forget + 1e9  # type: ignore[union-attr]
         if self._lives:
             await self.database.connect()
-            if column := fence_time(store.binding):  # what carries its mark and is older was another's, of the same id
+            if column := store.binding.fence_time:  # what carries its mark and is older was another's, of the same id
                 store.opened_at = (await self.database.aside(f"select {store.statements.now(column)}"))[0][0]
 
     async def live(self) -> None:
@@ -87,11 +102,29 @@ class ScriptedWorker:
                 await verb()
             except Died:
                 await self.database.drop()
+                await self._die()
                 self._lives += 1
                 self.held, self._outcomes = [], []
                 await self._start()
             except Busy:
                 pass
+
+    async def _die(self) -> None:
+        self.watch.died(self.store.worker if "worker" in self.store.binding.roles else self.actor.name)
+        if self._dead is not None and self.schedule is not None:
+            await self._register("dead")
+            self._dead.append((self._id, str(self._lives)))
+
+    async def _register(self, state: str) -> None:
+        """As the workers table would have it."""
+        if self._dead is None or self.schedule is None:
+            return
+        now, table = self.database.sql.now, self.store.statements.workers
+        await self._beside(
+            f"insert into {table} (id, incarnation, host, pid, lanes, started_at, seen_at, state)"
+            f" values ('{self._id}', '{self._lives}', '', 0, '[]', {now}, {now}, '{state}')"
+            " on conflict (id) do update set incarnation = excluded.incarnation, state = excluded.state"
+        )
 
     # -- what it may do next
 
@@ -99,8 +132,13 @@ class ScriptedWorker:
         assert self.schedule is not None
         chance = self.schedule.random
         verbs: list[tuple[float, str, Verb]] = [(1.0, "sweeps", self.sweep)]
+        if self._dead:
+            id, incarnation = chance.choice(self._dead)
+            started = chance.random() < 0.5
+            name = f"takes over from {id}, life {incarnation}"
+            verbs.append((2.0, name, lambda: self.take_over(id, incarnation, started)))
         count = chance.randint(1, 3)
-        if self._unsure:
+        if self._reply_lost:
             verbs.append((6.0, "looks for its own", self.recover))
         else:
             verbs.append((1.5 if self.held else 6.0, f"claims {count}", lambda: self.claim(count)))
@@ -140,7 +178,7 @@ class ScriptedWorker:
         try:
             claims = await self.store.claim(count)
         except Unreachable:
-            self._unsure = self.store.marked
+            self._reply_lost = self.store.marked
             return
         if len(claims) != len(doing.taken):
             raise Broken(f"{self.actor.name} was given {len(claims)} rows; it took {len(doing.taken)}")
@@ -163,7 +201,7 @@ class ScriptedWorker:
             found = await self.store.mine()
         except Unreachable:
             return
-        self._unsure = False
+        self._reply_lost = False
         held = {claim.key for claim in self.held}
         self._hold([claim for claim in found if claim.key not in held], self.watch.holds.values())
 
@@ -212,6 +250,11 @@ class ScriptedWorker:
         self.watch.announce(self.actor, "sweep")
         with suppress(Unreachable):
             await self.store.sweep(self.store.lane.lease)
+
+    async def take_over(self, id: str, incarnation: str, started: bool) -> None:
+        self.watch.announce(self.actor, "take over", started=started)
+        with suppress(Unreachable):
+            await take_over(self.store, id, incarnation, lambda _: started)
 
     async def cancel(self, key: Key) -> None:
         self.watch.announce(self.actor, "cancel")

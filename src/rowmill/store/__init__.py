@@ -8,25 +8,25 @@ import sqlalchemy as sa
 
 from ..clock import Clock
 from ..declare.lane import Lane
+from ..declare.states import WRITTEN
 from ..errors import DeclarationError, Refused
-from .asyncpg_pool import rows_of
 from .bounded_text import bounded
 from .database import Database
-from .gates.claim_by_range import turns_of
+from .gates.claim_by_key import ClaimByKey
 from .gates.gate_binding import BoundGates, bind_gates
 from .gates.gate_learning import GateLearning
 from .gates.gate_rows import GateRows
 from .gates.locking_claim import LockingClaim
 from .handler_connections import uncut
-from .jobs.queue_lane import lane_kind
-from .lane.binding import Binding, bind, fence_time
+from .jobs.queue_lane import store_for
+from .lane.binding import Binding, bind
+from .lane.claim import Settled
 from .lane.lane_store import LaneStore
 from .lane.postgres import PostgresLane
-from .lane.refused_states import WRITTEN, check_states
+from .lane.refused_states import check_states
 from .lane.row_watch import RowWatch
-from .lane.settlements import Settled
-from .lane.sqlite import SqliteLane
 from .own import schema
+from .postgres_database import rows_of
 from .transactions import Tx
 from .urls import redact
 
@@ -47,15 +47,6 @@ __all__ = [
     "store_for",
     "uncut",
 ]
-
-
-def store_for(
-    binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
-) -> LaneStore:
-    """The verbs over a lane that is bound already, on a connection of its own choosing."""
-    if database.dialect.name == "postgresql":
-        return lane_kind(binding.lane)(binding, database, clock, worker, incarnation, gates)
-    return SqliteLane(binding, database, clock, worker, incarnation, gates)
 
 
 async def examine_lane(lane: Lane, environment: str, database: Database, written: Sequence[str] = WRITTEN) -> LaneStore:
@@ -83,7 +74,7 @@ async def open_lane(
     await check_states(store, ("done",))
     if lane.groups:
         await open_gates(store, own)
-    if column := fence_time(store.binding):
+    if column := store.binding.fence_time:
         text = f"select {store.statements.now(column)}"
         store.opened_at = (await database.read(lambda run: run(text, ())))[0][0]
     return store
@@ -93,8 +84,8 @@ async def open_gates(store: LaneStore, own: schema.OwnTables) -> None:
     """Bind a lane's gates, and choose the claim that minds them."""
     if not own.has(schema.GATES):
         raise DeclarationError(
-            f"lane {store.lane.name!r} has gates, and their table rowmill_gates cannot be made: {own.refused}",
-            hint="let somebody who may create tables run: rowmill migrate APP --apply",
+            f"lane {store.lane.name!r} has gates, but their table rowmill_gates cannot be created: {own.refused}",
+            hint="run rowmill migrate APP --apply with a role that may create tables",
         )
     rows = GateRows(store.database, store.clock, store.lane.name)
     set_gates(store, await bind_gates(store.binding, store.database, store.statements, rows))
@@ -106,7 +97,7 @@ def set_gates(store: LaneStore, dims: Sequence[BoundGates]) -> None:
     store.notes = GateLearning(store, dims, rows)
     # One statement where all gates look at one key; what only a transaction of several can tell goes the longer way.
     if isinstance(store, PostgresLane) and len(dims) == 1 and dims[0].phrase is not None:
-        store.gated = turns_of(dims[0])(store, dims[0], rows.table)
+        store.gated = ClaimByKey(store, dims[0], rows.table)
     else:
         store.gated = LockingClaim(store, dims, rows)
 

@@ -7,11 +7,9 @@ and is sent the rows, so that the same verb runs in a transaction that is awaite
 from __future__ import annotations
 
 import inspect
-import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -19,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from ..errors import RowmillError
-from .database import Run
+from .dialect import POSTGRES, SQLITE, Dialect, dialect_named, formatted, numbered
 from .transactions import PlainTx, Tx
 
 T = TypeVar("T")
@@ -28,29 +26,22 @@ Rows = Sequence[Any]
 #: A verb: statements out, rows in, and at the end an answer.
 Verb = Generator[tuple[str, Values], Rows, T]
 
-_NAMES = re.compile(r"(?<![:\w]):([a-z_]\w*)")
-
 
 @dataclass(frozen=True)
 class Caller:
     """A transaction of somebody else's: its dialect, and ``run(sql, values)``, which may have to be awaited."""
 
-    dialect: str
+    sql: Dialect
     run: Callable[[str, Values], Any]
     awaited: bool
 
 
 def drive(verb: Verb[T], run: Callable[[str, Values], Rows]) -> T:
     """A verb to its end, without waiting."""
+    rows: Any = None
     try:
-        step = next(verb)
         while True:
-            try:
-                rows = run(*step)
-            except Exception as error:
-                step = verb.throw(error)
-            else:
-                step = verb.send(rows)
+            rows = run(*verb.send(rows))
     except StopIteration as end:
         value: T = end.value
         return value
@@ -58,46 +49,13 @@ def drive(verb: Verb[T], run: Callable[[str, Values], Rows]) -> T:
 
 async def drive_async(verb: Verb[T], run: Callable[[str, Values], Awaitable[Rows]]) -> T:
     """A verb to its end, awaiting each statement."""
+    rows: Any = None
     try:
-        step = next(verb)
         while True:
-            try:
-                rows = await run(*step)
-            except Exception as error:
-                step = verb.throw(error)
-            else:
-                step = verb.send(rows)
+            rows = await run(*verb.send(rows))
     except StopIteration as end:
         value: T = end.value
         return value
-
-
-def numbered(sql: str, values: Values) -> tuple[str, tuple[Any, ...]]:
-    """``:names`` as ``$1, $2``, for asyncpg."""
-    if not values:  # a colon in a literal is no name
-        return sql, ()
-    text, order = _numbered(sql)
-    return text, tuple([values[name] for name in order])
-
-
-@lru_cache(maxsize=256)
-def _numbered(sql: str) -> tuple[str, tuple[str, ...]]:
-    order: dict[str, int] = {}
-    text = _NAMES.sub(lambda found: f"${order.setdefault(found.group(1), len(order) + 1)}", sql)
-    return text, tuple(order)
-
-
-def formatted(sql: str, values: Values) -> tuple[str, dict[str, Any]]:
-    """``:names`` as ``%(names)s``, for psycopg and Django."""
-    text = _NAMES.sub(lambda found: f"%({found.group(1)})s", sql.replace("%", "%%"))
-    return text, {name: values[name] for name in _NAMES.findall(sql)}
-
-
-def on(run: Run, dialect: str) -> Callable[[str, Values], Rows]:
-    """The store's own ``run``, for verbs with ``:names``."""
-    if dialect == "sqlite":
-        return lambda sql, values: run(sql, values)
-    return lambda sql, values: run(*numbered(sql, values))
 
 
 def caller(tx: Any) -> Caller:
@@ -110,16 +68,16 @@ def caller(tx: Any) -> Caller:
     if isinstance(tx, scoped_session):
         tx = tx()
     if isinstance(tx, (Session, sa.Connection)):
-        return Caller(_dialect(tx), lambda sql, values: _fetched(tx.execute(_text(sql), dict(values))), False)
+        return Caller(_bound(tx), lambda sql, values: _fetched(tx.execute(_text(sql), dict(values))), False)
     if isinstance(tx, (AsyncSession, AsyncConnection)):
-        return Caller(_dialect(tx), _sqlalchemy(tx), True)
+        return Caller(_bound(tx), _sqlalchemy(tx), True)
     if isinstance(tx, sqlite3.Connection):
-        return Caller("sqlite", lambda sql, values: _tupled(tx.cursor()).execute(sql, values).fetchall(), False)
+        return Caller(SQLITE, lambda sql, values: _tupled(tx.cursor()).execute(sql, values).fetchall(), False)
     package = type(tx).__module__.partition(".")[0]
     if package == "aiosqlite":
-        return Caller("sqlite", _aiosqlite(tx), True)
+        return Caller(SQLITE, _aiosqlite(tx), True)
     if package == "asyncpg":
-        return Caller("postgresql", _asyncpg(tx), True)
+        return Caller(POSTGRES, _asyncpg(tx), True)
     if package in ("psycopg", "psycopg2", "psycopg_pool"):
         return _psycopg(tx)
     if hasattr(tx, "settings_dict") or package == "django":
@@ -136,7 +94,9 @@ def _in_own(own: Tx | PlainTx, tx: Any) -> Caller:
     if tx is own:
         return caller(own.connection)
     return Caller(
-        own.connection.dialect.name, lambda sql, values: _fetched(tx.execute(_text(sql), dict(values))), False
+        _dialect(own.connection.dialect.name),
+        lambda sql, values: _fetched(tx.execute(_text(sql), dict(values))),
+        False,
     )
 
 
@@ -148,12 +108,17 @@ def _fetched(result: Any) -> Rows:
     return result.fetchall() if result.returns_rows else []
 
 
-def _dialect(tx: Any) -> str:
+def _dialect(name: str) -> Dialect:
+    try:
+        return dialect_named(name)
+    except KeyError:
+        raise RowmillError(f"tx is a connection to {name}, and rowmill_jobs lives in PostgreSQL or SQLite") from None
+
+
+def _bound(tx: Any) -> Dialect:
+    """The dialect of what a SQLAlchemy connection or session is bound to."""
     bind = tx.get_bind() if hasattr(tx, "get_bind") else tx
-    name = bind.dialect.name
-    if name not in ("postgresql", "sqlite"):
-        raise RowmillError(f"tx is a connection to {name}, and rowmill_jobs lives in PostgreSQL or SQLite")
-    return str(name)
+    return _dialect(bind.dialect.name)
 
 
 def _sqlalchemy(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
@@ -182,7 +147,7 @@ def _tupled(cursor: Any) -> Any:
 def _asyncpg(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
     if not hasattr(tx, "fetch") or hasattr(tx, "acquire"):
         raise RowmillError(
-            f"tx={tx!r} is no connection", hint="async with pool.acquire() as connection: ... tx=connection"
+            f"tx={tx!r} is not a connection", hint="async with pool.acquire() as connection: ... tx=connection"
         )
 
     async def run(sql: str, values: Values) -> Rows:
@@ -196,7 +161,7 @@ def _psycopg(tx: Any) -> Caller:
     connection = getattr(tx, "connection", tx)  # a cursor has one
     if not hasattr(connection, "cursor"):
         raise RowmillError(
-            f"tx={tx!r} is no connection", hint="with pool.connection() as connection: ... tx=connection"
+            f"tx={tx!r} is not a connection", hint="with pool.connection() as connection: ... tx=connection"
         )
 
     async def run_async(sql: str, values: Values) -> Rows:
@@ -211,7 +176,7 @@ def _psycopg(tx: Any) -> Caller:
             return list(cursor.fetchall()) if cursor.description else []
 
     awaited = inspect.iscoroutinefunction(getattr(connection, "commit", None))
-    return Caller("postgresql", run_async if awaited else run, awaited)
+    return Caller(POSTGRES, run_async if awaited else run, awaited)
 
 
 def _tuples() -> Any:
@@ -226,6 +191,4 @@ def _django(tx: Any) -> Caller:
             cursor.execute(*formatted(sql, values))
             return list(cursor.fetchall()) if cursor.description else []
 
-    if tx.vendor not in ("postgresql", "sqlite"):
-        raise RowmillError(f"tx is a connection to {tx.vendor}, and rowmill_jobs lives in PostgreSQL or SQLite")
-    return Caller(tx.vendor, run, False)
+    return Caller(_dialect(tx.vendor), run, False)

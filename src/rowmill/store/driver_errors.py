@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import sqlalchemy as sa
 
-from ..errors import Busy, DatabaseError, Refused, Unreachable, UnreadableReply, Unserved
+from ..errors import Busy, DatabaseError, Refused, TooManyConnections, Unreachable, UnreadableReply, Unserved
 from .urls import redact
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _OF_NO_ROW = ("42", "0A", "25", "26", "34", "3F", "55", "58", "F0", "XX")
 #: A column, a table, a type or a function is no longer what it was when the lane was bound.
 _ALTERED = ("42703", "42P01", "42804", "42883", "42846", "0A000", "3F000")
+
+#: What poolers answer with a code of their own (08P01) where a server answers 53300: PgBouncer, Supavisor, PgCat.
+_POOLER_FULL = ("no more connections allowed", "max client connections reached", "MaxClientsInSessionMode")
 
 
 class translated:
@@ -62,7 +65,10 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
             quoted = database.dialect.identifier_preparer.quote_identifier(named[1])
             hint = f"create database {quoted}, or correct the name in the URL"
             return Unreachable(f"there is no database {named[1]!r} on {where}", hint=hint)
-        # 08 connection, 57P0x shutdown, 53300 too many connections, 28 login
+        if state == "53300" or any(words in text for words in _POOLER_FULL):
+            hint = "raise max_connections (or the pooler's, role's or database's limit), or run fewer worker processes"
+            return TooManyConnections(f"no connection left at {where}: {text}", hint=hint)
+        # 08 connection, 57P0x shutdown, 28 login
         if state.startswith(("08", "57P0", "533", "28", "3D")):
             return Unreachable(f"cannot reach {where}: {text}", hint="check that the server is up and the URL is right")
         if state.startswith(("40", "55P03", "57014", "53", "25006")):

@@ -14,7 +14,7 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
 
 
 def _encoder() -> Callable[[Any], str]:
-    """``_encode`` with its machine made once, and not for every value anew: 0.7 µs for a small one instead of 2.5."""
+    """``_encode`` with its encoder made once, not for every value: 0.7 µs for a small one instead of 2.5."""
     make, text = getattr(json.encoder, "c_make_encoder", None), getattr(json.encoder, "c_encode_basestring_ascii", None)
     if make is None or text is None:
         return _encode.encode

@@ -184,6 +184,42 @@ class SqliteConnection:
         self._thread.shutdown(wait=False)
 
 
+class SqliteCommits:
+    """Tells whether another connection has committed to a SQLite file. A look costs microseconds and no lock."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+        self._connection: sqlite3.Connection | None = None
+        self._identity: Identity | None = None
+        self._version: Sequence[Any] = ()
+
+    def moved(self) -> bool:
+        """Whether there was a commit since the last call, or the file was deleted or replaced."""
+        if (identity := self._file.identity()) != self._identity:
+            self.close()
+            self._identity = identity
+            if identity is None:
+                return True
+        if identity is None:
+            return False
+        try:
+            if self._connection is None:
+                self._connection = self._file.open_to_read(timeout=0)
+            # fetchall, not fetchone: with a cursor left open the value stands still.
+            version = self._connection.execute("pragma data_version").fetchall()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False  # a commit without write-ahead log is under way
+        moved, self._version = version != self._version, version
+        return moved
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._identity, self._version = None, None, ()
+
+
 def _lock(connection: sqlite3.Connection) -> None:
     """Begin a transaction with the file's write lock, which is waited for in short steps."""
     began, (pause, longest) = time.monotonic(), _TRY_AGAIN

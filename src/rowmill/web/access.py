@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from weakref import WeakValueDictionary
@@ -20,7 +20,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
-from ..store.own.access import SCOPES, SESSION_HOURS, Token, Tokens, digest
+from ..ops.access import SCOPES, SESSION_HOURS, Token, Tokens, digest
+from ..ops.cached_mill import CachedMill
+from ..ops.directory import LaneDirectory
 from . import audit
 from .problem import Problem
 
@@ -74,8 +76,8 @@ NOBODY = Identity("nobody", "none")
 
 def who(request: HTTPConnection) -> Identity:
     """Who sent this request."""
-    found: Identity = request.state.who
-    return found
+    identity: Identity = request.state.who
+    return identity
 
 
 def require(request: HTTPConnection, scope: str, lane: str | None = None, *, some: bool = False) -> Identity:
@@ -86,8 +88,8 @@ def require(request: HTTPConnection, scope: str, lane: str | None = None, *, som
     if identity.how == "none":
         raise Problem(
             401,
-            "this needs a token",
-            hint="rowmill token create APP NAME, and send it as Authorization: Bearer ...",
+            "a token is required",
+            hint="create one with rowmill token create APP NAME, and send it as Authorization: Bearer ...",
             headers={"WWW-Authenticate": "Bearer"},
         )
     if scope not in identity.scopes:
@@ -96,6 +98,24 @@ def require(request: HTTPConnection, scope: str, lane: str | None = None, *, som
         what = f"lane {lane!r}" if lane is not None else "more than its lanes"
         raise Problem(403, f"the token {identity.name!r} is not for {what}")
     return identity
+
+
+def directory_of(
+    request: HTTPConnection, environments: Sequence[str] | None = None, lanes: Sequence[str] | None = None
+) -> LaneDirectory:
+    """The lanes that the sender may see, and of them the named ones."""
+    identity, directory = who(request), request.app.state.directory
+    for name in lanes or ():
+        if not identity.sees(name):
+            raise Problem(403, f"this token is not for lane {name!r}")
+    part: LaneDirectory = directory.narrowed(environments, lanes, identity.sees)
+    return part
+
+
+def cache_of(request: HTTPConnection) -> CachedMill:
+    """The answers that all viewers share."""
+    cache: CachedMill = request.app.state.cache
+    return cache
 
 
 class Limiter:
@@ -148,7 +168,7 @@ class Authenticator:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme:
             if scheme.lower() != "bearer":
-                raise _unauthorized("an Authorization that is not Bearer")
+                raise _unauthorized("the Authorization header is not a Bearer token")
             return _identity(await self.token(request, given.strip()), "token", "")
         if secret := request.cookies.get(COOKIE):
             token = await self._find(secret)
@@ -171,7 +191,7 @@ class Authenticator:
                 return token
             self._known.pop(digest(secret), None)
             self.limiter.failed(address)
-        refused = _unauthorized("this token is not valid: unknown, revoked or past its end")
+        refused = _unauthorized("this token is not valid: unknown, revoked or expired")
         await audit.record(
             request, "login", target=request.url.path, outcome="refused", detail=str(refused.detail), identity=NOBODY
         )

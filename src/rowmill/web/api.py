@@ -16,11 +16,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError, did_you_mean
-from ..store.json_limits import DEPTH, too_deep
+from ..ops.documents import DEPTH, too_deep
 from . import audit
 from .access import require
-from .endpoints import ENDPOINTS, Endpoint
-from .handlers import CheckedRequest
+from .endpoints import ENDPOINTS, CheckedRequest, Endpoint
 from .openapi import document
 from .problem import Problem
 from .schemas import Schema
@@ -84,21 +83,23 @@ class ServedEndpoint:
         if self.body is not None:
             _check(self.body, body, "body")
         async with asyncio.timeout(PATIENCE):
-            found = await endpoint.run(CheckedRequest(request, identity, path, query, body))
-        return JsonAnswer(found, endpoint.status)
+            answer = await endpoint.run(CheckedRequest(request, identity, path, query, body))
+        return JsonAnswer(answer, endpoint.status)
 
     def _query(self, request: Request) -> dict[str, Any]:
         given: dict[str, list[str]] = {}
         for name, value in request.query_params.multi_items():
             given.setdefault(name, []).append(value)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, parts in given.items():
             schema = self.endpoint.query.get(name)
             if schema is None:
                 raise Problem(422, f"there is no parameter {name!r}", hint=did_you_mean(name, self.endpoint.query))
-            found[name] = parts if schema["type"] == "array" else _typed(parts[0], schema) if len(parts) == 1 else parts
-        _check(self.query, found, "query")
-        return found
+            values[name] = (
+                parts if schema["type"] == "array" else _typed(parts[0], schema) if len(parts) == 1 else parts
+            )
+        _check(self.query, values, "query")
+        return values
 
 
 def _object(properties: Mapping[str, Schema]) -> Schema:
@@ -149,7 +150,7 @@ def _unkept(value: Any) -> str | None:
 async def _body(request: Request) -> Any:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Problem(415, "the body of a request is application/json", hint="Content-Type: application/json")
+        raise Problem(415, "the body must be application/json", hint="Content-Type: application/json")
     try:
         body = json.loads(await request.body(), parse_constant=_no_such_number)
         deep = too_deep(body)
@@ -163,7 +164,7 @@ async def _body(request: Request) -> Any:
 
 
 def _no_such_number(word: str) -> Any:
-    raise ValueError(f"{word} is no number that JSON has")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 # -- what needs no token: it tells nothing
@@ -176,10 +177,9 @@ async def healthz(request: Request) -> Response:
 
 async def readyz(request: Request) -> Response:
     """The first environment's database answers: the tokens are there."""
-    _, database = request.app.state.lookout.databases[0]
     try:
         async with asyncio.timeout(5):
-            await database.read(lambda run: run("select 1", ()))
+            await request.app.state.directory.first.read(lambda run: run("select 1", ()))
     except (RowmillError, TimeoutError):
         return JSONResponse({"status": "not ready"}, 503)
     return JSONResponse({"status": "ready"})
@@ -208,14 +208,14 @@ def routes(templates: Jinja2Templates) -> list[BaseRoute]:
     by_path: dict[str, dict[str, ServedEndpoint]] = {}
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = ServedEndpoint(endpoint)
-    found: list[BaseRoute] = [
+    routes: list[BaseRoute] = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
         Route(f"{BASE}/openapi.json", openapi),
         *(_route(path, served) for path, served in by_path.items()),
     ]
-    return found
+    return routes
 
 
 def _route(path: str, served: Mapping[str, ServedEndpoint]) -> Route:

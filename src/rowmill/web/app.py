@@ -2,8 +2,9 @@
 
     uvicorn.run(application(mill))
 
-A request finds on ``request.app.state``: ``mill``, ``lookout`` (its lanes in its environments, with databases that are
-open as long as the application lives), ``door`` (tokens), ``audit``; and on ``request.state.who`` who sent it.
+A request finds on ``request.app.state``: ``mill``, ``directory`` (its lanes in its environments, with databases that
+are open as long as the application lives), ``cache`` (answers that viewers share), ``door`` (tokens), ``audit``; and on
+``request.state.who`` who sent it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from starlette.templating import Jinja2Templates
 
 from ..errors import RowmillError
 from ..mill import Mill
-from ..ops.environments import LaneDirectory
-from ..store.own.access import Audit, Tokens
+from ..ops.access import Audit, Tokens
+from ..ops.cached_mill import CachedMill
+from ..ops.directory import LaneDirectory
 from . import access, api, pages, problem
 from .guard import BODY_LIMIT, LOOPBACK, Guard
 
@@ -55,10 +57,10 @@ def application(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with LaneDirectory(mill, fresh=_FRESH) as lookout:
-            first = lookout.databases[0][1]
-            app.state.lookout = lookout
-            app.state.door, app.state.audit = access.Authenticator(Tokens(first), may_open=may_open), Audit(first)
+        async with LaneDirectory(mill, fresh=_FRESH) as directory:
+            app.state.directory, app.state.cache = directory, CachedMill(directory)
+            app.state.door = access.Authenticator(Tokens(directory.first), may_open=may_open)
+            app.state.audit = Audit(directory.first)
             await _prepare(mill)
             try:
                 yield
@@ -92,4 +94,4 @@ async def _prepare(mill: Mill) -> None:
             async with asyncio.timeout(_START):
                 await mill.prepare()
         except (RowmillError, TimeoutError) as error:
-            problem.log.warning("rowmill's own tables are not there, and could not be made: %s", error)
+            problem.log.warning("rowmill's own tables do not exist and could not be created: %s", error)

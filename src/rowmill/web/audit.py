@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from ..errors import RowmillError
-from ..store.own.access import Audit
+from ..ops.access import Audit
 
 log = logging.getLogger("rowmill.audit")
 
@@ -58,7 +58,7 @@ class Entry:
             await self._audit.ensure()
             self._id = await self._audit.record(entry)
         except RowmillError as error:
-            log.error("not written to rowmill_audit: %s", error.message)
+            log.error("could not write to rowmill_audit: %s", error.message)
             return
         with contextlib.suppress(RowmillError):  # a role that may not delete keeps them all
             await self._audit.forget_in_time()

@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
+from ..ops.documents import ready_for
+from ..ops.documents import span as plain_span
 from ..plural import counted, plural
-from ..store.inspect.why_rules import ready_for
-from ..store.inspect.why_rules import span as plain_span
 
 
 def number(value: float | None) -> str:
@@ -43,7 +43,7 @@ def how(value: dict[str, Any] | None) -> str:
     """What a count's mark means."""
     return {
         "estimate": "an estimate from the database's statistics",
-        "at_least": "at least so many: counting stops there",
+        "at_least": "a lower bound: counting stops there",
         "unknown": "counting took too long",
     }.get((value or {}).get("how", ""), "")
 

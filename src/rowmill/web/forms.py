@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import FormData
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
+from ..declare.states import OPEN
+from ..ops import overview
 from ..plural import counted
-from ..store.inspect.lane_view import OPEN
-from .access import require, who
+from .access import cache_of, directory_of, require, who
 from .actions import perform
-from .notices import notices_of
 from .problem import Problem
-from .views import sight_of
 
 #: What a form's verb is called as an action; and on which states it may be done to all rows of a lane.
 _ACTIONS = {"retry": "retry", "cancel": "cancel", "release": "release", "schedule": "schedule", "pause": "pause",
@@ -42,9 +42,9 @@ def routes(templates: Jinja2Templates) -> list[Route]:
         if many and form.get("sure") != "yes":
             return await _ask(request, templates, verb, environment, lane or "", form)
         try:
-            found = await perform(request, _ACTIONS[verb], environment, lane, _given(request, verb, form))
-            sight_of(request).forget()
-            level, text = _told(verb, environment, lane, found, form)
+            document = await perform(request, _ACTIONS[verb], environment, lane, _given(request, verb, form))
+            cache_of(request).forget()
+            level, text = _told(verb, environment, lane, document, form)
         except Problem as problem:
             if problem.status_code in (401, 403):
                 raise
@@ -113,47 +113,47 @@ def _number(text: str, what: str) -> float:
 def _state(verb: str, form: FormData) -> str:
     state = str(form.get("state", ""))
     if state not in _BULK.get(verb, ()):
-        raise Problem(422, f"{verb} does not go with rows that are {state or 'in no state'}")
+        raise Problem(422, f"{verb} cannot be applied to rows that are {state or 'in no state'}")
     return state
 
 
-def _told(verb: str, environment: str, lane: str | None, found: dict[str, Any], form: FormData) -> tuple[str, str]:
+def _told(verb: str, environment: str, lane: str | None, document: dict[str, Any], form: FormData) -> tuple[str, str]:
     """What became of it, for people."""
     if verb in _PAST:
-        if passed := found["passed_over"]:
+        if passed := document["passed_over"]:
             return "bad", f"{passed[0]['id']} was not {_PAST[verb]}: {passed[0]['reason']}."
-        count, more = found["count"], " so far; there are more" if found["more"] else ""
-        what = found["ids"][0] if found["ids"] else counted(count, "row")
+        count, more = document["count"], " so far; run it again for the rest" if document["more"] else ""
+        what = document["ids"][0] if document["ids"] else counted(count, "row")
         return "good", f"{what} {_PAST[verb]}{more}."
     if verb.endswith("_family"):
-        count, more = found["count"], " so far; there are more" if found["more"] else ""
+        count, more = document["count"], " so far; run it again for the rest" if document["more"] else ""
         done = "made ready" if verb == "retry_family" else "buried"
         return "good", f"{counted(count, 'row')} of the family {done}{more}."
     name = str(form["key"]) if "key" in form else f"Lane {lane}" if lane else f"Environment {environment}"
     match verb:
         case "pause":
-            return "good", f"{name} is paused. What runs goes on."
+            return "good", f"{name} is paused. Running rows go on."
         case "resume":
-            return "good", f"{name} {'goes on' if found['resumed'] else 'was not paused'}."
+            return "good", f"{name} {'is resumed' if document['resumed'] else 'was not paused'}."
         case "gate":
-            return "good", f"{name}: at most {found['most']} running."
+            return "good", f"{name}: at most {document['most']} running."
         case _:
-            return "good", f"{name}: as fresh as at the beginning."
+            return "good", f"{name}: state cleared."
 
 
 async def _ask(
     request: Request, templates: Jinja2Templates, verb: str, environment: str, lane: str, form: FormData
 ) -> Response:
     """Many rows are not changed by a slip of the hand."""
-    identity, sight = require(request, "operate", lane), sight_of(request)
+    identity = require(request, "operate", lane)
     shown: dict[str, Any] = {"page": "lane", "who": identity, "csrf": identity.csrf, "verb": verb, "env": environment,
                              "lane": lane, "back": _path(form), "environments": [], "lanes": []}  # fmt: skip
     if verb.endswith("_family"):
         shown |= {"error": _text(form, "error"), "shape": _text(form, "shape")}
         return templates.TemplateResponse(request, "sure.html", shown)
     state = _state(verb, form)
-    glance = await sight.glance(await sight.view(environment, lane))
-    shown |= {"state": state, "count": glance.counts[state].value()}
+    count = await overview.quick_count(directory_of(request), cache_of(request), environment, lane, state)
+    shown |= {"state": state, "count": count}
     return templates.TemplateResponse(request, "sure.html", shown)
 
 
@@ -166,3 +166,37 @@ def _path(form: FormData) -> str:
         return "/"
     local = given.startswith("/") and not given.startswith(("//", "/\\")) and not parts.netloc and not parts.scheme
     return given if local and given.isprintable() else "/"
+
+
+# -- notices
+
+#: Notices that are kept at most.
+_NOTICES = 200
+
+
+class Notices:
+    """What an action has to say, kept until the page it leads to has shown it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[str, str]] = {}
+
+    def keep(self, level: str, text: str) -> str:
+        """Keep a notice; its name."""
+        name = secrets.token_hex(8)
+        self._kept[name] = level, text
+        while len(self._kept) > _NOTICES:
+            self._kept.pop(next(iter(self._kept)))
+        return name
+
+    def take(self, name: str | None) -> tuple[str, str] | None:
+        """A notice, once."""
+        return self._kept.pop(name, None) if name else None
+
+
+def notices_of(request: HTTPConnection) -> Notices:
+    """The application's notices."""
+    state = request.app.state
+    if not hasattr(state, "notices"):
+        state.notices = Notices()
+    notices: Notices = state.notices
+    return notices

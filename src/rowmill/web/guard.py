@@ -1,19 +1,25 @@
-"""What every request passes first: the name it came by, its size, who sent it, and whether he meant to."""
+"""What every request passes first: a proxy that is trusted or not, the name it came by, its size, who sent it, and
+whether the sender meant to.
+"""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from .access import FIELD, HEADER, VISIT, Authenticator, Identity
-from .problem import Problem, answer, of
+from ..errors import DeclarationError
+from .access import FIELD, HEADER, VISIT, Authenticator, Identity, forwarded
+from .problem import Problem, answer, log, of
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 BODY_LIMIT = 1024 * 1024
@@ -60,7 +66,9 @@ class Guard:
                 scope.setdefault("state", {})["who"] = identity
                 if identity.how == "open" and _cross_site(request):
                     hint = "open the address yourself, or ask for tokens: rowmill token create APP NAME"
-                    raise Problem(403, "a page of another site asked for this, and no token is needed here", hint=hint)
+                    raise Problem(
+                        403, "a page of another site sent this request, and this server needs no token", hint=hint
+                    )
                 if scope["method"] not in _SAFE and identity.how != "token":
                     receive = await _meant(scope, receive, identity)
         except Exception as error:
@@ -72,7 +80,7 @@ class Guard:
         """A page elsewhere can have its own name lead here; it cannot have the browser send another name."""
         given = request.headers.get("host", "")
         if self.hosts is not None and _name(given) not in self.hosts:
-            raise Problem(421, f"this server is not called {given!r}", hint="rowmill serve --allow-host NAME")
+            raise Problem(421, f"this server is not known as {given!r}", hint="rowmill serve --allow-host NAME")
 
     async def _body(self, request: HTTPConnection, receive: Receive) -> bytes:
         told = request.headers.get("content-length", "0")
@@ -129,13 +137,15 @@ async def _meant(scope: Scope, receive: Receive, identity: Identity) -> Receive:
 
 def _compare(given: str, identity: Identity) -> None:
     if not identity.csrf or not hmac.compare_digest(given.encode(), identity.csrf.encode()):
-        raise Problem(403, "this form was not made here, or for another login", hint="load the page again")
+        raise Problem(
+            403, "this form is stale, or belongs to another login", hint="reload the page and submit it again"
+        )
 
 
 def _name(host: str) -> str:
     """``[::1]:8000`` and ``Localhost:8000`` without the port."""
-    found = re.fullmatch(r"\[([0-9a-f:.]+)\](?::\d+)?|([^:]*)(?::\d+)?", host.strip().lower())
-    return (found[1] or found[2] or "").rstrip(".") if found else ""
+    match = re.fullmatch(r"\[([0-9a-f:.]+)\](?::\d+)?|([^:]*)(?::\d+)?", host.strip().lower())
+    return (match[1] or match[2] or "").rstrip(".") if match else ""
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
@@ -168,3 +178,47 @@ def _dressed(scope: Scope, send: Send, visit: str | None) -> Send:
         await send(message)
 
     return dressed
+
+
+# -- proxies in front of ``rowmill serve``
+
+#: Addresses that are warned about, each once.
+_MOST = 100
+
+
+class Proxies:
+    """ASGI middleware: takes the client's address and the scheme from ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of
+    trusted addresses, and warns where another address sends such headers.
+    """
+
+    def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
+        inner: Any = app
+        self._believing = ProxyHeadersMiddleware(inner, [check_address(address) for address in trusted])
+        self._warned: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and forwarded(name.decode("latin-1") for name, _ in scope["headers"]):
+            address = (scope.get("client") or ("",))[0]
+            if address not in self._believing.trusted_hosts:
+                self._warn(address)
+        await self._believing(scope, receive, send)  # type: ignore[arg-type]
+
+    def _warn(self, address: str) -> None:
+        if address not in self._warned and len(self._warned) < _MOST:
+            self._warned.add(address)
+            log.warning(
+                "forwarded headers from %s are ignored: the Secure flag of cookies, the audit log's addresses and the"
+                " login limit go by the proxy, not by its clients. Try: rowmill serve --trust-proxy %s",
+                address, address,
+            )  # fmt: skip
+
+
+def check_address(text: str) -> str:
+    """An address or a network, in the form that is compared; raises DeclarationError for anything else."""
+    try:
+        network = ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise DeclarationError(
+            f"--trust-proxy: {text!r} is not an address or a network", hint="--trust-proxy 10.0.0.0/8"
+        ) from None
+    return str(network) if network.num_addresses > 1 else str(network.network_address)

@@ -22,7 +22,7 @@ from .problem import Problem
 
 Gather = Callable[[], Awaitable[dict[str, Any]]]
 EVERY = 2.0
-#: Streams at once in this process; whoever comes later looks at a page that stands still.
+#: Streams at once in this process; viewers beyond that see a page that does not refresh.
 _MOST = 100
 #: Seconds between two looks whether the viewer's token still holds, and a stream's longest life.
 _CHECK, _LIFE = 15.0, 3600.0
@@ -36,7 +36,7 @@ async def respond(request: Request, templates: Jinja2Templates, name: str, gathe
     if request.query_params.get("live") != "1":
         return templates.TemplateResponse(request, name, await gather())
     if _open >= _MOST:
-        raise Problem(503, "too many look on at once", headers={"Retry-After": "30"})
+        raise Problem(503, "too many live pages are open", headers={"Retry-After": "30"})
     return StreamingResponse(
         _stream(request, templates, name, gather), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
     )
@@ -74,7 +74,7 @@ async def _stream(request: Request, templates: Jinja2Templates, name: str, gathe
                 sent |= changed
                 yield f"data: {json.dumps(changed)}\n\n" if changed or away else ": still\n\n"
                 away = False
-            # Where looking is dear, looking on must not become the database's main work.
+            # Where a look is expensive, it must not become the database's main work.
             await asyncio.sleep(max(EVERY, 3 * (time.monotonic() - began)))
     finally:
         _open -= 1
@@ -91,10 +91,11 @@ async def _still(request: Request) -> bool:
     """Whether who opened the stream may still look."""
     known: Identity = request.state.who
     try:
-        found: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))
+        identity: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))
     except Problem:  # a token that was good when the stream began
         return False
-    return (found.how, found.name, found.lanes) == (known.how, known.name, known.lanes) and "read" in found.scopes
+    same = (identity.how, identity.name, identity.lanes) == (known.how, known.name, known.lanes)
+    return same and "read" in identity.scopes
 
 
 def render(request: Request, templates: Jinja2Templates, name: str, values: dict[str, Any]) -> dict[str, str]:

@@ -11,11 +11,12 @@ from .endpoints import Endpoint
 from .schemas import PROBLEM, Schema
 
 _PROBLEMS = {
-    400: "the body is not JSON", 401: "a token is needed, or is not valid", 403: "the token is not for this",
-    404: "there is no such thing", 409: "the row is not in a state for this, or the key is taken",
-    413: "the request is too large", 415: "the body is not application/json", 421: "a name that is not the server's",
-    422: "something that was sent does not fit", 429: "too many failed logins", 500: "a mistake of rowmill's",
-    503: "the database cannot be reached, or has no time",
+    400: "the body is not JSON", 401: "the token is missing or not valid", 403: "the token does not allow this",
+    404: "not found", 409: "the row is in the wrong state for this, or the key is taken",
+    413: "the request is too large", 415: "the body is not application/json",
+    421: "the Host header does not name this server",
+    422: "a parameter or field is not valid", 429: "too many failed logins", 500: "internal error",
+    503: "the database is unreachable or busy",
 }  # fmt: skip
 #: What may go wrong only where a body is sent.
 _WITH_BODY = (400, 409, 413, 415)
@@ -41,7 +42,7 @@ def document(endpoints: Sequence[Endpoint], base: str) -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "rowmill token create; not needed on a loopback address before the first is made",
+                    "description": "from `rowmill token create`; not needed on loopback until the first token exists",
                 }
             },
             "schemas": {"Problem": PROBLEM},

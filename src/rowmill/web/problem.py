@@ -13,11 +13,13 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import Scope
 
 from ..errors import Busy, DatabaseError, DeclarationError, KeyTaken, Refused, RowmillError, Unreachable, WrongArguments
+from ..ops.directory import NotFound
 
 log = logging.getLogger("rowmill.web")
 
 #: The statuses that say something about rowmill's own errors; the first that fits.
 _STATUSES: tuple[tuple[type[RowmillError], int], ...] = (
+    (NotFound, 404),
     (Unreachable, 503),
     (Busy, 503),
     (Refused, 422),
@@ -49,8 +51,8 @@ class Problem(HTTPException):
     def document(self) -> dict[str, Any]:
         """As a program reads it."""
         title = http.HTTPStatus(self.status_code).phrase
-        found = {"type": "about:blank", "title": title, "status": self.status_code, "detail": self.detail}
-        return {**found, **({"hint": self.hint} if self.hint else {}), **self.further}
+        document = {"type": "about:blank", "title": title, "status": self.status_code, "detail": self.detail}
+        return {**document, **({"hint": self.hint} if self.hint else {}), **self.further}
 
 
 def for_programs(scope: Scope) -> bool:
@@ -92,9 +94,9 @@ def of(error: Exception) -> Problem:
         headers = {"Retry-After": "5"} if status == 503 else None
         return Problem(status, error.message, hint=error.hint, headers=headers, **further)
     if isinstance(error, TimeoutError):
-        return Problem(503, "this took too long", hint="again later, or ask for less", headers={"Retry-After": "5"})
+        return Problem(503, "this took too long", hint="try again later, or ask for less", headers={"Retry-After": "5"})
     log.error("request failed", exc_info=error)
-    return Problem(500, "rowmill made a mistake here; its log says which")
+    return Problem(500, "internal error in rowmill; see its log")
 
 
 async def handle(request: Request, error: Exception) -> Response:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..declare.states import SEEN
+
 Schema = dict[str, Any]
 
 #: Text that both databases keep.
@@ -53,8 +55,8 @@ def listed(schema: Schema, **more: Any) -> Schema:
 
 def sent(*required: str, **properties: Schema) -> Schema:
     """An object that a request sends: nothing but what is named."""
-    found = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**found, **({"required": list(required)} if required else {})}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, **({"required": list(required)} if required else {})}
 
 
 def one_of(schema: Schema, *names: str) -> Schema:
@@ -64,11 +66,10 @@ def one_of(schema: Schema, *names: str) -> Schema:
 
 def told(_further: bool = False, /, **properties: Schema) -> Schema:
     """An object that is answered: all that is named is there. ``_further``: and, by the lane's roles, more."""
-    found = {"type": "object", "properties": properties, "required": list(properties)}
-    return found if _further else {**found, "additionalProperties": False}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return schema if _further else {**schema, "additionalProperties": False}
 
 
-STATES = ("ready", "waiting", "excluded", "running", "done", "dead", "canceled")
 ANY: Schema = {}
 OBJECT: Schema = {"type": "object"}
 STRING: Schema = {"type": "string"}
@@ -90,23 +91,41 @@ PAUSE = told(
     environment=STRING, lane=maybe(STRING), by=maybe(STRING), key=maybe(STRING), reason=maybe(STRING),
     since=maybe(STRING), until=maybe(STRING), seconds_left=SECONDS,
 )  # fmt: skip
+RESUMED = told(
+    action=STRING, environment=STRING, lane=maybe(STRING), by=maybe(STRING), key=maybe(STRING), resumed=maybe(PAUSE),
+    still_paused=listed(PAUSE),
+)  # fmt: skip
+RESET = told(
+    action=STRING, environment=STRING, lane=STRING, key=maybe(STRING), by=maybe(STRING), count=INTEGER,
+    known=flag("a row has the key"),
+)  # fmt: skip
 COUNTS = told(
     environment=STRING, lane=STRING, table=STRING, paused=flag(), at_least=STRINGS, unknown=STRINGS,
     counts={"type": "object", "additionalProperties": maybe(INTEGER)}, oldest_ready_seconds=SECONDS,
 )  # fmt: skip
-ROW = told(True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*STATES)))
-WHOLE_ROW = told(True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*STATES)), columns=OBJECT)
+ROW = told(True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*SEEN)))
+HELD_BY_DEAD = told(
+    environment=STRING, lane=STRING, worker=STRING, rows=INTEGER, until=maybe(STRING),
+    swept=flag("a live worker serves the lane and will take the rows back"),
+)  # fmt: skip
+WHOLE_ROW = told(
+    True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*SEEN)), columns=OBJECT, roles=OBJECT
+)  # fmt: skip
 WRITTEN = told(
-    environment=STRING, lane=STRING, action=STRING, count=INTEGER, more=flag("time ran out: send it again"),
-    ids=maybe(STRINGS), passed_over=listed(told(id=STRING, reason=STRING)),
+    environment=STRING, lane=STRING, action=STRING, error=maybe(STRING), count=INTEGER,
+    more=flag("time ran out: send it again"), ids=maybe(STRINGS),
+    passed_over=listed(told(id=STRING, reason=STRING)),
 )  # fmt: skip
 KEY = {
     "key": maybe(STRING), "held_back": listed(told(by=STRING, seconds=SECONDS)), "running": maybe(INTEGER),
-    "most": maybe(INTEGER), "tokens": SECONDS, "streak": maybe(INTEGER), "delay_seconds": SECONDS,
-    "open_seconds": SECONDS, "closed_seconds": SECONDS, "paused": flag(), "paused_seconds": SECONDS,
-    "reason": maybe(STRING),
+    "most": maybe(INTEGER), "most_by_hand": flag(), "tokens": SECONDS, "streak": maybe(INTEGER), "half_open": flag(),
+    "delay_seconds": SECONDS, "open_seconds": SECONDS, "closed_seconds": SECONDS, "paused": flag(),
+    "paused_seconds": SECONDS, "reason": maybe(STRING),
 }  # fmt: skip
-GATE = told(environment=STRING, lane=STRING, by=maybe(STRING), label=STRING, declared=STRINGS, keys=listed(told(**KEY)))
+GATE = told(
+    environment=STRING, lane=STRING, by=maybe(STRING), label=STRING, declared=STRINGS, keys=listed(told(**KEY)),
+    more=flag("there are more keys than were asked for"),
+)  # fmt: skip
 REASON = told(code=STRING, text=STRING, since=maybe(STRING), until=maybe(STRING), seconds=SECONDS)
 WHY = told(
     environment=STRING, lane=STRING, id=STRING, state=STRING, reasons=listed(REASON), runs_at=maybe(STRING),
@@ -138,5 +157,4 @@ FAMILY = told(
     buckets=listed(INTEGER), example=OBJECT, **{"class": maybe(STRING)},
 )  # fmt: skip
 FAMILIES = told(environment=STRING, recorded=flag(), unknown=STRINGS, families=listed(FAMILY), errors=ERRORS)
-OF_FAMILY = told(environment=STRING, lane=STRING, error=STRING, action=STRING, count=INTEGER, more=flag())
 PROBLEM = told(True, type=STRING, title=STRING, status=INTEGER, detail=STRING)

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from databases import Db
+from quick_processes import real_processes
 from rowmill import DeclarationError, Job, Mill
 from rowmill.engine.hosting.lifespan import Lifespan
 from rowmill.engine.worker import Worker
@@ -140,7 +141,7 @@ async def test_on_shutdown_runs_finish_within_the_grace_and_the_others_are_given
     async def endless() -> None:
         await asyncio.Event().wait()
 
-    lifespan = mill.lifespan(worker=True, grace=1.0)
+    lifespan = mill.lifespan(worker=True, grace=3.0)
     async with lifespan():
         await slow.enqueue_many([{}, {}, {}])
         await endless.enqueue()
@@ -170,7 +171,7 @@ def test_wrong_options_are_refused_at_once(lite: Db) -> None:
     mill = Mill(lite.url)
     with pytest.raises(DeclarationError, match=r"(?s)no option 'concurency'.*did you mean 'concurrency'"):
         mill.lifespan(worker=True, concurency=3)
-    with pytest.raises(DeclarationError, match="is for a worker, and there is none"):
+    with pytest.raises(DeclarationError, match="needs a worker, and this lifespan starts none"):
         mill.lifespan(concurrency=3)
 
 
@@ -190,7 +191,7 @@ async def test_a_worker_that_crashes_is_told_and_started_again(
     double = mill.tasks["double"]
     async with lifespan():
         assert await (await double.enqueue(1)).result(timeout=20) == 2
-        workers[0].crashed(ValueError("the engine's own mistake"))
+        workers[0].fail(ValueError("the engine's own mistake"))
         await until(lambda: lifespan.health()["state"] == "restarting")
         assert not lifespan.health()["ok"]
         assert await (await double.enqueue(2)).result(timeout=20) == 4
@@ -219,7 +220,7 @@ async def test_a_worker_that_cannot_be_made_again_at_first_is_tried_on(
     monkeypatch.setattr(mill, "worker", failing_once)
     lifespan = mill.lifespan(worker=True)
     async with lifespan():
-        workers[0].crashed(ValueError("the engine's own mistake"))
+        workers[0].fail(ValueError("the engine's own mistake"))
         await until(lambda: lifespan.health()["restarts"] == 2 and lifespan.health()["ok"])
         assert lifespan.health()["error"] == "ValueError: not now"
 
@@ -344,4 +345,5 @@ def test_the_lifespan_needs_no_framework() -> None:
     code = (
         "import sys, rowmill; rowmill.Mill('sqlite:///x.db').lifespan(worker=True); print('starlette' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    with real_processes():  # a forked one has imported it already
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

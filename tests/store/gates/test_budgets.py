@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import gated
 from databases import Db
-from farm import eventually
 from rowmill import DeclarationError, Event, Mill, domain
 from rowmill.clock import Clock
 from rowmill.declare.budget import Limit
@@ -23,6 +22,7 @@ from rowmill.store.gates.budgets import take
 from rowmill.store.gates.rules import Window
 from rowmill.store.own import schema
 from rowmill.testing import Kit
+from waiting import eventually
 
 
 async def test_what_does_not_fit_in_the_period_waits_without_costing_an_attempt(db: Db) -> None:
@@ -175,7 +175,7 @@ async def test_what_can_never_be_had_is_told_at_once(lite: Db) -> None:
     gated.lane(mill, ask, max_attempts=1)
     async with Kit(mill) as kit:
         errors = [(await kit.step()).error for _ in range(3)]  # type: ignore[union-attr]
-    assert "can never be had" in str(errors[0])
+    assert "can never be spent" in str(errors[0])
     assert "there is no budget 'modle'" in str(errors[1])
     assert "no unit 'token'" in str(errors[2])
 

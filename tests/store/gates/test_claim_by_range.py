@@ -1,5 +1,5 @@
-"""Limits by key on PostgreSQL are kept by a lock for each stretch of keys: exact whoever comes between, also while the
-stretches themselves are made anew.
+"""Limits by key on PostgreSQL are kept by a lock for each stretch of keys: exact also while the stretches themselves
+are rebuilt.
 """
 
 from __future__ import annotations
@@ -7,24 +7,24 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta as td
 from itertools import pairwise
 from typing import Any
 
 import asyncpg
 import pytest
+from test_contention import hammer
+from test_gate_plans import buffers
 
 import gated
 from databases import Db
-from rowmill import Breaker, Concurrency, Mill
-from rowmill.store.gates.claim_by_range import ClaimByRange
-from rowmill.store.gates.claim_by_range_sql import ClaimByRangeStatements
+from rowmill import Breaker, Busy, Concurrency, Mill, Rate
+from rowmill.store.gates.claim_by_key import ClaimByKey
+from rowmill.store.gates.claim_by_key_sql import ClaimByKeyStatements
 from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 from sqlworker import installed
-from test_gates_hammer import hammer
-from test_gates_plans import buffers
 
 LOCKED, CHECK = "_g.key = _i.first[_s._rm_stretch]", "and _g.version = _i.version[_s._rm_stretch]"
 LIMIT, STILL = 2, 4_711
@@ -33,9 +33,9 @@ GATES = [Concurrency(LIMIT, by="domain")]
 
 def hold_up(monkeypatch: pytest.MonkeyPatch, who: str, without: str | None = None) -> None:
     """Let the claims of one worker stand still between their snapshot and their lock; ``without``: unsafely."""
-    whole = ClaimByRangeStatements.claim
+    whole = ClaimByKeyStatements.claim
 
-    def held_up(self: ClaimByRangeStatements, **options: Any) -> str:
+    def held_up(self: ClaimByKeyStatements, **options: Any) -> str:
         text, mine = whole(self, **options), "$3" if options.get("begun") else "$2"
         for part in (LOCKED, without or ""):
             assert part in text
@@ -43,7 +43,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, who: str, without: str | None = Non
         text = text.replace(without, "") if without else text
         return text.replace(LOCKED, f"{LOCKED} and {still}")
 
-    monkeypatch.setattr(ClaimByRangeStatements, "claim", held_up)
+    monkeypatch.setattr(ClaimByKeyStatements, "claim", held_up)
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def test_without_the_version_the_limit_is_broken(pg: Db, monkeypatch: pyte
 async def mark_anew(kit: Kit) -> list[str]:
     """Make the stretches anew, however fresh they are; where each begins."""
     store = await kit.store()
-    await store.database.transact(store.gated._mark_out)  # type: ignore[union-attr]
+    await store.database.transact(store.gated._rebuild_stretches)  # type: ignore[union-attr]
     return await beginnings(kit)
 
 
@@ -115,7 +115,7 @@ async def beginnings(kit: Kit) -> list[str]:
 def ever_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches that were made a moment ago may be made anew."""
     for name in ("IDLE", "_FEW"):
-        monkeypatch.setattr(f"rowmill.store.gates.claim_by_range_sql.{name}", 0.0)
+        monkeypatch.setattr(f"rowmill.store.gates.claim_by_key_sql.{name}", 0.0)
 
 
 async def cut(kit: Kit) -> list[str]:
@@ -155,9 +155,9 @@ async def test_stretches_that_are_kept_when_others_are_made_break_the_limit(
 ) -> None:
     """They are all dropped for a reason."""
     hold_up(monkeypatch, "slow")
-    monkeypatch.setattr(ClaimByRangeStatements, "drop_all", lambda self: "select 1")
-    made, whole = " where exists (select 1 from _rm_made)", ClaimByRangeStatements.mark_out
-    monkeypatch.setattr(ClaimByRangeStatements, "mark_out", lambda self, keys: whole(self, keys).replace(made, ""))
+    monkeypatch.setattr(ClaimByKeyStatements, "drop_all", lambda self: "select 1")
+    made, whole = " where exists (select 1 from _rm_made)", ClaimByKeyStatements.mark_out
+    monkeypatch.setattr(ClaimByKeyStatements, "mark_out", lambda self, keys: whole(self, keys).replace(made, ""))
     assert await changed_between(pg, mark_anew) > LIMIT
 
 
@@ -166,17 +166,17 @@ async def test_the_limit_holds_while_stretches_are_made_anew_all_the_time(
     pg: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C8; each claim that meets another makes new ones."""
-    monkeypatch.setattr("rowmill.store.gates.claim_by_range._CROWDED", 0.0)
-    monkeypatch.setattr("rowmill.store.gates.claim_by_range._MARK_AGAIN", 0.0)
+    monkeypatch.setattr("rowmill.store.gates.claim_by_key._CROWDED", 0.0)
+    monkeypatch.setattr("rowmill.store.gates.claim_by_key._MARK_AGAIN", 0.0)
     made = 0
-    whole = ClaimByRange._mark_out
+    whole = ClaimByKey._rebuild_stretches
 
-    def counted(self: ClaimByRange, run: Any) -> None:
+    def counted(self: ClaimByKey, run: Any) -> None:
         nonlocal made
         made += 1
         whole(self, run)
 
-    monkeypatch.setattr(ClaimByRange, "_mark_out", counted)
+    monkeypatch.setattr(ClaimByKey, "_rebuild_stretches", counted)
     taken, most = await hammer(pg, GATES, rounds=3000, seconds=10)
     assert taken > 500
     assert most == LIMIT
@@ -398,9 +398,9 @@ async def test_a_stretch_that_was_cut_is_not_gone_by(pg: Db, monkeypatch: pytest
 @pytest.mark.usefixtures("ever_old")
 async def test_a_cut_without_a_bump_breaks_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_up(monkeypatch, "slow")
-    whole = ClaimByRangeStatements.cut
+    whole = ClaimByKeyStatements.cut
     monkeypatch.setattr(
-        ClaimByRangeStatements,
+        ClaimByKeyStatements,
         "cut",
         lambda self: whole(self).replace("version = _g.version + 1,", "version = _g.version,"),
     )
@@ -430,3 +430,127 @@ async def test_functions_called_by_many_get_rows_although_the_first_had_but_one(
             await caller.close()
     assert pg.value("select count(*) from rowmill_gates where dim = 'stretch:domain'") > 10
     assert got >= 150
+
+
+def many_keys(db: Db, rows: int) -> Mill:
+    """400 keys with so many rows each, one of a key at a time."""
+    gated.make(db)
+    text = "insert into pages (domain) select 'd' || lpad(n::text, 3, '0') from generate_series(1, 400) n"
+    db.execute(f"{text}, generate_series(1, {rows})")
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Concurrency(1, by="domain")])
+    return mill
+
+
+async def test_rows_without_a_key_have_their_share_of_small_claims(pg: Db) -> None:
+    """Fairness: they do not wait until all keys are through."""
+    async with Kit(many_keys(pg, rows=2)) as kit:
+        pg.execute("insert into pages (domain) select null from generate_series(1, 100)")
+        store, without = await kit.store(), 0
+        for _ in range(100):
+            got = await store.claim(4)
+            without += sum(1 for claim in got if not claim.gates)
+            await store.settle([Settlement(claim, "done") for claim in got])
+    assert 400 / 16 - 4 <= without < 50
+
+
+async def test_keys_with_quotes_and_backslashes_are_claimed_like_any_other(pg: Db) -> None:
+    """Whatever a key holds: each row of it runs once."""
+    odd = ['"', "\\", "{", "}", ",", "null", " a ", '\\"', "é'", "x\ny"]
+    async with Kit(many_keys(pg, rows=1)) as kit:
+        pg.execute("delete from pages")
+        for n in range(200):
+            pg.execute("insert into pages (domain) values (?)", f"{odd[n % len(odd)]}{n}{odd[n // 7 % len(odd)]}")
+        store, taken = await kit.store(), 0
+        for _ in range(50):
+            got = await store.claim(4)
+            taken += len(got)
+            await store.settle([Settlement(claim, "done") for claim in got])
+    assert taken == 200
+    assert pg.value("select count(*) from pages where status = 'done' and attempts = 1") == 200
+
+
+@pytest.mark.parametrize("by", ["source_id", "domain"])
+async def test_the_limit_holds_for_many_small_claims(pg: Db, by: str) -> None:
+    """C8, four at a time, by numbers and by words: at no time two of one key, and every row once."""
+    gated.make(pg)
+    pg.execute("create index on pages (source_id, run_after, id) where status = 'queued'")
+    pg.execute(
+        "insert into pages (domain, source_id)"
+        " select 'd' || n, n from generate_series(1, 150) n, generate_series(1, 3) order by random()"
+    )
+    most = f"select coalesce(max(n), 0) from (select count(*) n from pages where status = 'running' group by {by}) _"
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=[Concurrency(1, by=by)])
+
+    async def work(kit: Kit) -> None:
+        store = await kit.store()
+        while pg.value("select count(*) from pages where status <> 'done'"):
+            claims = await store.claim(3)
+            assert pg.value(most) <= 1
+            await store.settle([Settlement(claim, "done") for claim in claims])
+
+    async with AsyncExitStack() as stack:
+        kits = [await stack.enter_async_context(Kit(mill, worker_id=name)) for name in "abcd"]
+        await asyncio.gather(*(work(kit) for kit in kits))
+    assert pg.value("select count(*) from pages where status = 'done' and attempts = 1") == 450
+
+
+async def test_a_rate_does_not_wait_for_the_gate_row_of_a_key(pg: Db) -> None:
+    """Somebody reports a failure in a transaction of his own and holds the key's gate row: other keys go on."""
+    gated.make(pg)
+    gated.fill(pg, ["a", "a", "b", "b"])
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=[Rate(600, by="domain")])
+    other = await asyncpg.connect(pg.direct)
+    try:
+        async with Kit(mill) as kit:
+            first = await kit.claim(count=2)
+            assert [claim.gates for claim in first] == [{"domain": "a"}, {"domain": "a"}]
+            gated.fill(pg, ["a"])
+            async with other.transaction():
+                held = "select 1 from rowmill_gates where dim = 'domain' and key = 'a' for update"
+                assert await other.fetchval(held) == 1
+                claims = await asyncio.wait_for(kit.claim(count=4), 60)
+                assert [claim.gates for claim in claims] == [{"domain": "b"}, {"domain": "b"}]
+            assert len(await kit.claim(count=4)) == 1, "once it is free the key goes on"
+    finally:
+        await other.close()
+
+
+async def test_a_change_of_a_keys_tokens_is_not_overwritten_by_a_claim_under_way(
+    pg: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: tokens that were set by hand after a claim's snapshot stay as they were set."""
+    gated.make(pg)
+    gated.fill(pg, ["a"] * 6)
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=[Rate(600, per=td(hours=10), by="domain")])
+    async with Kit(mill) as kit:
+        assert len(await kit.claim(count=1)) == 1
+    hold_up(monkeypatch, "slow")
+    async with Kit(mill, worker_id="slow") as kit:
+        await kit.store()
+        async with standing_still(pg, kit):
+            pg.execute("update rowmill_gates set tokens = 0, version = version + 1 where dim = 'domain'")
+    assert pg.value("select tokens < 5 from rowmill_gates where dim = 'domain'")
+
+
+async def test_rows_that_were_taken_run_although_a_later_statement_of_the_claim_fails(
+    pg: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is committed is this worker's: left to the lease it would count as taken back from a dead one."""
+    gated.make(pg)
+    gated.fill(pg, ["a", "b"])
+    mill = Mill(pg.url)
+    gated.lane(mill, gates=GATES)
+    async with Kit(mill) as kit:
+        store = await kit.store()
+
+        async def busy(self: ClaimByKey) -> Any:
+            raise Busy("canceling statement due to statement timeout")
+
+        monkeypatch.setattr(ClaimByKey, "_when", busy)
+        assert len(await store.claim(4)) == 2
+        with pytest.raises(Busy):
+            await store.claim(4)

@@ -12,13 +12,11 @@ from contextlib import AsyncExitStack
 from datetime import timedelta as td
 from typing import Any
 
-import asyncpg
 import pytest
 
 import gated
 from databases import Db
 from rowmill import Breaker, Concurrency, Mill
-from rowmill.store.gates.claim_by_key_sql import ClaimByKeyStatements
 from rowmill.store.gates.locking_claim import _Claim
 from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
@@ -33,7 +31,7 @@ GATES: dict[str, list[Any]] = {
 
 @pytest.fixture(params=GATES)
 def way(request: pytest.FixtureRequest) -> str:
-    """One statement, with a lock for a stretch of keys or for each; and the transaction of several."""
+    """One statement, for limits alone and for gates with a state; and the transaction of several."""
     return str(request.param)
 
 
@@ -84,75 +82,20 @@ async def test_the_limit_holds_under_a_hammer(pg: Db, way: str) -> None:
     assert most == LIMIT
 
 
-@pytest.mark.parametrize("way", ["turns", "walk"])
 async def test_the_hammer_sees_the_limit_broken_without_what_makes_it_exact(
-    pg: Db, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Issue: a test removes the version re-check, or the second snapshot, and must see the limit broken. (Who locks
-    stretches goes for the very rows that he has counted: test_gates_stretches makes two meet on purpose.)
-    """
-    if way == "turns":
-        whole = ClaimByKeyStatements.claim
-
-        def unchecked(self: ClaimByKeyStatements, **options: Any) -> str:
-            text = whole(self, **options)
-            assert " and _g.version = _t.version" in text
-            # Between its snapshot and its lock a statement may be held up for any time: here it always is, a little.
-            return text.replace(" and _g.version = _t.version", " and (select true from pg_sleep(0.005))")
-
-        monkeypatch.setattr(ClaimByKeyStatements, "claim", unchecked)
-    else:
-        hold, count = _Claim._hold, _Claim._running
-
-        def counted_first(self: Any, dims: Any, spots: Any, *, wait: bool) -> None:
-            counts = {dim.label: count(self, dim, [key for label, key in spots if label == dim.label]) for dim in dims}
-            self._running = lambda dim, keys: counts[dim.label]
-            self.run("select pg_sleep(0.005)", ())
-            hold(self, dims, spots, wait=wait)
-
-        monkeypatch.setattr(_Claim, "_hold", counted_first)
-    _, most = await hammer(pg, GATES[way], rounds=1_000_000, seconds=40, keep=0.01)
-    assert most > LIMIT
-
-
-async def _meets_a_key_that_another_just_made(db: Db) -> int:
-    """A claim begins while another, of a key that has no gate row yet, is not committed; how many rows of the key run
-    once both are through.
-    """
-    gated.make(db)
-    keys = gated.fill(db, ["new"] * 6)
-    mill = Mill(db.url)
-    gated.lane(mill, gates=GATES["turns"])
-    async with Kit(mill) as kit:
-        store = await kit.store()
-        other = await asyncpg.connect(db.direct)
-        try:
-            async with other.transaction():
-                await other.execute(
-                    "insert into rowmill_gates (lane, dim, key, version) values ($1, 'domain', 'new', 1)",
-                    store.lane.name,
-                )
-                await other.execute("update pages set status = 'running' where id = any($1)", keys[:LIMIT])
-                claim = asyncio.create_task(store.claim(6))
-                for _ in range(1000):
-                    if await other.fetchval("select exists (select 1 from pg_locks where not granted)"):
-                        break
-                    await asyncio.sleep(0.01)
-                else:
-                    pytest.fail("the claim did not wait for the other")
-            await claim
-        finally:
-            await other.close()
-    return int(db.value("select count(*) from pages where status = 'running'"))
-
-
-async def test_of_two_that_make_a_keys_gate_row_one_takes(pg: Db) -> None:
-    """C8: the row itself decides who was first, and the second leaves the key alone."""
-    assert await _meets_a_key_that_another_just_made(pg) == LIMIT
-
-
-async def test_who_takes_without_having_made_the_gate_row_breaks_the_limit(
     pg: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ClaimByKeyStatements, "_or_made", lambda self: " or _spot is null")
-    assert await _meets_a_key_that_another_just_made(pg) > LIMIT
+    """Issue: a test removes the second snapshot, and must see the limit broken. (What makes the claim by one key exact,
+    test_gates_stretches removes, and makes two meet on purpose.)
+    """
+    hold, count = _Claim._hold, _Claim._running
+
+    def counted_first(self: Any, dims: Any, spots: Any, *, wait: bool) -> None:
+        counts = {dim.label: count(self, dim, [key for label, key in spots if label == dim.label]) for dim in dims}
+        self._running = lambda dim, keys: counts[dim.label]
+        self.run("select pg_sleep(0.005)", ())
+        hold(self, dims, spots, wait=wait)
+
+    monkeypatch.setattr(_Claim, "_hold", counted_first)
+    _, most = await hammer(pg, GATES["walk"], rounds=1_000_000, seconds=40, keep=0.01)
+    assert most > LIMIT

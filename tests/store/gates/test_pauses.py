@@ -17,9 +17,10 @@ import pytest
 
 import gated
 import systems
-from command import Command, counts
+from command import Command, ago, counts
 from databases import Db
 from rowmill import Concurrency, Event, Mill
+from rowmill.engine import shutdown
 from rowmill.store.gates import pauses
 from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
@@ -187,13 +188,13 @@ def test_what_cannot_be_meant_is_refused_with_the_way_out(lite: Db, command: Com
     for words, code, said in (
         (["--lane", "crawl", "--key", "a"], 1, "has no gate by a key"),
         (["--lane", "crwl"], 1, "did you mean 'crawl'?"),
-        (["--key", "a"], 2, "a key of which lane?"),
-        (["--lane", "crawl", "--by", "domain"], 2, "there is no key"),
+        (["--key", "a"], 1, "has no gate by a key"),
+        (["--lane", "crawl", "--by", "domain"], 2, "--by needs --key"),
         (["--for", "soon"], 2, "'soon' is not a duration"),
         (["--for", "10"], 2, "90s, 10m"),
         (["--for", "9999w"], 2, "ten years"),
         (["--until", "25:61"], 2, "is not a time"),
-        (["--for", "1m", "--until", "18:30"], 2, "one of them"),
+        (["--for", "1m", "--until", "18:30"], 2, "exclude each other"),
         (["--reason", ""], 2, "--reason is empty"),
         (["--env", "prod"], 1, "there is no environment 'prod'"),
     ):
@@ -227,7 +228,7 @@ def test_a_role_that_may_not_make_the_table_is_told_who_may(pg: Db, command: Com
         app(command, Db(pg.url.replace("postgres:@", f"{role}:@")), UNGATED)
         ended = command("pause", "--lane", "crawl")
         assert ended.code == 1
-        assert "cannot be made" in ended.err
+        assert "cannot be created" in ended.err
         assert "rowmill migrate APP --apply" in ended.err
     finally:
         pg.execute(f"drop owned by {role}; drop role {role}")
@@ -307,3 +308,30 @@ def test_the_closing_words_of_a_drain_say_what_was_held_back(lite: Db, command: 
     assert "Try: rowmill resume" in ended.stderr
     (left,) = json.loads(ended.stdout)["held_back"]
     assert (left["lane"], left["count"]) == ("enrichment", 2)
+
+
+def test_a_drain_says_which_rows_of_others_it_waits_for(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word it looks hung until their lease ends."""
+    monkeypatch.setattr(shutdown, "_SAY_WAITING", 0.0)
+    gated.make(db)
+    gated.fill(
+        db, ["a", "b"], status="running", worker="loop-0", claimed_at=ago(seconds=1), heartbeat_at=ago(seconds=1)
+    )
+    told: list[Event] = []
+
+    def listen(event: Event) -> None:
+        if event.name == "drain_waiting":
+            told.append(event)
+            db.execute("update pages set status = 'done'")
+
+    async def work() -> None:
+        mill = Mill(db.url)
+        gated.lane(mill, poll=timedelta(milliseconds=100), lease=timedelta(minutes=5))
+        mill.on_event(listen)
+        async with asyncio.timeout(60):
+            await mill.worker(drain=True).run()
+
+    asyncio.run(work())
+    fields = told[0].fields
+    assert (fields["lane"], fields["count"], fields["holders"]) == ("crawl", 2, "loop-0")
+    assert 200 < fields["seconds"] <= 360

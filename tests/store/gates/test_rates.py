@@ -6,6 +6,8 @@ import asyncio
 import math
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta as td
 from itertools import pairwise
 from typing import Any
@@ -16,7 +18,8 @@ import gated
 from databases import Db, as_time
 from gate_farm import excess, within
 from rowmill import Mill, Rate
-from rowmill.store import Database
+from rowmill.store import LaneStore
+from rowmill.testing import Kit
 
 SECOND = td(seconds=1)
 #: The gate, how many keys, starts per second and burst of each; and how much must be used of what this machine could.
@@ -30,11 +33,13 @@ CASES: dict[str, tuple[Rate, int, float, int, float]] = {
 LATE = 0.25
 
 
-async def witness(database: Database, n: float, wakes: list[float]) -> None:
-    """Who would take every token as soon as it is there: the times at which it is back from asking the database."""
+async def witness(store: LaneStore, n: float, wakes: list[float]) -> None:
+    """Who would take every token as soon as it is there, by a claim like the workers': the times at which it is back.
+    A rate of the whole lane is claimed by a transaction of several statements, each with its own way to the database.
+    """
     while True:
         await asyncio.sleep(1 / n)
-        await database.read(lambda run: run("select 1", ()))
+        assert await store.claim(1)
         wakes.append(time.time())
 
 
@@ -48,12 +53,32 @@ def possible(wakes: list[float], n: float, burst: int) -> float:
     return taken
 
 
+@asynccontextmanager
+async def nobody() -> AsyncIterator[list[float]]:
+    yield []
+
+
+@asynccontextmanager
+async def witnessed(db: Db, rate: Rate, n: float) -> AsyncIterator[list[float]]:
+    """A witness over rows that are ``free``, under a gate of the same kind that holds nothing back."""
+    mill, wakes = Mill(db.url), list[float]()
+    states = {"ready": "free", "running": "witnessed", "done": "unused", "dead": "unused too"}
+    mill.lane(
+        "pages", name="witness", lease=td(minutes=1), gates=[Rate(10_000, per=SECOND, by=rate.by)],
+        **{kind: {"status": status} for kind, status in states.items()},
+    )(lambda job: None)  # fmt: skip
+    async with Kit(mill, worker_id="witness") as kit:
+        task = asyncio.create_task(witness(await kit.store(), n, wakes))
+        yield wakes
+        task.cancel()
+        await asyncio.wait([task])
+
+
 async def work(
-    db: Db, seconds: float, n: float = 10, **options: Any
+    db: Db, seconds: float, beside: Callable[[], AbstractAsyncContextManager[list[float]]] = nobody, **options: Any
 ) -> tuple[list[tuple[str, float]], list[float], float, float]:
     """Four workers for some seconds: the handlers' own starts with their keys, what a witness saw, begin and end."""
     starts: list[tuple[str, float]] = []
-    wakes: list[float] = []
 
     async def crawl(job: Any) -> None:
         starts.append((job["domain"], time.time()))
@@ -67,21 +92,18 @@ async def work(
     while not starts:  # noqa: ASYNC110 - the handlers say so
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)
-    database = Database.open(db.url)
-    beside = asyncio.create_task(witness(database, n, wakes))
-    begin = time.time()
-    await asyncio.sleep(seconds)
-    end = time.time()
-    beside.cancel()
+    async with beside() as wakes:
+        begin = time.time()
+        await asyncio.sleep(seconds)
+        end = time.time()
     for worker in workers:
         worker.stop()
     await asyncio.wait_for(asyncio.gather(*tasks), 20)
-    await database.close()
     return starts, wakes, begin, end
 
 
 def claimed(db: Db) -> list[tuple[str, float]]:
-    rows = db.query("select domain, claimed_at from pages where claimed_at is not null")
+    rows = db.query("select domain, claimed_at from pages where claimed_at is not null and status <> 'witnessed'")
     return [(row["domain"], as_time(row["claimed_at"]).timestamp()) for row in rows]
 
 
@@ -94,7 +116,8 @@ async def test_a_rate_is_never_exceeded_and_nearly_all_of_it_is_used(db: Db, cas
     rate, keys, n, burst, share = CASES[case]
     gated.make(db)
     gated.fill(db, [f"d{i % keys}" for i in range(800)])
-    starts, wakes, begin, end = await work(db, 2.5, n, gates=[rate])
+    gated.fill(db, [f"d{i % keys}" for i in range(400)], status="free")
+    starts, wakes, begin, end = await work(db, 2.5, lambda: witnessed(db, rate, n), gates=[rate])
 
     def by_key(several: list[tuple[str, float]]) -> dict[str, list[float]]:
         found = defaultdict(list)

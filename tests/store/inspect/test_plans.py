@@ -16,7 +16,7 @@ import pytest
 import systems
 from databases import Db, Server
 from rowmill import Mill
-from rowmill.store.lane import claim_start
+from rowmill.store.lane import postgres
 from rowmill.testing import Kit
 from rows import empty
 
@@ -172,8 +172,8 @@ async def test_what_is_written_back_finds_its_rows_by_the_key(
 @pytest.fixture
 def pg(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Db:
     """A small table on a server where every claim is dear, so that the lower bound is remembered from the first."""
-    monkeypatch.setattr(claim_start, "_DEAR", -1.0)
-    monkeypatch.setattr(claim_start, "_DEAR_IN_A_ROW", 1)
+    monkeypatch.setattr(postgres, "_SLOW", -1.0)
+    monkeypatch.setattr(postgres, "_SLOW_IN_A_ROW", 1)
     db = empty(request, tmp_path, "postgresql")
     db.execute(
         "create table jobs (id integer primary key, status text not null default 'ready', worker text,"
@@ -212,8 +212,8 @@ async def test_the_kit_takes_the_oldest_row_and_says_nothing_only_where_nothing_
 
 async def test_a_worker_finds_rows_that_came_in_below_the_bound(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """X1: a late row waits a moment, and is never forgotten."""
-    monkeypatch.setattr(claim_start, "_AGAIN_DEAR", 0.05)
-    monkeypatch.setattr(claim_start, "_AGAIN_SHARE", 0.0)
+    monkeypatch.setattr(postgres, "_AGAIN_SLOW", 0.05)
+    monkeypatch.setattr(postgres, "_AGAIN_SHARE", 0.0)
     pg.insert("jobs", [{"id": i, "created_at": at(i)} for i in range(100, 110)])
     mill = Mill(pg.url)
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections import Counter
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -117,83 +112,3 @@ async def test_of_two_that_saw_the_same_last_tick_one_enqueues(db: Db) -> None:
     assert found == [3, 0, 0]
     assert db.value("select count(*) from rowmill_jobs") == 3
     await mill.close()
-
-
-PROCESS = """
-import asyncio, os, sys
-from datetime import datetime, timedelta as td, UTC
-from rowmill import Mill
-from rowmill.engine.cron_scheduler import Scheduler
-from rowmill.store.jobs.cron_ticks import Ticks
-
-mill = Mill(os.environ["DATABASE"])
-seen = Ticks.now
-
-async def slowly(self, names):
-    found = await seen(self, names)
-    await asyncio.sleep(0.01)  # what was read is old by now: the others have read it, too
-    return found
-
-Ticks.now = slowly
-
-@mill.cron("*/30 * * * *", tz="America/Montreal", missed="all")
-async def half_hourly(): ...
-
-@mill.cron("30 2 * * *", tz="America/Montreal", missed="all")
-async def in_the_gap(): ...
-
-@mill.cron("30 1 * * *", tz="America/Montreal", missed="all")
-async def in_the_fold(): ...
-
-async def main():
-    begin, end = (datetime.fromisoformat(text) for text in sys.argv[1:3])
-    await mill.prepare()
-    ((_, database),) = mill.databases()
-    mill.clock.advance(begin - datetime.now(UTC))
-    scheduler = Scheduler(database, mill.clock, mill.events, list(mill.tasks.values()))
-    await scheduler.start()
-    sys.stdout.write("ready\\n"); sys.stdout.flush(); sys.stdin.readline()
-    while datetime.now(UTC) + mill.clock.shift < end:
-        await scheduler.tick()
-        mill.clock.advance(td(minutes=int(sys.argv[3])))
-    await scheduler.tick()
-    await database.close()
-    await mill.close()
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize(
-    ("begin", "end", "wanted"),
-    [
-        # From a quarter past midnight to noon: the gap is at 07:00 UTC, the fold from 05:00 to 07:00 UTC.
-        ("2026-03-08T05:15+00:00", "2026-03-08T16:15+00:00", {"half_hourly": 22, "in_the_gap": 1, "in_the_fold": 1}),
-        ("2026-11-01T04:15+00:00", "2026-11-01T16:15+00:00", {"half_hourly": 24, "in_the_gap": 1, "in_the_fold": 1}),
-    ],
-)
-def test_three_processes_over_a_change_of_the_clock_enqueue_each_tick_once(
-    db: Db, tmp_path: Path, begin: str, end: str, wanted: dict[str, int]
-) -> None:
-    (tmp_path / "crons.py").write_text(PROCESS)
-    environment = {**os.environ, "DATABASE": db.url}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "crons.py"), begin, end, pace],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for pace in ("10", "10", "10")
-    ]  # fmt: skip
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-    rows = db.query("select task, run_after from rowmill_jobs")
-    assert Counter(row["task"] for row in rows) == wanted
-    assert set(Counter((row["task"], row["run_after"]) for row in rows).values()) == {1}

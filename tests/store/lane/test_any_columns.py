@@ -248,7 +248,7 @@ async def test_a_lane_may_be_declared_over_a_model_with_its_own_types(db: Db, gi
         (claim,) = await kit.claim()
         settlement = decide(store, claim, Dead("no"))
         await store.settle([settlement])
-        settlement.unsure = True
+        settlement.reply_lost = True
         assert (await store.settle([settlement])).written
         await kit.claim()
         kit.advance(td(minutes=6))

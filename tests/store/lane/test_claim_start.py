@@ -10,8 +10,8 @@ import pytest
 from databases import Db
 from rowmill import Mill
 from rowmill.store import LaneStore
-from rowmill.store.lane import claim_start
-from rowmill.store.lane.claim_start import ClaimStart
+from rowmill.store.lane import postgres
+from rowmill.store.lane.postgres import ClaimStart
 from rowmill.testing import Kit
 from rows import empty
 
@@ -20,32 +20,32 @@ class Claims:
     """Claims as a horizon hears of them, a tenth of a second apart, each as dear as it says."""
 
     def __init__(self) -> None:
-        self.horizon, self.now, self.place = ClaimStart(), 100.0, 0
+        self.claim_start, self.now, self.place = ClaimStart(), 100.0, 0
 
     def begins(self) -> Any:
-        return self.horizon.bound(self.now)
+        return self.claim_start.bound(self.now)
 
     def claim(self, *, full: bool = True, took: float = 0.001, count: int = 500, last: Any = "next") -> None:
         self.place += count
         bounded = self.begins() is not None
         place = (self.place,) if last == "next" else last
-        self.horizon.claimed(place, full=full, count=count, began=self.now, now=self.now + took, bounded=bounded)
+        self.claim_start.claimed(place, full=full, count=count, began=self.now, now=self.now + took, bounded=bounded)
         self.now += 0.1
 
     def far(self) -> None:
-        for _ in range(claim_start._FAR // 500):
+        for _ in range(postgres._FAR // 500):
             self.claim()
 
 
 def test_claims_begin_at_the_head_until_much_has_been_taken() -> None:
     """DESIGN, speed: a remembered lower bound, where it is worth something."""
     claims = Claims()
-    for _ in range(claim_start._FAR // 500 - 1):
+    for _ in range(postgres._FAR // 500 - 1):
         assert claims.begins() is None
         claims.claim()
     assert claims.begins() is None
     claims.claim()
-    assert claims.begins() == (claim_start._FAR,)
+    assert claims.begins() == (postgres._FAR,)
 
 
 def test_far_on_the_head_is_looked_at_four_times_a_second_and_what_stands_there_goes_first() -> None:
@@ -70,27 +70,27 @@ def test_a_short_claim_far_on_is_made_again_at_once_from_the_head() -> None:
     claims = Claims()
     claims.far()
     claims.claim(full=False)
-    assert claims.horizon.look_again is not None
-    assert claims.horizon.look_again <= claims.now
+    assert claims.claim_start.look_again is not None
+    assert claims.claim_start.look_again <= claims.now
     assert claims.begins() is None
     claims.claim(full=False, last=None)
-    assert claims.horizon.look_again is None
+    assert claims.claim_start.look_again is None
 
 
 def test_behind_a_long_transaction_a_short_claim_proves_nothing_for_a_while() -> None:
     """techniques, 4: claims from the head take a tenth of the time at most."""
     claims = Claims()
-    for _ in range(claim_start._DEAR_IN_A_ROW):
+    for _ in range(postgres._SLOW_IN_A_ROW):
         assert claims.begins() is None
         claims.claim(full=False, took=0.5, count=10)
-    assert claims.begins() == (10 * claim_start._DEAR_IN_A_ROW,)
+    assert claims.begins() == (10 * postgres._SLOW_IN_A_ROW,)
     claims.claim(full=False, count=10)
-    assert claims.horizon.look_again == pytest.approx(100.2 + 0.5 + 5.0)
-    claims.now = claims.horizon.look_again
+    assert claims.claim_start.look_again == pytest.approx(100.2 + 0.5 + 5.0)
+    claims.now = claims.claim_start.look_again
     assert claims.begins() is None
     claims.claim(full=False, count=10)  # the transaction has ended, and a vacuum has been there
     assert claims.begins() is None
-    assert claims.horizon.look_again is None
+    assert claims.claim_start.look_again is None
 
 
 def test_a_place_that_cannot_be_compared_is_no_bound() -> None:
@@ -98,7 +98,7 @@ def test_a_place_that_cannot_be_compared_is_no_bound() -> None:
     claims = Claims()
     claims.far()
     claims.claim(last=(None,))
-    assert claims.begins() == (claim_start._FAR,)
+    assert claims.begins() == (postgres._FAR,)
 
 
 async def test_urgent_rows_that_come_into_a_long_backlog_go_first(
@@ -107,8 +107,8 @@ async def test_urgent_rows_that_come_into_a_long_backlog_go_first(
     """A3, X1: far on in a backlog, more urgent rows than one claim takes come in below the bound: the next claim from
     the head finds the first of them, and those after it the others, in order.
     """
-    monkeypatch.setattr(claim_start, "_FAR", 20)
-    monkeypatch.setattr(claim_start, "_AGAIN_FAR", 3600.0)
+    monkeypatch.setattr(postgres, "_FAR", 20)
+    monkeypatch.setattr(postgres, "_AGAIN_FAR", 3600.0)
     db = empty(request, tmp_path, "postgresql")
     mill = await _prepared(db)
     for number in range(60):
@@ -120,10 +120,10 @@ async def test_urgent_rows_that_come_into_a_long_backlog_go_first(
         for number in range(100, 125):
             await mill.tasks["late"].enqueue(number, priority=-1)
         assert await _numbers(store, 10) == list(range(20, 30))  # from the bound: the urgent ones are not seen
-        monkeypatch.setattr(claim_start, "_AGAIN_FAR", 0.0)
-        monkeypatch.setattr(claim_start, "_AGAIN_SHARE", 0.0)
+        monkeypatch.setattr(postgres, "_AGAIN_FAR", 0.0)
+        monkeypatch.setattr(postgres, "_AGAIN_SHARE", 0.0)
         assert await _numbers(store, 10) == list(range(100, 110))
-        monkeypatch.setattr(claim_start, "_AGAIN_FAR", 3600.0)
+        monkeypatch.setattr(postgres, "_AGAIN_FAR", 3600.0)
         found = [await _numbers(store, 10) for _ in range(5)]
     await mill.close()
     assert found == [

@@ -70,7 +70,7 @@ async def taken_over(mill: Mill, successor: str) -> AsyncIterator[tuple[Kit, Cla
     """A claims; its lease runs out; B sweeps and claims the same row."""
     async with Kit(mill, worker_id="zombie") as a, Kit(mill, worker_id=successor) as b:
         store = await b.store()
-        if store.needs_fleet:
+        if store.needs_workers_table:
             await WorkersTable(store.database).ensure()  # and nobody registers: no sign of life at all
         (late,) = await a.claim()
         a.advance(td(minutes=2))
@@ -156,8 +156,8 @@ async def test_where_only_the_worker_tells_a_run_is_stopped_when_its_own_process
             runs.append("began")
             if len(runs) == 1:
                 other.advance(td(minutes=2))
-                await other.sweep()
                 try:
+                    await other.sweep()  # the row may be claimed again before this returns
                     await asyncio.Event().wait()
                 finally:
                     runs.append("stopped")

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Callable
 from datetime import timedelta as td
 from pathlib import Path
@@ -16,11 +14,12 @@ import pytest
 
 import systems
 from databases import Db
+from golden import compare
 from rowmill import Mill
 from rowmill.testing import Kit
 from rows import empty
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
 
 
@@ -118,18 +117,6 @@ async def test_the_statements_are_those_that_were_reviewed(db: Db, shape: str) -
     async with Kit(mill) as kit:
         text = rendered(await kit.store(), columns)
     compare(GOLDEN / db.dialect / f"{shape}.sql", text)
-
-
-def compare(path: Path, text: str) -> None:
-    """Fail with the difference from the file, or, asked to, write the file."""
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    old = path.read_text() if path.exists() else ""
-    difference = difflib.unified_diff(
-        old.splitlines(), text.splitlines(), str(path.name), "as it would run now", "", ""
-    )
-    assert old == text, "\n".join(["UPDATE_GOLDEN=1 writes the file anew", *difference])
 
 
 def test_no_golden_file_is_left_from_a_shape_that_is_gone() -> None:

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 import systems
-from databases import Db
+from databases import Db, as_time
 from rowmill import Mill
+from rowmill.clock import Clock
+from rowmill.store import open_lane
+from rowmill.store.lane.sweep import take_over
+from rowmill.store.own.schema import ensure
 from rowmill.store.own.workers import WorkersTable, WorkerState
 from rowmill.testing import Kit
-from test_worker import until, working
+from workers import until, working
 
 NOW = {"postgresql": "now()", "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')"}
 STATES: dict[str, Any] = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
@@ -164,8 +168,8 @@ async def test_a_deploy_that_shortens_the_lease_takes_no_row_from_a_live_worker(
                 sweeps += 1
                 return await swept(*given)
 
-            await until(lambda: new.places[0].opened)
-            store = new.places[0].held[0].store
+            await until(lambda: new.environments[0].opened)
+            store = new.environments[0].lane_states[0].store
             swept, store.sweep = store.sweep, sweep
             began = time.monotonic()
             await until(lambda: sweeps > 20 and time.monotonic() > began + 1)
@@ -193,3 +197,37 @@ async def test_rows_of_a_worker_that_died_are_taken_back_by_its_own_lease(db: Db
         assert await fleet.longest_lease("jobs", at_start=False) == td(0)
     finally:
         await fleet.database.close()
+
+
+async def test_a_row_that_is_taken_back_again_waits_longer_each_time(db: Db) -> None:
+    """A row that kills its process must not run through its reclaims within seconds. The first two cost no wait, and
+    neither does a sweep, which comes when a lease is over.
+    """
+    time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+    db.execute(
+        "create table jobs (id integer primary key, status text default 'ready', worker text, attempts integer"
+        f" default 0, claimed_at {time}, heartbeat_at {time}, run_after {time})"
+    )
+    db.insert("jobs", [{"id": 1}])
+    mill = Mill(db.url)
+    lane = mill.lane("jobs", name="jobs", max_attempts=10, **STATES)(handle)
+    database = mill.databases()[0][1]
+    await ensure(database)
+    clock = Clock()
+    store = await open_lane(lane, "default", database, clock, "w")
+    waits = []
+    for _ in range(5):
+        (claim,) = await store.claim(1)
+        _, taken = await take_over(store, "w", "", lambda _: True, succeeds=True)
+        assert [row.id for row in taken] == [claim.id]
+        now, after = (await database.read(lambda run: run(f"select {store.statements.now('run_after')}, run_after from"
+                                                          " jobs", ())))[0]  # fmt: skip
+        waits.append(round((as_time(after) - as_time(now)).total_seconds()) if after else 0)
+        clock.advance(td(seconds=120))
+    assert waits == [0, 0, 5, 10, 20]
+    assert await store.backs_off()
+    await store.claim(1)
+    clock.advance(lane.lease * 2)
+    assert len(await store.sweep(lane.lease)) == 1
+    assert len(await store.claim(1)) == 1
+    await database.close()

@@ -11,6 +11,7 @@ import pytest
 from command import Command
 from databases import Db
 from rowmill import Concurrency, Mill, RowmillError
+from rowmill.ops.directory import LaneDirectory
 from rowmill.ops.questions import why
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
@@ -80,11 +81,10 @@ async def test_one_that_may_not_change_at_all_is_passed_over_and_reported(db: Db
     await mill.worker(drain=True).run()
     assert ended(db) == {"done": OTHERS, "ready": [7]}
     assert [event.fields["id"] for event in told if event.name == "row_refused"] == [7]
-    for name, database in (databases := dict(mill.databases())).items():
-        answer = await why(mill, name, mill.lanes["jobs"], "7", databases)
-        assert "refused" in [reason.code for reason in answer.reasons]
-        assert "not this one" in str(answer.reasons)
-        await database.close()
+    async with LaneDirectory(mill) as directory:
+        answer = await why(directory, "default", "jobs", "7")
+        assert "refused" in [reason["code"] for reason in answer["reasons"]]
+        assert "not this one" in str(answer["reasons"])
 
 
 async def test_a_counter_at_the_end_of_its_type(pg: Db) -> None:
@@ -132,7 +132,7 @@ async def test_an_outcome_that_is_refused_for_good_is_given_up_and_told(db: Db) 
     refuse(db, "old.status = 'running' and new.status <> 'running' and new.id = 7")
     mill, told = declared(db)
     worker = mill.worker(drain=True)
-    worker.settler.stuck_pauses = (0.01, 0.01)
+    worker.stuck_pauses = (0.01, 0.01)
     tally = await worker.run()
     assert ended(db) == {"done": OTHERS, "running": [7]}
     refused = [event for event in told if event.name == "settle_refused"]

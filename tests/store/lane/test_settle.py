@@ -281,7 +281,7 @@ async def test_an_outcome_that_stood_already_when_it_was_sent_again_is_not_calle
         settlement = decide(store, claim, ended)
         assert (await store.settle([settlement])).written == [settlement]
         before = whole(db, "jobs", 1)
-        settlement.unsure = True
+        settlement.reply_lost = True
         report = await store.settle([settlement])
         assert (report.written, report.lost) == ([settlement], [])
         assert whole(db, "jobs", 1) == before
@@ -297,7 +297,7 @@ async def test_an_outcome_sent_again_to_a_row_that_others_have_taken_over_is_los
         await b.sweep()
         (claim,) = await b.claim()
         settlement = decide(store, late, None)
-        settlement.unsure = True
+        settlement.reply_lost = True
         assert (await store.settle([settlement])).lost
         await b.settle(claim)
         assert (await store.settle([settlement])).lost
@@ -328,7 +328,7 @@ async def test_a_connection_lost_in_mid_settle_makes_the_whole_batch_doubtful(
             await store.settle(batch)
         monkeypatch.undo()
         assert len(sent) == 1
-        assert all(settlement.unsure for settlement in batch)
+        assert all(settlement.reply_lost for settlement in batch)
         report = await store.settle(batch)
     assert sorted(s.claim.id for s in report.written) == [1, 2, 3]
     assert by_status(db) == {"done": 3}

@@ -296,7 +296,7 @@ async def test_questions_about_a_family_use_an_index(pg: Db) -> None:
     assert await log.recorded(["jobs"], ["7", "x"]) == {"7"}
     await database.close()
     for text, values in texts:
-        for number, value in enumerate(log._given(values), 1):
+        for number, value in enumerate(values, 1):
             given = "{" + ",".join(value) + "}" if isinstance(value, list) else value
             text = text.replace(f"${number}", f"'{given}'")
         plan = json.dumps(pg.query("explain (format json) " + text)[0]["QUERY PLAN"])

@@ -67,25 +67,52 @@ async def test_each_outcome_is_counted_in_its_minute_once(db: Db) -> None:
 
 
 async def test_counts_that_could_not_be_written_are_written_later(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    added, tries = Minutes.add, 0
+    added, tries, refused = Minutes.add, 0, asyncio.Event()
 
     async def refuse_first(self: Minutes, counts: Any) -> None:
         nonlocal tries
         tries += 1
         if tries == 1:
+            refused.set()
             raise Busy("not now")
         await added(self, counts)
 
     monkeypatch.setattr(Minutes, "add", refuse_first)
-    monkeypatch.setattr("rowmill.engine.throughput._EVERY", 0.05)
+    monkeypatch.setattr("rowmill.engine.counters._WRITE_EVERY", 0.05)
+    monkeypatch.setattr("rowmill.engine.counters._LAST_WRITE", 60.0)
 
     async def work(job: Any) -> None:
-        await asyncio.sleep(0.3 if job["note"] == "slow" else 0)
+        if job["note"] == "slow":  # the last one ends when the others' counts have been refused
+            await asyncio.wait_for(refused.wait(), 60)
 
     mill = mill_over(lite, work)
     lite.insert("jobs", [{"status": "queued", "note": note} for note in ["quick"] * 4 + ["slow"]])
     await mill.worker(drain=True).run()
     assert tries >= 2
+    assert (await history(lite)).recent["done"] == 5
+
+
+async def test_counts_that_are_being_written_when_the_worker_stops_are_written(
+    lite: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, begun = Minutes.add, asyncio.Event()
+
+    async def add_slowly(self: Minutes, counts: Any) -> None:
+        begun.set()
+        await asyncio.sleep(0.5)  # the worker stops meanwhile
+        await added(self, counts)
+
+    monkeypatch.setattr(Minutes, "add", add_slowly)
+    monkeypatch.setattr("rowmill.engine.counters._WRITE_EVERY", 0.05)
+    monkeypatch.setattr("rowmill.engine.counters._LAST_WRITE", 60.0)
+
+    async def work(job: Any) -> None:
+        if job["note"] == "slow":
+            await asyncio.wait_for(begun.wait(), 60)
+
+    mill = mill_over(lite, work)
+    lite.insert("jobs", [{"status": "queued", "note": note} for note in ["quick"] * 4 + ["slow"]])
+    await mill.worker(drain=True).run()
     assert (await history(lite)).recent["done"] == 5
 
 

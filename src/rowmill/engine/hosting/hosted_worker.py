@@ -106,11 +106,13 @@ class Host:
                 self._count(worker)
         if self._stopping.is_set() or not worker.recycling:
             return None  # or another has its id, which was told
-        return RowmillError("a handler could not be stopped: it is left alone, and its row until the lease runs out")
+        return RowmillError(
+            "a handler could not be stopped and keeps running; its row is taken back when the lease expires"
+        )
 
     def _count(self, worker: Worker) -> None:
-        self._counted["completed"] += worker.tally.completed
-        self._counted["failed"] += worker.tally.failures
+        self._counted["completed"] += worker.counters.completed
+        self._counted["failed"] += worker.counters.failures
 
     # -- how it is
 
@@ -131,14 +133,17 @@ class Host:
         """How the worker is, in values that JSON has. ``ok``: it works, and every environment answers."""
         worker, now = self._worker, time.monotonic()
         live = worker is not None and self._keeping is not None and not self._keeping.done() and not self._restarting
-        places = worker.places if worker is not None else []
-        up = {place.name: live and place.opened and (place.retry_at < math.inf) for place in places}
+        environments = worker.environments if worker is not None else []
+        up = {
+            environment.name: live and environment.opened and (environment.retry_at < math.inf)
+            for environment in environments
+        }
         counted = dict(self._counted)
         busy = 0
         if live and worker is not None:
             busy = sum(len(slots.facts(now)) for slots in worker.slots.values())
-            counted = {"completed": counted["completed"] + worker.tally.completed,
-                       "failed": counted["failed"] + worker.tally.failures}  # fmt: skip
+            counted = {"completed": counted["completed"] + worker.counters.completed,
+                       "failed": counted["failed"] + worker.counters.failures}  # fmt: skip
         return {
             "ok": self.state == "working" and all(up.values()),
             "state": self.state,

@@ -1,7 +1,7 @@
-"""A worker process under a supervisor: its orders, its line back, and its way out.
+"""A worker process under a supervisor: its orders, its line to the supervisor, and its way out.
 
-The line is a socket between the two. Over it a child tells what it has done; and when its supervisor is gone, the
-line ends, and the child stops by itself.
+The line is a socket between the two. Over it a child tells what it has done, and hears which other child has died.
+When its supervisor is gone, the line ends, and the child stops by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from ...errors import RowmillError
 from ...events import Event, to_log
+from ..liveness import DeadWorker
 from ..shutdown import RECYCLE
 from ..worker import Worker
 
@@ -64,15 +65,18 @@ class SupervisorPipe:
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(words).encode() + b"\n", socket.MSG_DONTWAIT)
 
-    def watch(self, orphaned: Callable[[], None], patience: float) -> None:
-        """Call ``orphaned`` when the supervisor is gone. Nobody is left to end a child that does not stop after
-        that: with its heartbeat it would hold its rows for ever, so it ends itself after ``patience`` seconds.
+    def watch(self, died: Callable[[DeadWorker], None], orphaned: Callable[[], None], patience: float) -> None:
+        """Call ``died`` for every other child that the supervisor reports dead, and ``orphaned`` when the supervisor
+        is gone. Nobody is left to end a child that does not stop after that: with its heartbeat it would hold its rows
+        for ever, so it ends itself after ``patience`` seconds.
         """
 
         def wait() -> None:
-            with contextlib.suppress(OSError):
-                while self._socket.recv(1):
-                    pass
+            with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+                for line in lines:
+                    with contextlib.suppress(ValueError):  # of a report that was cut off, the successor needs none
+                        words = json.loads(line)
+                        died(DeadWorker(words["id"], words["incarnation"], frozenset(words["running"])))
             orphaned()
             time.sleep(patience)
             os._exit(CRASHED)
@@ -110,22 +114,30 @@ async def _serve(worker: Worker, line: SupervisorPipe) -> int:
         # The end of the line is no second word: a child that is winding down already goes on doing so.
         if not asked:
             stop()
-            worker.events.emit("supervisor_gone", logging.WARNING, worker=worker.id, hint="this worker stops")
+            worker.events.emit(
+                "supervisor_gone",
+                logging.WARNING,
+                worker=worker.id,
+                hint="the supervisor process died; this worker stops",
+            )
 
     def orphaned() -> None:
         loop.call_soon_threadsafe(alone)
 
+    def died(dead: DeadWorker) -> None:
+        loop.call_soon_threadsafe(worker.take_over, dead)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     worker.expendable = True
-    line.watch(orphaned, worker.grace + MARGIN)
-    worker.tally.told = lambda tally: line.tell(
+    line.watch(died, orphaned, worker.grace + MARGIN)
+    worker.counters.told = lambda counters: line.tell(
         counts={
-            "done": tally.completed,
-            "failed": tally.failures,
-            "dead": tally.died,
-            "canceled": tally.canceled,
-            "left": tally.left,
+            "done": counters.completed,
+            "failed": counters.failures,
+            "dead": counters.died,
+            "canceled": counters.canceled,
+            "left": counters.left,
         }
     )
     rest_collector()
@@ -164,7 +176,7 @@ def _end_without_threads(code: int, patience: float = 2.0) -> None:
         me = (threading.main_thread(), threading.current_thread())
         left = [thread.name for thread in threading.enumerate() if thread not in me and not thread.daemon]
         if left:
-            hint = "a handler left them; make them daemon threads, or join them before the handler returns"
+            hint = "a handler left threads running; make them daemon threads, or join them before it returns"
             to_log(Event("threads_left", logging.WARNING, {"pid": os.getpid(), "threads": left, "hint": hint}))
             _leave(code)
 

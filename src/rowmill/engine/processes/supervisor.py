@@ -25,6 +25,7 @@ from typing import IO, Any
 from ... import errors
 from ...errors import AppError, DeclarationError, RowmillError, WorkerIdTaken
 from ...events import Events
+from ..running_marks import running_now
 from ..shutdown import RECYCLE
 from .child import CRASHED, MARGIN, Orders
 
@@ -74,6 +75,16 @@ class WorkerProcess:
             undo.pop_all()
         self._line = ours
         asyncio.get_running_loop().add_reader(ours, self._listen)
+
+    def running(self) -> list[int]:
+        """The marks of the rows that its last process was running when it ended."""
+        return sorted(running_now(self._flight.fileno()) or ()) if self._flight is not None else []
+
+    def tell(self, **words: Any) -> None:
+        """Say something to its process. Never waits: what a process cannot take now, it does without."""
+        if self.process is not None and self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.send(json.dumps(words).encode() + b"\n")
 
     def close(self) -> None:
         """No process will be started again."""
@@ -185,7 +196,7 @@ class Supervisor:
         patience = self.grace if self.stops == 1 else 0.0
         self._signal(signal.SIGTERM)
         if any(child.process is not None for child in self.children):
-            again = "once more: at once" if self.stops == 1 else "once more: kill"
+            again = "a second signal stops at once" if self.stops == 1 else "a second signal kills the workers"
             self.events.emit("stopping", grace=patience, hint=again)
         if self._deadline is not None:
             self._deadline.cancel()
@@ -235,7 +246,16 @@ class Supervisor:
         assert child.process is not None
         self.events.emit("process_started", logging.DEBUG, worker=child.id, pid=child.process.pid)
         await asyncio.get_running_loop().run_in_executor(self._threads, _until_dead, child.process)
-        return child.gone()
+        code, well = child.gone()
+        if not well:
+            self._report_death(child)
+        return code, well
+
+    def _report_death(self, dead: WorkerProcess) -> None:
+        """Tell the other children: one of them gives the dead one's rows back before its successor is up."""
+        for child in self.children:
+            if child is not dead:
+                child.tell(id=dead.id, incarnation=dead.incarnation, running=dead.running())
 
 
 def _until_dead(process: subprocess.Popen[bytes]) -> None:

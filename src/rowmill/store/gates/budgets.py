@@ -38,7 +38,7 @@ async def take(
     if not own.has(schema.GATES):
         raise RowmillError(
             f"budget {name!r}: its table rowmill_gates is not there",
-            hint="let somebody who may create tables run: rowmill migrate APP --apply",
+            hint="run rowmill migrate APP --apply with a role that may create tables",
         )
     rows = GateRows(database, clock, "")
 

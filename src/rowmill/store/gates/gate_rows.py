@@ -1,7 +1,7 @@
 """The rows of ``rowmill_gates``: read, locked and written, on both databases.
 
-Whoever takes from a key, or changes its state, writes its row and bumps ``version``: that is how a claim knows that
-nothing has changed since it looked. (Where a limit is all there is, claims write the rows of stretches instead.)
+Each claim that takes from a key, or changes its state, writes its row and increments ``version``. So a claim knows
+that nothing has changed since it looked. (Under gates by one key, claims write the rows of stretches instead.)
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ order by g.dim, g.key {lock}"""
         found = self.read(run, wanted, lock=lock)
         missing = [spot for spot in wanted if spot not in found]
         if missing:
-            # Whoever made them: who comes second at the first use waits in the insert until the first has committed.
+            # Of two that make them at the first use, the second waits in the insert until the first has committed.
             self.make(run, missing)
             found |= self.read(run, missing, lock=lock)
         return found
@@ -167,7 +167,7 @@ order by g.dim, g.key {lock}"""
             return
         text = f"""insert into {self.table} (lane, dim, key, touched_at)
 select {lane}, s.dim, s.key, {self.now()} from jsonb_to_recordset($1::text::jsonb) as s(dim text, key text)
-order by 2, 3
+order by s.dim collate "C", s.key collate "C"
 on conflict do nothing"""
         run(text, (json.dumps([{"dim": dim, "key": key} for dim, key in spots]),))
 
@@ -218,3 +218,9 @@ where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""
             return self.after(mark)
         never = f"timestamptz '{_NEVER}Z'" if self.postgres else f"'{_NEVER}'"
         return f"case when {mark} > {_ENDLESS_FROM} then {never} else {self.after(mark)} end"
+
+
+def as_text(value: str) -> str:
+    """Text as SQL, whatever is in it and whatever the server's settings are."""
+    quoted = value.replace("'", "''")
+    return "E'" + quoted.replace("\\", "\\\\") + "'" if "\\" in value else f"'{quoted}'"

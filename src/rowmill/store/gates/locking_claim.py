@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..database import Run
@@ -55,6 +55,13 @@ class LockingClaim:
             self.store.look_again = time.monotonic() + max(step.wait, _LEAST_WAIT)
         return claims
 
+    def text(self, key: tuple[Any, ...], render: Callable[[], str]) -> str:
+        """A statement is rendered once, and again when what makes a row ready, or a test's time, has changed."""
+        texts, full = self.store._texts, (("gates", *key), self.store.clock.shift, self.store.passed.version)
+        if full not in texts:
+            texts[full] = render()
+        return texts[full]
+
     def presences(self) -> Iterator[tuple[BoundGates, ...]]:
         """Which keys a row may have: all of them; and, where a key may be NULL, the others alone."""
         for chosen in itertools.product(*([True, False] if dim.nullable else [True] for dim in self.keyed)):
@@ -83,7 +90,7 @@ class _Claim:
 
     def take(self) -> _Claim:
         """Walk until there is enough, or nothing more."""
-        if not self.run(f"select 1 where {self.say.unpaused()}", ()):
+        if not self.run(self.walk.text(("unpaused",), lambda: f"select 1 where {self.say.unpaused()}"), ()):
             return self
         # The whole lane's row is the first in order, and is waited for: a claim that left it out could take nothing.
         whole = [(dim.label, "") for dim in self.walk.whole]
@@ -204,25 +211,34 @@ class _Claim:
         """Running rows by key, and those of this process among them; where a gate asks for it."""
         if not keys or not (dim.group.counts_running or dim.group.process is not None):
             return {}
-        say, postgres = self.say, self.gate_rows.postgres
-        worker = say.roles.get("worker") if dim.group.process is not None else None
-        mark = ("$1::text" if dim.phrase is None else "$2::text") if postgres else ":worker"
-        fields = f"count(*), {f'count(case when {say.name(worker)} = {mark} then 1 end)' if worker else '0'}"
-        source = f"from {say.table} where {say.running()}"
-        me: Any = ((self.store.worker,) if worker else ()) if postgres else {"worker": self.store.worker}
+        text, postgres = self.walk.text(("count", dim.label), lambda: self._count(dim)), self.gate_rows.postgres
+        me: Any = {"worker": self.store.worker}
+        if postgres:
+            me = (self.store.worker,) if dim.group.process is not None else ()
         if dim.phrase is None:
-            n, mine = self.run(f"select {fields} {source}", me)[0]
+            n, mine = self.run(text, me)[0]
             return {"": (n, mine)}
         if postgres:
-            text = f"""select s.key, r.* from jsonb_array_elements_text($1::text::jsonb) as s(key)
-cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
             return {row[0]: (row[1], row[2]) for row in self.run(text, (json.dumps(keys), *me))}
-        text = f"select {fields} {source} and {dim.matches(':key')}"
         found = {}
         for key in keys:
             n, mine = self.run(text, me | {"key": self._raw.get((dim.label, key), key)})[0]
             found[key] = (n, mine)
         return found
+
+    def _count(self, dim: BoundGates) -> str:
+        """PostgreSQL: $1 the keys, if any, then worker if it is asked for. SQLite: one :key, and :worker."""
+        say, postgres = self.say, self.gate_rows.postgres
+        worker = say.roles.get("worker") if dim.group.process is not None else None
+        mark = ("$1::text" if dim.phrase is None else "$2::text") if postgres else ":worker"
+        fields = f"count(*), {f'count(case when {say.name(worker)} = {mark} then 1 end)' if worker else '0'}"
+        text = f"select {fields} from {say.table} where {say.running()}"
+        if dim.phrase is None:
+            return text
+        if not postgres:
+            return f"{text} and {dim.matches(':key')}"
+        return f"""select s.key, r.* from jsonb_array_elements_text($1::text::jsonb) as s(key)
+cross join lateral ({text} and {dim.matches("s.key")}) r"""
 
     def _write(self) -> None:
         changes = []
@@ -252,69 +268,52 @@ cross join lateral (select {fields} {source} and {dim.matches("s.key")}) r"""
         """The next units that have a ready row, in the order of their keys: a loose index scan."""
         if not present:
             return [()] if after is None else []
-        absent = [dim for dim in self.walk.keyed if dim not in present]
-        tests = [self.say.ready(), *(f"{dim.phrase} is not null" for dim in present if dim.nullable)]
-        tests += [f"{dim.phrase} is null" for dim in absent]
-        phrases = [str(dim.phrase) for dim in present]
+        text = self.walk.text(
+            ("units", *(dim.label for dim in present), after is None, until is None),
+            lambda: self._next_units(present, after is not None, until is not None),
+        )
         if self.gate_rows.postgres:
-            return self._units_postgres(present, phrases, tests, after, until, most)
-        names = ", ".join(phrases)
-        found: list[Unit] = []
-        while len(found) < most:
-            values: dict[str, Any] = {}
-            bounds = []
-            for sign, unit in ((">", after), ("<=", until)):
-                if unit is not None:
-                    marks = [f":{'a' if sign == '>' else 'u'}{i}" for i in range(len(unit))]
-                    values |= {mark[1:]: part for mark, part in zip(marks, unit, strict=True)}
-                    bounds.append(f"({names}) {sign} ({', '.join(marks)})")
-            where = " and ".join([*tests, *bounds])
-            rows = self.run(f"select {names} from {self.say.table} where {where} order by {names} limit 1", values)
+            return [tuple(row) for row in self.run(text, (most, *(after or ()), *(until or ())))]
+        units: list[Unit] = []
+        while len(units) < most:
+            values = {f"a{i}": part for i, part in enumerate(after or ())}
+            rows = self.run(text, values | {f"u{i}": part for i, part in enumerate(until or ())})
             if not rows:
                 break
+            if after is None:  # from the second on there is one to come behind
+                return [tuple(rows[0]), *self._units(present, tuple(rows[0]), until, most - 1)]
             after = tuple(rows[0])
-            found.append(after)
-        return found
+            units.append(after)
+        return units
 
-    def _units_postgres(
-        self,
-        present: tuple[BoundGates, ...],
-        phrases: list[str],
-        tests: list[str],
-        after: Unit | None,
-        until: Unit | None,
-        most: int,
-    ) -> list[Unit]:
-        width = len(present)
-        values: list[Any] = [most]
-        bounds: dict[str, str] = {}
-        for sign, unit in ((">", after), ("<=", until)):
-            if unit is None:
-                continue
-            marks = []
-            for dim, part in zip(present, unit, strict=True):
-                values.append(part)
-                marks.append(f"${len(values)}::text::{dim.kind}")
-            bounds[sign] = f"({', '.join(phrases)}) {sign} ({', '.join(marks)})"
-        names, listed = ", ".join(phrases), ", ".join(f"{p} as k{i}" for i, p in enumerate(phrases))
-        first = " and ".join([*tests, *bounds.values()])
-        behind = " and ".join(
-            [*tests, *(b for s, b in bounds.items() if s == "<="), f"({names}) > ({_names('k', width)})"]
-        )
-        text = f"""with recursive k as (
-  (select {listed} from {self.say.table} where {first} order by {names} limit 1)
+    def _next_units(self, present: tuple[BoundGates, ...], after: bool, until: bool) -> str:
+        """PostgreSQL: $1 how many, then the parts of the units to come behind, and to end with. SQLite: one unit, with
+        the parts as :a0 and :u0.
+        """
+        say, width = self.say, len(present)
+        tests = [say.ready(), *(f"{dim.phrase} is not null" for dim in present if dim.nullable)]
+        tests += [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
+        names = ", ".join(str(dim.phrase) for dim in present)
+        if self.gate_rows.postgres:
+            marks = [f"${i}::text::{present[(i - 2) % width].kind}" for i in range(2, 2 + 2 * width)]
+            behind, end = marks[:width], marks[width:] if after else marks[:width]
+        else:
+            behind, end = ([f":{letter}{i}" for i in range(width)] for letter in "au")
+        tests += [f"({names}) <= ({', '.join(end)})"] if until else []
+        first = " and ".join([*tests, *([f"({names}) > ({', '.join(behind)})"] if after else [])])
+        if not self.gate_rows.postgres:
+            return f"select {names} from {say.table} where {first} order by {names} limit 1"
+        listed = ", ".join(f"{dim.phrase} as k{i}" for i, dim in enumerate(present))
+        on = " and ".join([*tests, f"({names}) > ({', '.join(f'k.k{i}' for i in range(width))})"])
+        return f"""with recursive k as (
+  (select {listed} from {say.table} where {first} order by {names} limit 1)
   union all
   select _n.* from k cross join lateral (
-    select {listed} from {self.say.table} where {behind} order by {names} limit 1) _n
+    select {listed} from {say.table} where {on} order by {names} limit 1) _n
 )
 select {", ".join(f"k{i}::text" for i in range(width))} from k limit $1::bigint"""
-        return [tuple(row) for row in self.run(text, tuple(values))]
 
     def _take(self, present: tuple[BoundGates, ...], asked: list[tuple[Unit, int]]) -> list[list[Any]]:
         """Claim up to so many rows of each unit; the rows of each, in order."""
         absent = [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
         return self.store.take_units(self.run, present, absent, asked)
-
-
-def _names(letter: str, width: int) -> str:
-    return ", ".join(f"k.{letter}{i}" for i in range(width))

@@ -60,8 +60,8 @@ async def ensure_gates(database: Database) -> bool:
     own = await schema.ensure(database)
     if not own.has(schema.GATES):
         raise RowmillError(
-            f"rowmill_gates, where pauses stand, is not there and cannot be made: {own.refused}",
-            hint="let somebody who may create tables run: rowmill migrate APP --apply",
+            f"the table rowmill_gates, which stores pauses, does not exist and cannot be created: {own.refused}",
+            hint="run rowmill migrate APP --apply with a role that may create tables",
         )
     return True
 
@@ -100,7 +100,7 @@ async def pause(
         elif end is not None:
             left = end.timestamp() - rows.epoch(run)
             if left <= 0:
-                raise RowmillError(f"{end.isoformat()} is past, by the database's time", hint="--for 10m")
+                raise RowmillError(f"{end.isoformat()} is in the past by the database's clock", hint="--for 10m")
         spot = (target.dim, target.key)
         state = rows.lock(run, [spot], wait=True)[spot]
         values = {"paused_until": left, "reason": reason}

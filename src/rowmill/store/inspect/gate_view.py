@@ -106,7 +106,7 @@ class LaneGates:
 
     async def known(self, dim: BoundGates, key: str) -> tuple[str, bool]:
         """A key as the gate's rows have it, and whether any row of the lane's table has it."""
-        if not self.rows.postgres:
+        if not dim.kind:
             text = f"select {dim.phrase} from {self.say.table} where cast({dim.phrase} as text) = :key limit 1"
             return key, bool(await self.view.database.read(lambda run: run(text, {"key": key})))
         marks = Placeholders(self.view.binding)
@@ -164,7 +164,7 @@ class LaneGates:
 
     def text(self, dim: BoundGates) -> str:
         """A row's key, as SQL that gives text."""
-        return f"({dim.phrase})::text" if self.rows.postgres else f"cast({dim.phrase} as text)"
+        return f"cast({dim.phrase} as text)"
 
     def _stated(self, run: Run, dim: BoundGates) -> list[str]:
         """Keys whose rows say something: in rowmill's table, and in the user's own."""
@@ -175,9 +175,8 @@ and ({shut} or streak > 0 or most is not null or delay is not null or tokens is 
 order by case when {shut} then 0 when streak > 0 then 1 else 2 end, refilled_at desc, key limit {_CANDIDATES}"""
         found = [row[0] for row in run(text, ())]
         if (own := dim.breaker) is not None:
-            key = f"{own.key}::text" if rows.postgres else f"cast({own.key} as text)"
             names = dim.columns
-            text = f"""select {key} from {own.table}
+            text = f"""select cast({own.key} as text) from {own.table}
 where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {_CANDIDATES}"""
             found = [*(row[0] for row in run(text, ())), *found]
         return found

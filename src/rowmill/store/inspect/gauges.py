@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...declare.states import DEAD, OPEN, RUNNING
 from ...errors import Busy
 from .gate_view import has_table, lane_gates
 from .lane_view import LaneView
@@ -12,7 +13,7 @@ from .lane_view import LaneView
 #: A count beyond this is not counted further.
 MOST = 10_000
 _SECONDS = 0.5
-STATES = ("ready", "waiting", "excluded", "running", "dead")
+STATES = (*OPEN, RUNNING, DEAD)
 _KEYS = 500
 
 

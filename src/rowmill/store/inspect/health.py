@@ -11,11 +11,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ...errors import Busy, DatabaseError
-from ...plural import counted
-from ..database import Database, Run, Sqlite
+from ...plural import counted, plural
+from ..database import Database, Run
+from ..dialect import POSTGRES, SQLITE
 from ..own import schema
 from ..own.workers import WorkersTable
 from .indexes import in_words, needed
@@ -31,6 +33,8 @@ _SMALL = 16 * 1024 * 1024
 #: Polls of idle workers a second, and the share of connections in use.
 _POLLS, _USED = (20.0, 100.0), (0.7, 0.9)
 _SECONDS = 0.3
+#: Rows that are counted.
+_MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +55,33 @@ class HealthFinding:
         return asdict(self)
 
 
+DatabaseCheck = Callable[[Run], list[HealthFinding]]
+LaneCheck = Callable[[Run, LaneView], list[HealthFinding]]
+
+
 async def examine(database: Database, views: Sequence[LaneView]) -> list[HealthFinding]:
     """All checks of one environment."""
     fleet = WorkersTable(database)
     workers = await fleet.all() if await fleet.exists() else None
+    of_database, of_table, of_lane = _ONLY[database.sql.name]
     checks: list[tuple[str, Callable[[], Awaitable[list[HealthFinding]]]]] = [
+        *((name, partial(_asked, database, check)) for name, check in of_database.items()),
         ("polls", lambda: _polls(workers, views)),
         ("own_tables", lambda: _own(database)),
     ]
-    if database.dialect.name == "postgresql":
-        checks.insert(0, ("oldest_transaction", lambda: _asked(database, _oldest)))
-        checks += [
-            ("clock", lambda: _asked(database, _clock)),
-            ("connections", lambda: _asked(database, _connections)),
-        ]
-    elif isinstance(database, Sqlite):
-        checks.insert(0, ("file", lambda: _asked(database, lambda run: _file(run, database.path))))
     for view in _tables(views):
-        if view.postgres:
-            checks += [("dead_rows", _of(_dead, view)), ("bloat", _of(_bloat, view))]
+        checks += [(name, _of(check, view)) for name, check in of_table.items()]
     for view in views:
+        checks.append(("stuck", partial(_stuck, view)))
+        checks.append(("workers", partial(_workers, view, workers)))
         checks.append(("indexes", _of(_indexes, view)))
-        if view.postgres:
-            checks.append(("claim_head", _of(_head, view)))
+        checks += [(name, _of(check, view)) for name, check in of_lane.items()]
     found: list[HealthFinding] = []
     for name, check in checks:
         try:
             found += await check()
         except Busy:
-            found.append(HealthFinding(name, _TITLES[name], "unknown", "looking took too long"))
+            found.append(HealthFinding(name, _TITLES[name], "unknown", "the check took too long"))
         except DatabaseError as error:
             found.append(HealthFinding(name, _TITLES[name], "unknown", error.message))
     order = ("bad", "look", "unknown", "ok")
@@ -89,7 +91,7 @@ async def examine(database: Database, views: Sequence[LaneView]) -> list[HealthF
 _TITLES = {
     "oldest_transaction": "Oldest transaction", "clock": "Clock", "polls": "Poll load", "own_tables": "Own tables",
     "connections": "Connections", "file": "Database file", "dead_rows": "Dead rows", "bloat": "Bloat",
-    "indexes": "Indexes", "claim_head": "Head of the claim index",
+    "stuck": "Stuck rows", "workers": "Workers", "indexes": "Indexes", "claim_head": "Head of the claim index",
 }  # fmt: skip
 
 
@@ -104,13 +106,11 @@ def _finding(
     return HealthFinding(check, _TITLES[check], level, told, "" if fine else todo, "" if fine else command, lane)
 
 
-async def _asked(database: Database, verb: Callable[[Run], list[HealthFinding]]) -> list[HealthFinding]:
-    return await database.read_within(verb, _SECONDS)
+async def _asked(database: Database, check: DatabaseCheck) -> list[HealthFinding]:
+    return await database.read_within(check, _SECONDS)
 
 
-def _of(
-    check: Callable[[Run, LaneView], list[HealthFinding]], view: LaneView
-) -> Callable[[], Awaitable[list[HealthFinding]]]:
+def _of(check: LaneCheck, view: LaneView) -> Callable[[], Awaitable[list[HealthFinding]]]:
     return lambda: view.database.read_within(lambda run: check(run, view), _SECONDS)
 
 
@@ -146,8 +146,8 @@ order by xact_start limit 1""", (),
 
 
 _HORIZON = (
-    "End it, or let it commit: while it is open no row that was settled since can be cleaned up, and claims slow down."
-    " For the long run set idle_in_transaction_session_timeout for the role."
+    "End it, or let it commit. While it is open, vacuum cannot remove newer dead rows, and claims slow down."
+    " To prevent this, set idle_in_transaction_session_timeout for the role."
 )
 
 
@@ -156,33 +156,38 @@ def _clock(run: Run) -> list[HealthFinding]:
     theirs = float(run("select extract(epoch from clock_timestamp())::float8", ())[0][0])
     skew = abs(theirs - (before + time.time()) / 2)
     told = f"this machine and the database are {skew:.2f} s apart"
-    todo = "Let both follow the same time server. rowmill itself goes by the database's time; logs do not."
+    todo = "Sync both with the same time server. rowmill uses the database's clock; log lines use this machine's."
     return [_finding("clock", _level(skew, _SKEW), told, todo, "timedatectl status")]
 
 
 def _connections(run: Run) -> list[HealthFinding]:
     used, most = run("select (select count(*) from pg_stat_activity), current_setting('max_connections')::int", ())[0]
-    todo = "Put a pooler in transaction mode in between, or run fewer processes with more slots each."
+    todo = "Use a pooler in transaction mode, or run fewer processes with more slots each."
     return [_finding("connections", _level(used / most, _USED), f"{used} of {most} in use", todo)]
 
 
-def _file(run: Run, path: str) -> list[HealthFinding]:
+def _file(run: Run) -> list[HealthFinding]:
+    path = str(run("pragma database_list", ())[0][2])
     pages, free, mode = (run(f"pragma {name}", ())[0][0] for name in ("page_count", "freelist_count", "journal_mode"))
     wal = os.path.getsize(f"{path}-wal") if os.path.exists(f"{path}-wal") else 0
     told = f"{_bytes(os.path.getsize(path))}, write-ahead log {_bytes(wal)}, {free * 100 // max(pages, 1)} % free pages"
     level = "look" if wal > 4 * _SMALL or (free > pages / 2 and pages * 4096 > _SMALL) or mode != "wal" else "ok"
-    todo = "A reader that stays open keeps the log from being folded in; vacuum gives free pages back."
+    todo = "A long-running reader prevents a checkpoint of the write-ahead log. VACUUM returns free pages."
     return [_finding("file", level, told, todo, "vacuum")]
 
 
 async def _polls(workers: Sequence[dict[str, Any]] | None, views: Sequence[LaneView]) -> list[HealthFinding]:
     if workers is None:
-        return [HealthFinding("polls", _TITLES["polls"], "unknown", "there is no rowmill_workers that would tell")]
+        return [
+            HealthFinding(
+                "polls", _TITLES["polls"], "unknown", "unknown, because the table rowmill_workers does not exist"
+            )
+        ]
     polls = {view.lane.name: view.lane.poll.total_seconds() for view in views}
     alive = [worker for worker in workers if worker["alive"]]
     rate = sum(1 / min(mine) for worker in alive if (mine := [polls[ln] for ln in worker["lanes"] if ln in polls]))
     told = f"{rate:.2g} a second when idle, from {counted(len(alive), 'worker')}"
-    todo = "Raise poll: a wake-up comes by NOTIFY at once, so a poll is only the upper bound."
+    todo = "Raise poll. NOTIFY wakes workers at once, so polling is only the fallback."
     return [_finding("polls", _level(rate, _POLLS), told, todo, "poll=timedelta(seconds=30)")]
 
 
@@ -190,12 +195,60 @@ async def _own(database: Database) -> list[HealthFinding]:
     own = await schema.taken(database)
     missing = [step.what.partition(":")[0] for step in schema.STEPS if not own.has(step)]
     if not missing:
-        return [_finding("own_tables", "ok", "all there")]
-    todo = "A worker makes them where its role may; else somebody who may create tables has to, once."
-    return [_finding("own_tables", "look", f"not there: {', '.join(missing)}", todo, "rowmill migrate APP --apply")]
+        return [_finding("own_tables", "ok", "all present")]
+    todo = "A worker creates them if its role may. Otherwise run this once with a role that may create tables."
+    return [_finding("own_tables", "look", f"missing: {', '.join(missing)}", todo, "rowmill migrate APP --apply")]
 
 
 # -- of a table, of a lane
+
+
+async def _stuck(view: LaneView) -> list[HealthFinding]:
+    lane = view.lane.name
+    counts, slow = await view.counted(["stuck"], _MOST, _SECONDS, _SECONDS)
+    if slow:
+        return [HealthFinding("stuck", _TITLES["stuck"], "unknown", "counting took too long", lane=lane)]
+    number = counts.get("stuck", (0, None))[0]
+    if not number:
+        return [_finding("stuck", "ok", "no row is stuck", lane=lane)]
+    are = f"{_bounded(number)} {plural(number, 'row is', 'rows are')} stuck"
+    told = (
+        f"{are}: running, without a sign of life for longer than the lease of {span(view.lane.lease.total_seconds())}"
+    )
+    todo = "A worker's next sweep takes them back. rowmill stuck lists them."
+    return [_finding("stuck", "bad", told, todo, f"rowmill release APP --lane {lane} --stuck", lane)]
+
+
+async def _workers(view: LaneView, workers: Sequence[dict[str, Any]] | None) -> list[HealthFinding]:
+    """Whether somebody serves the lane, and whether a dead worker still holds rows of it."""
+    lane = view.lane.name
+    serving = [worker for worker in workers or () if lane in worker["lanes"]]
+    alive = {worker["id"] for worker in serving if worker["alive"]}
+    silent = {worker["id"]: worker["silent_for"] for worker in serving if worker["state"] != "stopped"}
+    dead = silent.keys() - alive
+    findings = []
+    for held in await view.holders(_SECONDS) if dead else ():
+        if held.worker in dead:
+            told = f"worker {held.worker} died {span(silent[held.worker])} ago and holds {counted(held.rows, 'row')}"
+            todo = "A live worker takes them back after their lease. rowmill stuck says when."
+            findings.append(_finding("workers", "look", told, todo, "rowmill stuck APP", lane))
+    if not alive:
+        counts, slow = await view.counted(["ready"], _MOST, _SECONDS, _SECONDS)
+        number = counts.get("ready", (0, None))[0]
+        if number or slow:
+            many = "many rows are" if slow else f"{_bounded(number)} {plural(number, 'row is', 'rows are')}"
+            told = f"no live worker serves the lane, and {many} ready"
+            # Without the workers table, workers may be there and nobody knows.
+            level = "bad" if workers is not None else "look"
+            findings.append(_finding("workers", level, told, "Start a worker.", "rowmill run APP", lane))
+    if findings:
+        return findings
+    told = counted(len(alive), "live worker") if alive else "no live worker serves the lane, and no row is ready"
+    return [_finding("workers", "ok", told, lane=lane)]
+
+
+def _bounded(number: int) -> str:
+    return f"{number:,}" if number < _MOST else f"{_MOST:,} or more"
 
 
 def _dead(run: Run, view: LaneView) -> list[HealthFinding]:
@@ -212,9 +265,7 @@ from pg_stat_all_tables where relid = '{_quoted(view)}'::regclass""", (),
     when = f"vacuumed {span(since)} ago" if since is not None else "never vacuumed"
     told = f"{dead:,} dead beside {live:,} live ones, {when}"
     table = view.statements.table
-    todo = (
-        "Vacuum it; if they stay, the oldest transaction holds them. rowmill migrate proposes settings for autovacuum."
-    )
+    todo = "Vacuum it. If they stay, the oldest transaction keeps them. rowmill migrate proposes autovacuum settings."
     return [_finding("dead_rows", level, f"{view.binding.table.fullname}: {told}", todo, f"vacuum (verbose) {table}")]
 
 
@@ -243,9 +294,7 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = '{_q
     ratio = size / need
     level = _level(ratio, _BLOAT)
     told = f"{name}: {_bytes(size)}, ≈ {ratio:.1f} times what its rows need; indexes {_bytes(indexes)}"
-    todo = (
-        "pg_repack rewrites it beside the traffic; vacuum full does so under a lock. Then see why it grew: dead rows."
-    )
+    todo = "pg_repack rewrites the table online; VACUUM FULL locks it. Then find out why it grew: see Dead rows."
     return [_finding("bloat", level, told, todo, f"reindex table concurrently {table}")]
 
 
@@ -261,7 +310,7 @@ def _indexes(run: Run, view: LaneView) -> list[HealthFinding]:
     told = f"missing: {', '.join(need.purpose for need in lacking)} ({'; '.join(need.why for need in lacking)})"
     return [
         _finding(
-            "indexes", "look", told, "rowmill migrate APP --apply builds them beside the traffic.", made, lane.name
+            "indexes", "look", told, "rowmill migrate APP --apply builds them without blocking writes.", made, lane.name
         )
     ]
 
@@ -273,10 +322,10 @@ def _head(run: Run, view: LaneView) -> list[HealthFinding]:
     root = document[0]["Plan"]
     pages = int(root.get("Shared Hit Blocks", 0)) + int(root.get("Shared Read Blocks", 0))
     got, took = int(root["Actual Rows"]), float(document[0]["Execution Time"])
-    told = f"a claim's walk of {counted(got, 'row')} touches {counted(pages, 'page')} in {took:.1f} ms"
+    told = f"claiming {counted(got, 'row')} reads {counted(pages, 'page')} in {took:.1f} ms"
     todo = (
-        "Entries of settled rows stand before the ready ones: end the oldest transaction, then vacuum."
-        " Where an index is missing, the walk reads the table."
+        "Index entries of finished rows come before the ready ones. End the oldest transaction, then vacuum."
+        " If an index is missing, the claim scans the table."
     )
     command = f"vacuum (index_cleanup on) {view.statements.table}"
     return [_finding("claim_head", _level(pages, _PAGES), told, todo, command, view.lane.name)]
@@ -291,3 +340,14 @@ def _bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f} bytes"
+
+
+#: By dialect, the checks that only it has: of the database, of each table, of each lane.
+_ONLY: dict[str, tuple[dict[str, DatabaseCheck], dict[str, LaneCheck], dict[str, LaneCheck]]] = {
+    POSTGRES.name: (
+        {"oldest_transaction": _oldest, "clock": _clock, "connections": _connections},
+        {"dead_rows": _dead, "bloat": _bloat},
+        {"claim_head": _head},
+    ),
+    SQLITE.name: ({"file": _file}, {}, {}),
+}

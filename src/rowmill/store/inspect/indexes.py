@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ..gates.gate_binding import key_phrase
 from ..lane.binding import Binding
-from ..lane.postgres_statements import PostgresStatements
 from ..lane.statements import Statements
 
 _LONGEST = 63  # of a name in PostgreSQL, in bytes
@@ -86,9 +85,6 @@ def for_gates(binding: Binding, say: Statements) -> list[NeededIndex]:
 
 def in_words(need: NeededIndex, say: Statements, name: str, *, concurrently: bool = False) -> str:
     """The statement that makes an index."""
-    how = " concurrently" if concurrently and isinstance(say, PostgresStatements) else ""
-    quoted = say.name(name)
-    order = need.order
-    if not isinstance(say, PostgresStatements):
-        order = order.replace(" nulls last", "")  # SQLite's indexes know no such thing
-    return f"create index{how} {quoted} on {say.table} ({order}) where {need.predicate}"
+    how = say.sql.concurrently if concurrently else ""
+    order = say.sql.index_order(need.order)
+    return f"create index {how}{say.name(name)} on {say.table} ({order}) where {need.predicate}"

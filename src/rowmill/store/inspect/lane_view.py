@@ -6,7 +6,9 @@ time limit of its own, so that a look at a live system never weighs on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import DOMAIN
 
 from ...clock import Clock
-from ...declare import states as states_words
 from ...declare.lane import Lane
-from ...declare.roles import snake
+from ...declare.roles import CREATED, ROW_TIMES, SHOWN, snake
+from ...declare.states import FINAL, OPEN, READY, RUNNING, SEEN, STUCK, overlaps
 from ...errors import Busy, DeclarationError, Unreachable, UnreadableValue
 from ..bounded_text import ERROR_LENGTH
-from ..database import Database, Sqlite
-from ..jobs.queue_lane import lane_kind
+from ..database import Database
+from ..jobs.queue_lane import store_for
 from ..json_limits import readable, too_deep
-from ..lane.binding import CREATED, bind
+from ..lane.binding import bind
 from ..lane.postgres import PostgresLane
 from ..lane.postgres_statements import PostgresStatements
 from ..lane.reflect import table_name
@@ -32,23 +34,14 @@ from ..lane.sqlite import SqliteLane, SqliteStatements
 from ..lane.statements import INCARNATION
 from ..own import schema
 from ..own.workers import WorkersTable
+from ..sqlite_database import Sqlite
 
-#: A row is ``waiting`` for its time; one that the lane's ``where`` does not hold for is ``excluded``.
-STATES = ("ready", "waiting", "excluded", "running", "done", "dead", "canceled")
-#: States of rows that nobody holds and that have not ended.
-OPEN = ("ready", "waiting", "excluded")
 #: A count beyond this is "at least".
 MOST = 100_000
 #: How many rows of a table are looked at to tell what they are, and how many kinds of them are told.
 SAMPLE, KINDS = 10_000, 5
-#: Roles a row is shown with, beside its key and its state.
-SHOWN = ("worker", "attempts", "failures", "reclaims", "run_after", "claimed_at", "heartbeat_at", "finished_at",
-         "updated_at", "progress", "error")  # fmt: skip
 #: Characters of a cell in a list of rows, and on the page of one row: longer ones are cut in the database.
 CELL, PAGE_CELL = ERROR_LENGTH, 100_000
-#: Types whose values cannot be long.
-_SHORT = (sa.Integer, sa.Float, sa.Numeric, sa.Boolean, sa.DateTime, sa.Date, sa.Time, sa.Interval, sa.Uuid, sa.Enum)
-_TIMES = ("run_after", "claimed_at", "heartbeat_at", "finished_at", "updated_at", "created_at")
 #: Seconds PostgreSQL may take: for all counts of a lane at once, for each alone after that, for rows.
 _ALL, _EACH, _ROWS = 3.0, 1.5, 5.0
 
@@ -94,6 +87,16 @@ class Row:
     silent_for: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class RunningRows:
+    """Rows that one worker holds."""
+
+    worker: str
+    rows: int
+    #: Since the last sign of life among them.
+    silent_for: float
+
+
 class LaneView:
     """One lane in one environment, to be looked at. Made by ``view_lane``."""
 
@@ -101,13 +104,21 @@ class LaneView:
         self.store, self.binding, self.lane = store, store.binding, store.lane
         self.environment, self.database = store.binding.environment, store.database
         self.statements: PostgresStatements | SqliteStatements = store.statements
-        self.postgres = isinstance(store, PostgresLane)
+        self.sql = store.database.sql
         #: Where only the workers table can tell that a holder is gone, and it is not there, nothing is called stuck.
         self._fleet = fleet
-        columns = self.binding.columns
-        self.created = next((c for c in columns if snake(c) in CREATED and self._age(c)), None)
+        #: The column that says when a row was made.
+        self.created = self._created()
         #: Which times a row tells, looked up once and not for every row.
         self._timed = list(self._ages())
+
+    def _created(self) -> str | None:
+        """By its name; otherwise a time that order_by names and that the database fills in at insert."""
+        table, roles = self.binding.table, self.binding.roles.values()
+        by_name = [column for column in self.binding.columns if snake(column) in CREATED]
+        ordered = [column for column, descending in self.binding.order if not descending and column not in roles]
+        filled_in = [column for column in ordered if table.c[column].server_default is not None]
+        return next((column for column in (*by_name, *filled_in) if self._age(column)), None)
 
     # -- states as conditions
 
@@ -141,7 +152,7 @@ class LaneView:
     def _idle(self) -> str:
         """Ready or waiting to be, by the state alone; a retried row counts even where ``ready`` does not name it."""
         lane, say = self.lane, self.statements
-        if lane.retry is None or isinstance(lane.ready, str) or states_words.overlaps(lane.ready, lane.retry):
+        if lane.retry is None or isinstance(lane.ready, str) or overlaps(lane.ready, lane.retry):
             return say.ready_state()
         return f"({say.ready_state()} or {say.condition(lane.retry)})"
 
@@ -160,7 +171,7 @@ class LaneView:
             why, hint = {
                 "canceled": ("it has no such state", 'canceled={"status": "..."} in its declaration'),
                 "excluded": ("it has no where=", "--state waiting"),
-            }.get(state, ("nothing shows a sign of life", "add a heartbeat_at column"))
+            }.get(state, ("no column holds a heartbeat", "add a heartbeat_at column"))
             raise DeclarationError(f"lane {self.lane.name!r}: no row can be {state}: {why}", hint=hint)
         return condition
 
@@ -174,19 +185,13 @@ class LaneView:
 
     def _age(self, column: str) -> str | None:
         """Seconds since the column's time, as SQL; None where the column does not tell time."""
-        kind, say, name = self.binding.table.c[column].type, self.statements, self.statements.name(column)
-        if self.postgres:
-            if not isinstance(kind, (sa.DateTime, sa.Date)):
-                return None
-            return f"case when isfinite({name}) then extract(epoch from {say.now(column)} - {name}) end"
-        if isinstance(kind, (sa.Integer, sa.Numeric, sa.Float)):
-            return f"({say.now(column)} - {name})"
-        return f"(julianday({say.plain_now()}) - julianday({name})) * 86400.0"
+        kind, say = self.binding.table.c[column].type, self.statements
+        return self.sql.column_age(kind, say.name(column), say.now(column), say.plain_now())
 
     def _ages(self) -> dict[str, str]:
         """Every time a row tells, as SQL for its age."""
         columns = {**self.binding.roles, **({"created_at": self.created} if self.created else {})}
-        found = {role: self._age(columns[role]) for role in _TIMES if role in columns}
+        found = {role: self._age(columns[role]) for role in ROW_TIMES if role in columns}
         return {role: age for role, age in found.items() if age is not None}
 
     def _silence(self) -> str:
@@ -195,12 +200,8 @@ class LaneView:
             return self._age(evidence) or "null"
         if not self._fleet or "worker" not in self.binding.roles:
             return "null"
-        now, say = self.statements.plain_now(), self.statements
-        age = (
-            f"extract(epoch from {now} - w.seen_at)"
-            if self.postgres
-            else f"(julianday({now}) - julianday(w.seen_at)) * 86400.0"
-        )
+        say = self.statements
+        age = self.sql.seconds(say.plain_now(), "w.seen_at")
         worker = f"{say.table}.{say.name(self.binding.roles['worker'])}"
         return f"(select min({age}) from {say.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation)"
 
@@ -213,28 +214,40 @@ class LaneView:
 
     async def count(self) -> Counts:
         """Rows by state, and how long the oldest ready row has been ready."""
-        wait = self.waited()
-        steps, counts, unknown = {}, dict[str, int | None](), []
-        for state in (*STATES, "stuck"):
-            counts[state] = None
+        counts, unknown = await self.counted((*SEEN, STUCK), MOST + 1, _ALL, _EACH)
+        numbers = {state: counts.get(state, (None, None))[0] for state in (*SEEN, STUCK)}
+        return Counts(numbers, counts.get(READY, (0, None))[1], tuple(unknown))
+
+    async def counted(
+        self, states: Iterable[str], most: int, together: float, each: float, all_of_them: float = math.inf
+    ) -> tuple[dict[str, tuple[int, float | None]], list[str]]:
+        """Rows of each state up to ``most``, with how long the oldest ready one has been ready; and the states that
+        took too long. All within ``together`` seconds, or one after the other within ``each``.
+        """
+        steps = {}
+        for state in states:
             if (condition := self.condition(state)) is not None:
-                age = wait if state == "ready" else "null"
-                inner = f"select {age} as age from {self.statements.table} where {condition} limit {MOST + 1}"
+                age = self.waited() if state == READY else "null"
+                inner = f"select {age} as age from {self.statements.table} where {condition} limit {most}"
                 steps[state] = f"(select count(*) as n, max(age) as age from ({inner}) x)"
-        found: dict[str, Any] = {}
+        if not steps:
+            return {}, []
+        fields = ", ".join(f"{state}.n, {state}.age" for state in steps)
+        sources = ",\n".join(f"{step} {state}" for state, step in steps.items())
         try:
-            fields = ", ".join(f"{state}.n, {state}.age" for state in steps)
-            sources = ",\n".join(f"{step} {state}" for state, step in steps.items())
-            row = (await self.ask(f"select {fields} from\n{sources}", seconds=_ALL))[0]
-            found = {state: row[2 * i : 2 * i + 2] for i, state in enumerate(steps)}
+            row = (await self.ask(f"select {fields} from\n{sources}", seconds=together))[0]
+            return {state: (row[2 * i], age_seconds(row[2 * i + 1])) for i, state in enumerate(steps)}, []
         except Busy:  # some state has no index: the others are still worth knowing
-            for state, step in steps.items():
-                try:
-                    found[state] = (await self.ask(f"select n, age from {step} x", seconds=_EACH))[0]
-                except Busy:
-                    unknown.append(state)
-        counts |= {state: pair[0] for state, pair in found.items()}
-        return Counts(counts, _seconds(found.get("ready", (0, None))[1]), tuple(unknown))
+            counts, slow, ends = {}, [], time.monotonic() + all_of_them
+        for state, step in steps.items():
+            if time.monotonic() > ends:
+                break
+            try:
+                number, age = (await self.ask(f"select n, age from {step} x", seconds=each))[0]
+                counts[state] = number, age_seconds(age)
+            except Busy:
+                slow.append(state)
+        return counts, slow
 
     async def rows(self, state: str | None = None, limit: int = 20) -> list[Row]:
         """Rows of a state, or of all the lane's states: ready ones as they will be claimed, others newest first."""
@@ -245,6 +258,21 @@ class LaneView:
         except Busy:  # too many to sort: some of them, then
             found = await self.ask(f"{text} limit {limit}")
         return [self._row(row, self._brief(), CELL) for row in found]
+
+    async def holders(self, seconds: float = _ROWS) -> list[RunningRows]:
+        """Who holds running rows that are not stuck; nobody where no column says who."""
+        stuck, column = self.condition("stuck"), self.binding.roles.get("worker")
+        if stuck is None or column is None:
+            return []
+        worker = f"{self.statements.table}.{self.statements.name(column)}"
+        rows = f"select {worker} as worker, {self._silence()} as age from {self.statements.table}"
+        rows += f" where {self.statements.running()} and ({stuck}) is not true limit {MOST}"
+        text = f"select worker, count(*), min(age) from ({rows}) x where worker is not null group by worker"
+        return [
+            RunningRows(str(name).partition(INCARNATION)[0] if self.binding.incarnated else str(name), number, age)
+            for name, number, silent in await self.ask(text, seconds=seconds)
+            if (age := age_seconds(silent)) is not None
+        ]
 
     async def sample(self, columns: Sequence[str]) -> UncountedRows | None:
         """What the table's first rows have in these columns, whatever their state; None where it has no rows."""
@@ -296,11 +324,11 @@ class LaneView:
         if len(since) < 2:
             return (since or ["null"])[0]
         due, born = since
-        return f"least({due}, {born})" if self.postgres else f"min(coalesce({due}, {born}), coalesce({born}, {due}))"
+        return f"case when {born} is null or {due} < {born} then {due} else {born} end"
 
     def any_state(self) -> str:
         """True for rows that are in one of the lane's states, as SQL."""
-        known = [self._idle(), *(self.condition(s) for s in ("running", "done", "dead", "canceled"))]
+        known = [self._idle(), *(self.condition(s) for s in (RUNNING, *FINAL))]
         return " or ".join(f"({part})" for part in known if part)
 
     async def select(self, rest: str, marks: Placeholders, seconds: float, further: Sequence[str] = ()) -> list[Row]:
@@ -322,23 +350,11 @@ class LaneView:
 
     def cell(self, column: str, cut: int | None) -> str:
         """A column as SQL, cut to one character more than ``cut``: the last one tells that there was more."""
-        name, kind = self.statements.name(column), self._kind(column)
-        if column in self.binding.key:
-            return name
-        if cut is None:  # the driver fails with JSON that Python cannot read
-            return f"{name}::text" if self.postgres and isinstance(kind, sa.JSON) else name
-        if not self.postgres:  # any column may hold anything
-            return f"case when typeof({name}) in ('text', 'blob') then substr({name}, 1, {cut + 1}) else {name} end"
-        if isinstance(kind, _SHORT):
-            return name
-        if isinstance(kind, sa.LargeBinary):
-            return f"substring({name} from 1 for {cut + 1})"
-        return f"left({f'to_json({name})' if isinstance(kind, sa.ARRAY) else name}::text, {cut + 1})"
+        name = self.statements.name(column)
+        return name if column in self.binding.key else self.sql.cell(self._kind(column), name, cut)
 
     def _select(self, columns: list[str], further: Sequence[str] = (), cut: int | None = None) -> str:
-        tests = [
-            (s, self.condition(s)) for s in ("running", "ready", "waiting", "excluded", "canceled", "dead", "done")
-        ]
+        tests = [(s, self.condition(s)) for s in (RUNNING, *OPEN, *reversed(FINAL))]
         state = " ".join(f"when {test} then '{s}'" for s, test in tests if test)
         extra = ", ".join([f"case {state} end", self._silence(), *self._ages().values(), *further])
         # With a name of their own: ORDER BY must mean the table's column, also where that is called "left".
@@ -351,7 +367,7 @@ class LaneView:
         keys = [f"{say.name(c)} desc" for c in self.binding.key]
         if state == "ready":
             # The claim takes rows without a place in the order in a statement of their own, after the others.
-            loose = say.loose() if isinstance(say, SqliteStatements) else None
+            loose = say.loose()
             return f"{say.name(loose)} is null, {say.order()}" if loose else say.order()
         if state == "stuck":
             evidence = say.evidence()
@@ -369,8 +385,8 @@ class LaneView:
             id=key[0] if len(key) == 1 else key,
             state=state,
             values=self._values(raw, columns, cut),
-            ages={role: _seconds(age) for role, age in zip(self._timed, ages, strict=True)},
-            silent_for=_seconds(silent) if state == "running" else None,
+            ages={role: age_seconds(age) for role, age in zip(self._timed, ages, strict=True)},
+            silent_for=age_seconds(silent) if state == "running" else None,
         )
 
     def _values(self, raw: Sequence[Any], columns: Sequence[str], cut: int | None) -> dict[str, Any]:
@@ -386,7 +402,7 @@ class LaneView:
         if column not in self.binding.key and isinstance(raw, (str, bytes)):
             if cut is not None and len(raw) > cut:
                 return (raw[:cut] if isinstance(raw, str) else "\\x" + raw[: cut // 2].hex()) + "…"
-            if self.postgres and not isinstance(kind, (*_SHORT, sa.String, sa.LargeBinary)):
+            if self.sql.shown_as_text(kind):
                 return readable(raw) if isinstance(kind, (sa.JSON, sa.ARRAY)) else raw
         try:
             value = self.store.value(sparse, column)
@@ -399,9 +415,8 @@ async def view_lane(lane: Lane, environment: str, database: Database, clock: Clo
     """Bind a lane to its table in one environment, to look at it; raises what ``open_lane`` raises."""
     check_file(database)
     binding = await bind(lane, environment, database)
-    kind = lane_kind(lane) if database.dialect.name == "postgresql" else SqliteLane
-    store = kind(binding, database, clock, "", "", (await schema.taken(database)).has(schema.GATES))
-    return LaneView(store, fleet=not store.needs_fleet or await WorkersTable(database).exists())
+    store = store_for(binding, database, clock, "", "", (await schema.taken(database)).has(schema.GATES))
+    return LaneView(store, fleet=not store.needs_workers_table or await WorkersTable(database).exists())
 
 
 def check_file(database: Database, hint: str | None = None) -> None:
@@ -410,5 +425,6 @@ def check_file(database: Database, hint: str | None = None) -> None:
         raise Unreachable(f"there is no file {database.path!r}", hint=hint or "check the database URL")
 
 
-def _seconds(age: Any) -> float | None:
+def age_seconds(age: Any) -> float | None:
+    """An age as the database tells it, to the millisecond."""
     return None if age is None else round(float(age), 3)

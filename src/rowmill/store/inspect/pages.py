@@ -101,12 +101,10 @@ class _Walk:
         return tests
 
     def _text(self, column: str) -> str:
-        name = self.say.name(column)
-        return f"{name}::text" if self.view.postgres else f"cast({name} as text)"
+        return f"cast({self.say.name(column)} as text)"
 
     def _contains(self, column: str, mark: str) -> str:
-        how = "ilike" if self.view.postgres else "like"
-        return f"{self._text(column)} {how} {mark} escape '\\'"
+        return f"{self._text(column)} {self.view.sql.like} {mark} escape '\\'"
 
     def _filter(self, given: Filter, marks: Placeholders) -> str:
         if given.column not in self.binding.columns:
@@ -123,9 +121,7 @@ class _Walk:
             case "has":
                 return self._contains(given.column, marks.add(f"%{_escaped(given.value)}%"))
             case "eq" | "ne" | "lt" | "gt":
-                sign = {"eq": "=", "ne": "is distinct from", "lt": "<", "gt": ">"}[given.operator]
-                if given.operator == "ne" and not self.view.postgres:
-                    sign = "is not"
+                sign = {"eq": "=", "ne": self.view.sql.is_distinct, "lt": "<", "gt": ">"}[given.operator]
                 if isinstance(self.binding.table.c[given.column].type, sa.JSON):  # has no order, and json no equality
                     return f"{self._text(given.column)} {sign} {marks.add(given.value)}"
                 return f"{name} {sign} {marks.add(given.value, given.column)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +18,17 @@ import sqlalchemy as sa
 from ...clock import Clock
 from ...errors import Refused
 from ..database import Database, Run, runner
-from ..driver_errors import translated
+from ..dialect import POSTGRES, SQLITE
 from ..lane.binding import Binding
 from ..lane.postgres_statements import PostgresStatements
 from ..lane.sqlite import SqliteStatements
 from ..lane.statements import Statements
 from .indexes import NeededIndex, in_words, needed
 
+_STATEMENTS: Mapping[str, type[PostgresStatements | SqliteStatements]] = {
+    POSTGRES.name: PostgresStatements,
+    SQLITE.name: SqliteStatements,
+}
 BATCH = 10
 TRIED = 20_000
 _TRY = "rowmill_try"
@@ -42,14 +46,9 @@ class QueryPlan:
     cost: float | None = None
 
 
-class _RollBackPlan(Exception):
-    """What was tried is not kept."""
-
-
 def statements(binding: Binding, clock: Clock | None = None) -> PostgresStatements | SqliteStatements:
     """The phrases of a lane, without a store around them."""
-    kind = PostgresStatements if binding.dialect.name == "postgresql" else SqliteStatements
-    return kind(binding, clock or Clock())
+    return _STATEMENTS[binding.dialect.name](binding, clock or Clock())
 
 
 def walk(say: Statements, *, state_only: bool = False) -> str:
@@ -75,7 +74,7 @@ def explain(run: Run, say: Statements, text: str | None = None) -> QueryPlan:
 
 
 def serves(run: Run, say: Statements, need: NeededIndex) -> str | None:
-    """An index that is there and carries this need, if the planner finds one: asked as if scans were dear."""
+    """An index that is there and carries this need, if the planner finds one: asked as if scans were expensive."""
     order = f" order by {need.sort}" if need.sort else ""
     text = f"select {say.names(say.binding.key)} from {say.table} where {need.predicate}{order} limit {BATCH}"
     if isinstance(say, PostgresStatements):
@@ -138,15 +137,13 @@ async def with_index(
     ``lacking``: columns that the table does not have yet, with their types. None where nothing can be tried.
     """
     say = statements(binding)
-    if database.dialect.name != "postgresql":
+    if not isinstance(say, PostgresStatements):
         return await database.reflect(lambda connection: _try_lite(connection, say, need, lacking))
-    plan: QueryPlan | None = None
     name = need.name(binding.lane.name, say.table)
 
-    def work(connection: sa.Connection) -> QueryPlan:
-        run = runner(connection)
-        run("set local statement_timeout = '5s'", ())
-        run("set local lock_timeout = '1s'", ())
+    def work(run: Run) -> QueryPlan:
+        for limit in database.sql.time_limits(5, 1):
+            run(limit, ())
         _copy(run, say, lacking)
         say.table = f"pg_temp.{_TRY}"
         run(in_words(need, say, name), ())
@@ -154,12 +151,7 @@ async def with_index(
         return explain(run, say)
 
     try:
-        async with database.begin() as connection:
-            with translated(database):
-                plan = await connection.run_sync(work)
-            raise _RollBackPlan
-    except _RollBackPlan:
-        return plan
+        return await database.trial(work)
     except Refused:  # a replica, or no right to temporary tables: then it is not tried
         return None
 

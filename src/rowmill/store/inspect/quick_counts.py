@@ -1,6 +1,6 @@
 """Counts of a lane that cost next to nothing, however large its table: for pages that are looked at all day.
 
-Counting stops at ``BOUND``. Where even that would be dear, and for what is beyond it, PostgreSQL's own statistics
+Counting stops at ``BOUND``. Where even that would be slow, and for what is beyond it, PostgreSQL's own statistics
 answer, and the count says that it is an estimate. An exact one is made on request, with a time limit.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...declare.states import SEEN, STUCK
 from ...errors import Busy
-from .lane_view import STATES, LaneView
+from .lane_view import LaneView, age_seconds
 
 BOUND = 10_000
 #: What the planner may think a bounded count costs: about as many pages, read one after the other.
@@ -55,7 +56,7 @@ class QuickCounts:
 
 
 class QuickCounter:
-    """Looks at one lane again and again, and remembers what was dear."""
+    """Looks at one lane again and again, and remembers what was slow."""
 
     def __init__(self, view: LaneView) -> None:
         self.view = view
@@ -63,14 +64,14 @@ class QuickCounter:
 
     async def look(self) -> QuickCounts:
         """All counts, in a fraction of a second."""
-        tests = {s: test for s in (*STATES, "stuck") if (test := self.view.condition(s)) is not None}
-        counts = {state: Count(None, "none" if state not in tests else "unknown") for state in (*STATES, "stuck")}
+        tests = {s: test for s in (*SEEN, STUCK) if (test := self.view.condition(s)) is not None}
+        counts = {state: Count(None, "none" if state not in tests else "unknown") for state in (*SEEN, STUCK)}
         guesses: dict[str, int] = {}
         cheap = list(tests)
-        if self.view.postgres:
+        if self.view.sql.estimates_rows:
             guesses, cheap = await self._guess(tests)
         now = time.monotonic()
-        found = await self._bounded([s for s in cheap if self._slow.get(s, 0.0) <= now], tests)
+        found = await self._bounded([s for s in cheap if self._slow.get(s, 0.0) <= now])
         for state, guess in guesses.items():
             counts[state] = Count(_rounded(guess), "estimate")
         for state, (number, _) in found.items():
@@ -96,11 +97,6 @@ class QuickCounter:
 
     # -- how
 
-    def _step(self, state: str, test: str) -> str:
-        age = self.view.waited() if state == "ready" else "null"
-        inner = f"select {age} as age from {self.view.statements.table} where {test} limit {BOUND + 1}"
-        return f"(select count(*) as n, max(age) as age from ({inner}) x)"
-
     async def _guess(self, tests: Mapping[str, str]) -> tuple[dict[str, int], list[str]]:
         """What the planner expects of every state, and which states are cheap to count. One statement, no row read."""
         table = self.view.statements.table
@@ -124,28 +120,10 @@ class QuickCounter:
                 cheap.append(state)
         return guesses, cheap
 
-    async def _bounded(self, states: Sequence[str], tests: Mapping[str, str]) -> dict[str, tuple[int, float | None]]:
-        steps = {state: self._step(state, tests[state]) for state in states}
-        if not steps:
-            return {}
-        fields = ", ".join(f"{state}.n, {state}.age" for state in steps)
-        sources = ",\n".join(f"{step} {state}" for state, step in steps.items())
-        began = time.monotonic()
-        try:
-            row = (await self.view.ask(f"select {fields} from\n{sources}", seconds=_ALL))[0]
-            return {state: (int(row[2 * i]), _seconds(row[2 * i + 1])) for i, state in enumerate(steps)}
-        except Busy:
-            began = time.monotonic()
-        found = {}
-        for state, step in steps.items():
-            if time.monotonic() - began > _BUDGET:
-                break
-            try:
-                row = (await self.view.ask(f"select n, age from {step} x", seconds=_EACH))[0]
-                found[state] = int(row[0]), _seconds(row[1])
-            except Busy:
-                self._slow[state] = time.monotonic() + _SLOW
-        return found
+    async def _bounded(self, states: Sequence[str]) -> dict[str, tuple[int, float | None]]:
+        counts, slow = await self.view.counted(states, BOUND + 1, _ALL, _EACH, _BUDGET)
+        self._slow |= dict.fromkeys(slow, time.monotonic() + _SLOW)
+        return counts
 
     async def _head(self, test: str) -> float | None:
         """How long the row that will be claimed next has been ready; None where that is not to be had cheaply."""
@@ -159,7 +137,7 @@ class QuickCounter:
         except Busy:
             self._slow["head"] = time.monotonic() + _SLOW
             return None
-        return _seconds(rows[0][0]) if rows else None
+        return age_seconds(rows[0][0]) if rows else None
 
 
 def _limit(plan: dict[str, Any]) -> dict[str, Any] | None:
@@ -176,7 +154,3 @@ def _rounded(number: int) -> int:
     number = 0 if number == 1 else number
     digits = len(str(number))
     return round(number, 3 - digits) if digits > 3 else number
-
-
-def _seconds(age: Any) -> float | None:
-    return None if age is None else round(float(age), 3)

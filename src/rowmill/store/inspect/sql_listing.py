@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..gates.claim_by_range import turns_of
-from ..gates.claim_by_range_sql import ClaimByRangeStatements
-from ..lane.claim import KINDS
+from ...declare.outcome import KINDS
+from ..gates.claim_by_key_sql import ClaimByKeyStatements
 from ..lane.postgres_statements import PostgresStatements
 from .gate_view import lane_gates
 from .lane_view import LaneView
@@ -50,19 +49,13 @@ async def _gated(view: LaneView) -> dict[str, str]:
     keyed = [dim for dim in dims if dim.phrase is not None]
     if isinstance(say, PostgresStatements):
         if len(dims) == 1 and keyed:
-            turns = turns_of(dims[0]).speak(say, dims[0], table)
-            found = {
-                "claim, each key in turn": turns.claim(begun=True),
-                "claim, when held back rows may go": turns.when(),
-                "claim, gate rows of keys that are over": turns.forget(),
+            by_key = ClaimByKeyStatements(say, dims[0], table)
+            return {
+                "claim, each key in turn": by_key.claim(begun=True),
+                "claim, when held back rows may go": by_key.when(),
+                "claim, gate rows of keys that are over": by_key.forget(),
+                "claim, stretches of keys": by_key.mark_out(by_key.divide()),
             }
-            if isinstance(turns, ClaimByRangeStatements):
-                found["claim, each key in turn, where keys have few rows"] = turns.claim(begun=True, quick=True)
-                if turns.looks_ahead:
-                    found["claim, rows that may go next"] = turns.ahead(begun=True)
-                    found["claim, some of these"] = turns.claim_those()
-                found["claim, stretches of keys"] = turns.mark_out(turns.divide())
-            return found
         phrases, kinds = [str(dim.phrase) for dim in keyed], [dim.kind for dim in keyed]
         return {"claim, after the gate rows are locked and running rows counted": say.claim_units(phrases, kinds, ())}
     also = tuple(dim.matches(f":k{i}") for i, dim in enumerate(keyed)) or ("1 = 1",)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from ...declare import states
 from ...errors import Busy, Refused, Unreachable, Unserved
-from ..database import Run, runner
-from ..driver_errors import translated
+from ..database import Run
 from ..gates.gate_binding import BoundGates
 from ..gates.pauses import Target, read_one
 from ..gates.rules import GateState
@@ -39,7 +39,7 @@ class Inquiry:
         view, lane = self.view, self.lane
         parts = self.say.ready_parts()
         phrases = [str(dim.phrase) for dim in self.gates.dims if dim.phrase is not None]
-        keyed = [f"({phrase})::text" if view.postgres else phrase for phrase in phrases]
+        keyed = [view.sql.key(phrase) for phrase in phrases]
         stuck = view.condition("stuck") or "1 = 0"
         tests = [*parts.values(), self.say.running(), stuck]
         asked = [*(f"case when {test} then 1 else 0 end" for test in tests), self._limit(), *keyed]
@@ -67,7 +67,8 @@ class Inquiry:
                 lease=lane.lease.total_seconds(), sweep_every=lane.sweep_every.total_seconds(),
             )  # fmt: skip
         if state is None:
-            return RowFacts(**common, elsewhere=await self._elsewhere(beside) or self._shown(row))
+            elsewhere = await self._elsewhere(beside) or self._shown(row)
+            return RowFacts(**common, ignored=self._ignored(row), elsewhere=elsewhere)
         if state not in ("open", "exhausted"):
             return RowFacts(**common)
         fails = tuple(name for name, holding in holds.items() if not holding)
@@ -123,6 +124,13 @@ class Inquiry:
                     return f"in lane {other.lane.name!r} it is {row.state}"
         return None
 
+    def _ignored(self, row: Row) -> str | None:
+        """The state that the lane is told to leave alone, where the row is in one."""
+        for state in self.lane.ignore_states:
+            if all(row.values.get(column) in states.options(value) for column, value in state.items()):
+                return " and ".join(f"{column} is {row.values[column]!r}" for column in state)
+        return None
+
     def _shown(self, row: Row) -> str | None:
         """What stands in the columns of the states, where no lane knows it."""
         columns = sorted(self.binding.state_columns() & row.values.keys())
@@ -159,12 +167,11 @@ class Inquiry:
         group = dim.group
         if not (group.counts_running or group.process is not None):
             return 0, {}, ()
-        say, postgres = self.say, self.gates.rows.postgres
-        given: Any = ()
+        say, marks = self.say, Placeholders(self.binding)
         source = f"from {say.table} where {say.running()}"
         if dim.phrase is not None:
-            given = (raw,) if postgres else {"key": raw}
-            source += f" and {dim.matches('$1::text' if postgres else ':key')}"
+            source += f" and {dim.matches(marks.add(raw))}"
+        given = marks.given()
         total = int(run(f"select count(*) {source}", given)[0][0])
         worker = say.name(self.binding.roles["worker"]) if "worker" in self.binding.roles else "null"
         by_process: dict[str, int] = {}
@@ -222,7 +229,7 @@ class Inquiry:
                 continue
             if ready:
                 other = f" in {view.environment!r}" if view.environment != self.view.environment else ""
-                gated = ", as far as its gates let them" if view.lane.groups else ""
+                gated = " (unless its gates hold them back)" if view.lane.groups else ""
                 found.append(f"lane {view.lane.name!r}{other}{gated}")
         return tuple(found)
 
@@ -247,7 +254,7 @@ where {" and ".join(tests)} order by {self.view.claim_order()} limit {LINE + 1}"
 
     async def _locked(self) -> LockFacts | None:
         """Whether somebody's transaction has the row, which a claim would pass over. SQLite locks no rows."""
-        if not self.view.postgres:
+        if self.view.sql.one_writer:
             return None
         for n in range(_TRIES):
             if n:
@@ -282,22 +289,7 @@ join pg_stat_activity a on a.pid = l.pid limit 1"""
 
     async def _lockable(self, text: str, marks: Placeholders) -> bool:
         """Rolled back at once, so that nothing is held."""
-        database = self.view.database
-        try:
-            async with database.begin() as connection:
-                with translated(database):
-                    got = await connection.run_sync(lambda c: runner(c)(text, marks.given()))
-                raise _Seen(bool(got))
-        except _Seen as seen:
-            return seen.free
-
-
-class _Seen(Exception):
-    """Ends a look's transaction without a commit."""
-
-    def __init__(self, free: bool) -> None:
-        super().__init__()
-        self.free = free
+        return bool(await self.view.database.trial(lambda run: run(text, marks.given())))
 
 
 def _number(value: Any) -> float | None:

@@ -108,6 +108,8 @@ class RowFacts:
     where: str = ""
     #: What another lane over the same table makes of it, where it is in no state of this one.
     elsewhere: str | None = None
+    #: It is in one of the lane's ``ignore_states``: which.
+    ignored: str | None = None
     served: bool = True
     served_in: tuple[str, ...] = ()
     pauses: tuple[PauseFacts, ...] = ()
@@ -141,8 +143,8 @@ class Reason:
 @dataclass(frozen=True, slots=True)
 class WhyAnswer:
     """Why, the decisive reason first. ``state``: none, running, stuck, done, dead, canceled, exhausted, excluded,
-    elsewhere, held or ready. ``wait``: seconds until it should run; 0: at the next claim; None: not known; infinite:
-    not by itself.
+    ignored, elsewhere, held or ready. ``wait``: seconds until it should run; 0: at the next claim; None: not known;
+    infinite: not by itself.
     """
 
     state: str
@@ -160,7 +162,7 @@ _BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capa
 def why(facts: RowFacts) -> WhyAnswer:
     """Everything that holds the row back."""
     if not facts.found:
-        return WhyAnswer("none", (Reason("no_row", "there is no such row"),), INF)
+        return WhyAnswer("none", (Reason("no_row", "no row has this id"),), INF)
     match facts.state:
         case "running":
             return _running(facts)
@@ -171,8 +173,11 @@ def why(facts: RowFacts) -> WhyAnswer:
             return WhyAnswer(
                 facts.state, (Reason(facts.state, f"it is {facts.state}{error}", _ended(facts), INF),), INF
             )
+        case None if facts.ignored:
+            text = f"the lane ignores this state: {facts.ignored} (ignore_states)"
+            return WhyAnswer("ignored", (Reason("ignored", text, None, INF),), INF)
         case None:
-            text = "it is in no state of this lane" + (f"; {facts.elsewhere}" if facts.elsewhere else "")
+            text = "it matches no state of this lane" + (f"; {facts.elsewhere}" if facts.elsewhere else "")
             return WhyAnswer("elsewhere", (Reason("no_state", text, None, INF),), INF)
         case _:
             return _open(facts)
@@ -183,24 +188,31 @@ def _ended(facts: RowFacts) -> float | None:
 
 
 def _running(facts: RowFacts) -> WhyAnswer:
-    by = f" by {facts.worker}" if facts.worker else ""
+    by = f" on {facts.worker}" if facts.worker else ""
     since = facts.ages.get("claimed_at")
-    sweep = Reason("sweep", f"the next sweep takes it back: they come about every {span(facts.sweep_every)}")
+    sweep = Reason("sweep", f"the next sweep takes it back; sweeps run about every {span(facts.sweep_every)}")
     nobody = list(_no_worker(facts)) if facts.workers is not None and not facts.live else []
     if not facts.stuck:
-        sign = f", last sign of life {span(facts.silent_for)} ago" if facts.silent_for is not None else ""
-        text = f"it is running{by}{sign}; its lease is {span(facts.lease)}"
+        sign = f", last heartbeat {span(facts.silent_for)} ago" if facts.silent_for is not None else ""
+        text = f"it is running{by}{sign}, lease {span(facts.lease)}"
         if (gone := _gone(facts)) is None:
             return WhyAnswer("running", (Reason("running", text, since),))
         left = max(facts.lease - (facts.silent_for or 0.0), 0.0)
-        text = f"it was running{by}, and {gone}: it is taken back when its lease of"
-        text += f" {span(facts.lease)} is over, in about {span(left)}"
-        wait = INF if nobody else left + facts.sweep_every
-        return WhyAnswer("running", (Reason("running", text, since), *(nobody or [sweep])), wait)
-    silent = "never a sign of life" if facts.silent_for is None else f"no sign of life for {span(facts.silent_for)}"
-    text = f"it is running{by}, but stuck: {silent}, and its lease is {span(facts.lease)}"
-    stuck = Reason("stuck", text, since, facts.sweep_every)
-    return WhyAnswer("stuck", (stuck, *(nobody or [sweep])), INF if nobody else facts.sweep_every)
+        text = f"it was running{by}, but {gone}; a sweep takes it back when its lease of {span(facts.lease)} expires,"
+        text += f" in about {span(left)}"
+        due = INF if nobody else left + facts.sweep_every
+        return WhyAnswer("running", (Reason("running", text, since), *(nobody or [sweep])), due)
+    silent = "never a heartbeat" if facts.silent_for is None else f"no heartbeat for {span(facts.silent_for)}"
+    text = f"it is stuck{by}: {silent}, and its lease is {span(facts.lease)}"
+    wait = INF if nobody else _until_swept(facts)
+    return WhyAnswer("stuck", (Reason("stuck", text, since, wait), *(nobody or [sweep])), wait)
+
+
+def _until_swept(facts: RowFacts) -> float | None:
+    """Seconds until a sweep must have taken a stuck row back; None: that time is over, or was never known."""
+    silent = facts.silent_for if facts.silent_for is not None else facts.ages.get("claimed_at")
+    left = facts.lease + facts.sweep_every - silent if silent is not None else 0.0
+    return left if left > 0 else None
 
 
 def _gone(facts: RowFacts) -> str | None:
@@ -209,10 +221,10 @@ def _gone(facts: RowFacts) -> str | None:
     if same is None or facts.silent_for is None:
         return None
     if not same.alive:
-        return f"{same.id} is dead, silent for {span(same.silent_for)}"
+        return f"{same.id} is dead (last seen {span(same.silent_for)} ago)"
     # The process that has the holder's name now is younger than the row's last sign of life: it is another one.
     younger = same.up_for is not None and same.up_for < facts.silent_for
-    return "that worker was restarted since" if younger else None
+    return "that worker has restarted since" if younger else None
 
 
 def _open(facts: RowFacts) -> WhyAnswer:
@@ -250,24 +262,31 @@ def _unready(facts: RowFacts) -> Iterable[Reason]:
     age = facts.ages.get
     if "attempts" in facts.fails:
         used = f"{facts.attempts} of {facts.limit}" if facts.limit is not None else str(facts.attempts)
-        yield Reason("attempts", f"its attempts are used up ({used}), and no state says dead", age("updated_at"), INF)
+        yield Reason(
+            "attempts",
+            f"it has used all its attempts ({used}), and the lane declares no dead state",
+            age("updated_at"),
+            INF,
+        )
     if "state" in facts.fails:
-        yield Reason("ready", "it waits for its retry, but the lane's ready condition does not hold", None, None)
+        yield Reason(
+            "ready", "it is waiting for its retry, but the lane's ready condition is not true for it", None, None
+        )
     if "where" in facts.fails:
-        yield Reason("where", f"the lane's where does not hold: {facts.where}", None, None)
+        yield Reason("where", f"the lane's where condition is not true for it: {facts.where}", None, None)
     if "version" in facts.fails:
-        yield Reason("version", "it is at the lane's version already", None, None)
+        yield Reason("version", "it already has the lane's version", None, None)
     changed = age("updated_at") if age("updated_at") is not None else age("created_at")
     if "run_after" in facts.fails:
         due = age("run_after")
         if due is None:
-            yield Reason("run_after", "its time never comes", changed, INF)
+            yield Reason("run_after", "scheduled for never: run_after is infinite", changed, INF)
         else:
-            yield Reason("run_after", "its time has not come", changed, max(-due, 0.0))
+            yield Reason("run_after", f"scheduled: due in {span(max(-due, 0.0))}", changed, max(-due, 0.0))
     if "untouched_for" in facts.fails:
         left = max(facts.untouched_for - (age("updated_at") or 0.0), 0.0)
         yield Reason(
-            "untouched_for", f"it was touched, and must be left alone for {span(facts.untouched_for)}",
+            "untouched_for", f"it must stay unchanged for {span(facts.untouched_for)} first (untouched_for)",
             age("updated_at"), left,
         )  # fmt: skip
 
@@ -304,53 +323,62 @@ def _gate(facts: RowFacts, gate: GateFacts, allowed: Allowed) -> Reason | None:
         case "paused":
             return None  # told with the pauses, which know since when and why
         case "closed":
-            return Reason("closed", f"{gate.name} is closed: the other side asked to wait", None, allowed.wait)
+            return Reason("closed", f"{gate.name}: the other side asked to wait (Retry-After)", None, allowed.wait)
         case "concurrency":
             assert group.concurrency is not None
             most = state.most if state.most is not None else group.concurrency.limit
             if most <= 0:
-                return Reason("concurrency", f"{gate.name}: its limit was set to 0", None, INF)
-            return Reason("concurrency", f"{gate.name}: {gate.running} of {most} running: {listed}", youngest)
+                return Reason("concurrency", f"{gate.name}: its concurrency limit was set to 0", None, INF)
+            return Reason(
+                "concurrency",
+                f"{gate.name}: concurrency limit reached, {gate.running} of {most} running: {listed}",
+                youngest,
+            )
         case "concurrency of this process":
             assert group.process is not None
             return Reason(
-                "process_concurrency", f"{gate.name}: {group.process.limit} running in every process that serves the"
-                f" lane: {listed}", youngest,
+                "process_concurrency", f"{gate.name}: concurrency limit reached, {group.process.limit} running in every"
+                f" worker process: {listed}", youngest,
             )  # fmt: skip
         case "breaker":
             assert group.breaker is not None
             since = group.breaker.cooldown.total_seconds() - (allowed.wait or 0.0)
-            text = f"{gate.name}: its breaker is open, after {counted(state.streak, 'failure')} in a row"
+            text = f"{gate.name}: circuit open after {counted(state.streak, 'failure')} in a row"
             return Reason("breaker", text, since if since >= 0 else None, allowed.wait)
         case "breaker's probe":
-            text = f"{gate.name}: its breaker is half open, and the one probe is running: {listed}"
+            text = f"{gate.name}: circuit half open, and its one probe is running: {listed}"
             return Reason("probe", text, youngest)
         case "rate":
             force = rate_in_force(group.rate, state) if group.rate is not None else None
             if allowed.wait is None or force is None:
-                return Reason("rate", f"{gate.name}: its rate is 0", None, INF)
-            text = f"{gate.name}: its rate is used up, the next start is in {span(allowed.wait)}"
+                return Reason("rate", f"{gate.name}: its rate limit is 0, so nothing starts", None, INF)
+            text = f"{gate.name}: rate limited, next start in {span(allowed.wait)}"
             if ahead:
-                text += f", and {ahead:,} of the same key go before"
+                text += f"; {counted(ahead, 'row')} of the same key {plural(ahead, 'is', 'are')} ahead of it"
             return Reason("rate", text, max(state.elapsed, 0.0) or None, allowed.wait + ahead / force[0])
         case _:
             assert group.pace is not None
-            text = f"the lane's pace is used up: {counted(group.pace.n, 'start')} per {span(group.pace.seconds)}"
+            text = f"the lane is at its pace limit: {counted(group.pace.n, 'start')} per {span(group.pace.seconds)}"
             turns = ahead // group.pace.n * group.pace.seconds
             return Reason("pace", text, None, (allowed.wait or 0.0) + turns)
 
 
 def _serving(facts: RowFacts) -> Iterable[Reason]:
     if not facts.served:
-        others = f"; it works in {', '.join(facts.served_in)}" if facts.served_in else ""
-        yield Reason("not_served", f"lane {facts.lane!r} does not work in {facts.environment!r}{others}", None, INF)
+        others = f"; it is declared for {', '.join(facts.served_in)}" if facts.served_in else ""
+        yield Reason(
+            "not_served",
+            f"lane {facts.lane!r} is not declared for environment {facts.environment!r}{others}",
+            None,
+            INF,
+        )
     elif facts.workers is not None and not facts.live:
         yield from _no_worker(facts)
 
 
 def _no_worker(facts: RowFacts) -> Iterable[Reason]:
     last = min(facts.workers or (), key=lambda worker: worker.silent_for, default=None)
-    text = "no live worker serves the lane" + (f"; {last.id} was the last" if last else "")
+    text = "no live worker serves the lane" + (f"; the last one was {last.id}" if last else "")
     yield Reason("no_worker", text, last.silent_for if last else None, INF)
 
 
@@ -361,12 +389,12 @@ def _in_line(facts: RowFacts) -> Iterable[Reason]:
         told = ", ".join(f"{w.id} ({w.runs} running)" for w in full[:3]) + (", ..." if len(full) > 3 else "")
         yield Reason("capacity", f"all slots are busy: {told}")
     if facts.refused is not None:
-        yield Reason("refused", f"the database refuses its claim: {facts.refused}", None, INF)
+        yield Reason("refused", f"the database refuses the claim of this row: {facts.refused}", None, INF)
     if facts.above:
-        yield Reason("above", f"what goes before it has ready rows: {', '.join(facts.above)}")
+        yield Reason("above", f"rows of higher priority are ready: {', '.join(facts.above)}")
     if facts.locked is not None:
         who = f" ({facts.locked.who})" if facts.locked.who else ""
-        yield Reason("locked", f"somebody's transaction has it locked{who}", facts.locked.since)
+        yield Reason("locked", f"another transaction has locked it{who}", facts.locked.since)
 
 
 def _place(facts: RowFacts) -> Reason:
@@ -375,12 +403,12 @@ def _place(facts: RowFacts) -> Reason:
     if facts.ahead is None:
         text = "it is ready"
     elif facts.ahead < 0:
-        text = f"it is ready; more than 1,000 rows {where} go before it"
+        text = f"it is ready; more than 1,000 rows {where} are ahead of it"
     elif facts.ahead == 0:
-        text = f"it is ready, and the first {where} in line"
+        text = f"it is ready, and first in line {where}"
     else:
-        go = plural(facts.ahead, "goes", "go")
-        text = f"it is ready; {counted(facts.ahead, 'row')} {where} {go} before it"
+        are = plural(facts.ahead, "is", "are")
+        text = f"it is ready; {counted(facts.ahead, 'row')} {where} {are} ahead of it"
     return Reason("line", text, since, 0.0 if facts.ahead == 0 else None)
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from ...clock import Clock
 from ...declare.call import Call, CallBatch, different
-from ..asyncpg_pool import AsyncpgPool
-from ..database import Postgres
 from ..json_documents import as_json
+from ..postgres_database import AsyncpgPool, Postgres
 from .enqueue import CHANNEL, common_values
 
 #: By task and options, by identity: what the lines of their calls end with.
@@ -23,7 +22,7 @@ _FROM = 100  # jobs from which on COPY is worth its second round trip
 _PART, _MORE, _MOST = 500, 3, 10_000
 #: What a column has where nothing is sent for it: as the table declares it.
 _DEFAULTS = {"queue": "default", "priority": 0, "max_attempts": None, "run_after": None}
-#: The sequence is looked up once: for every id anew it would take longer than adding the job.
+#: The sequence is looked up once: looking it up for every id would take longer than adding the job.
 _RESERVE = """with own as materialized (select pg_get_serial_sequence($1, 'id')::regclass as ids)
 select array_agg(nextval(own.ids)), now() from own, generate_series(1, $2)"""
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from ...clock import Clock
 from ...declare.call import Call
-from ...declare.options import UNFINISHED, Key
+from ...declare.options import Key
+from ...declare.states import JOINING, READY, UNFINISHED
 from ...errors import KeyTaken, RowmillError
-from ..asyncpg_pool import AsyncpgPool
-from ..caller_transactions import Verb, numbered
+from ..caller_transactions import Verb
 from ..database import Database
+from ..dialect import Dialect, numbered
 from ..json_documents import as_json
+from ..postgres_database import AsyncpgPool
 
 CHANNEL = "rowmill"
 _CHUNK = 5000
 _TRIES = 10
+_TIMING = (("ord", "int"), ("run_after", "timestamptz"), ("delay", "double precision"))
 _COLUMNS = (
     ("task", "text"), ("queue", "text"), ("args", "jsonb"), ("priority", "smallint"), ("max_attempts", "int"),
     ("key", "text"), ("only_one", "boolean"), ("parent_id", "bigint"), ("branch", "text"), ("needs", "text"),
@@ -45,40 +48,30 @@ class FlowPosition:
 class EnqueueStatements:
     """The statements, as one database takes them."""
 
-    dialect: str
+    sql: Dialect
     table: str
     clock: Clock
 
     @staticmethod
     def to(database: Database, clock: Clock) -> EnqueueStatements:
         """What is said to a database."""
-        return EnqueueStatements(database.dialect.name, database.own("rowmill_jobs"), clock)
-
-    @property
-    def postgres(self) -> bool:
-        return self.dialect == "postgresql"
+        return EnqueueStatements(database.sql, database.own("rowmill_jobs"), clock)
 
     def now(self, seconds: str = "0") -> str:
         """The database's time, and that many seconds."""
-        shift = self.clock.shift.total_seconds()
-        if self.postgres:
-            return f"now() + ({seconds} + {shift}) * interval '1 second'"
-        return f"strftime('%Y-%m-%d %H:%M:%f', 'now', ({seconds} + {shift}) || ' seconds')"
+        return self.sql.later(f"{seconds} + {self.clock.shift.total_seconds()}")
 
     def _told(self, insert: str, wake: bool) -> str:
         """With a word to idle workers, sent when the rows are there."""
-        if not self.postgres or not wake:
-            return insert
-        return f"""with added as (
-{insert}
-), told as materialized (
-  select pg_notify('{CHANNEL}', '')
-)
-select added.id from added, told order by added.id"""
+        return self.sql.notified(insert, CHANNEL) if wake else insert
+
+    def sent(self, mark: str, kind: str) -> str:
+        """A parameter that is sent as text, whatever library sends it."""
+        return self.sql.typed(self.sql.typed(mark, "text"), kind)
 
     def one(self, wake: bool) -> str:
         """A job without time, key or place in a flow: the plainest case, and the most frequent."""
-        args = "cast(cast(:args as text) as jsonb)" if self.postgres else ":args"
+        args = self.sent(":args", "jsonb")
         # The column's default is the database's time, and knows nothing of a test that has moved it.
         due = (", run_after", f", {self.now()}") if self.clock.shift else ("", "")
         return self._told(
@@ -89,26 +82,15 @@ select added.id from added, told order by added.id"""
 
     def many(self, wake: bool, conflict: str | None = None) -> str:
         """Jobs from one JSON document; ``conflict`` says what becomes of one whose key is taken."""
-        names = [name for name, _ in _COLUMNS]
-        if self.postgres:
-            types = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS)
-            given = ", ".join(f"s.{name}" for name in names)
-            source = (
-                f"jsonb_to_recordset(cast(cast(:doc as text) as jsonb)) as s(ord int, run_after timestamptz,"
-                f" delay double precision, {types})"
-            )
-            due = f"coalesce(s.run_after, {self.now('coalesce(s.delay, 0)')})"
-            order = "s.ord"
-        else:
-            given = ", ".join(_json_part(name) for name in names)
-            source = "json_each(:doc) s"
-            delay = "coalesce(json_extract(s.value, '$.delay'), 0)"
-            due = f"coalesce(json_extract(s.value, '$.run_after'), {self.now(delay)})"
-            order = "s.key"
+        sql, names = self.sql, [name for name, _ in _COLUMNS]
+        given = ", ".join(sql.json_document(name) if name == "args" else sql.json_field(name) for name in names)
+        source = sql.json_rows(":doc", [*_TIMING, *_COLUMNS])
+        delay = self.now(f"coalesce({sql.json_field('delay')}, 0)")
+        due = f"coalesce({sql.json_field('run_after')}, {delay})"
         # On SQLite "on conflict" behind a select without a where would be read as a join's.
         insert = (
             f"insert into {self.table} as j ({', '.join(names)}, run_after)\n"
-            f"select {given}, {due}\nfrom {source}\nwhere true\norder by {order}\n"
+            f"select {given}, {due}\nfrom {source}\nwhere true\norder by {sql.json_order}\n"
         )
         if conflict is not None:
             insert += f"on conflict (task, key) where {self._only_one()} do {conflict}\n"
@@ -128,9 +110,7 @@ select added.id from added, told order by added.id"""
         recent = ""
         if key.within is not None:
             since = self.now(f"-{key.within.total_seconds()}")
-            recent = (
-                f" and created_at > {since}" if self.postgres else f" and julianday(created_at) > julianday({since})"
-            )
+            recent = f" and {self.sql.instant('created_at')} > {self.sql.instant(since)}"
         return (
             f"select id, state from {self.table} where task = :task and key = :key and state in ({states}){recent}"
             " order by id desc limit 1"
@@ -138,19 +118,13 @@ select added.id from added, told order by added.id"""
 
     def replace(self, wake: bool) -> str:
         """New arguments for a job that has not begun."""
-        args = "cast(cast(:args as text) as jsonb)" if self.postgres else ":args"
-        due = self.now("cast(:delay as double precision)" if self.postgres else ":delay")
-        after = "cast(cast(:run_after as text) as timestamptz)" if self.postgres else ":run_after"
+        args, after = self.sent(":args", "jsonb"), self.sent(":run_after", "timestamptz")
+        due = self.now(self.sql.typed(":delay", "double precision"))
         return self._told(
             f"update {self.table} set args = {args}, priority = :priority, run_after = coalesce({after}, {due})"
             " where id = :id and state = 'ready' returning id",
             wake,
         )
-
-
-def _json_part(name: str) -> str:
-    part = f"json_extract(s.value, '$.{name}')"
-    return f"json({part})" if name == "args" else part
 
 
 def simple(call: Call) -> bool:
@@ -189,12 +163,9 @@ def _add_many(say: EnqueueStatements, calls: Sequence[Call], wake: bool, place: 
 
 def _add_keyed(say: EnqueueStatements, call: Call, key: Key, wake: bool, place: FlowPosition | None) -> Verb[int]:
     where = {"task": call.task.name, "key": key.value}
-    if key.looks_back and say.postgres:
-        # Whoever else is about to add this key waits here until we have committed, and then sees our row.
-        yield (
-            "select pg_advisory_xact_lock(hashtextextended(cast(:task as text) || ' ' || cast(:key as text), 0))",
-            where,
-        )
+    if key.looks_back and say.sql.lock_name:
+        # Another transaction that is about to add this key waits here until ours is committed, and then sees our row.
+        yield say.sql.lock_name, {"name": f"{call.task.name} {key.value}"}
     text = say.many(wake, "nothing" if key.strict else None)
     for _ in range(_TRIES):
         found = (yield say.counting(key), where) if key.looks_back else []
@@ -207,7 +178,7 @@ def _add_keyed(say: EnqueueStatements, call: Call, key: Key, wake: bool, place: 
             answer = yield from _taken(say, call, key, int(found[0][0]), wake)
             if answer is not None:
                 return answer
-    raise RowmillError(f"task {call.task.name!r}: the job with key {key.value!r} ended again and again; try once more")
+    raise RowmillError(f"task {call.task.name!r}: the job with key {key.value!r} kept changing its state; try again")
 
 
 def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) -> Verb[int | None]:
@@ -233,14 +204,8 @@ def _timing(say: EnqueueStatements, call: Call) -> dict[str, Any]:
     if isinstance(after, timedelta):
         return {"delay": after.total_seconds()}
     if isinstance(after, datetime):
-        return {"run_after": _moment(say, after)}
+        return {"run_after": say.sql.time_text(after)}
     return {}
-
-
-def _moment(say: EnqueueStatements, moment: datetime) -> str:
-    if say.postgres:
-        return moment.isoformat()
-    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "milliseconds")
 
 
 def _plain_values(call: Call) -> dict[str, Any]:
@@ -269,7 +234,7 @@ def _document(say: EnqueueStatements, calls: Sequence[Call], place: FlowPosition
             "ord": number,
             "key": unique.value if unique else None,
             "only_one": unique is None or unique.strict,
-            "state": "joining" if place is not None and place.needs is not None else "ready",
+            "state": JOINING if place is not None and place.needs is not None else READY,
             **_timing(say, call),
         }
         if place is not None:

@@ -3,7 +3,7 @@
 There is no counter to keep right. A job in ``joining`` goes on when none of its children is unfinished, which one
 statement finds and writes at once; how many are done or failed is counted when it is asked. So a child that ends in
 any way (settled, swept as poison, canceled, deleted by hand) is right from that moment, no row is written by every
-child's end, and a job goes on once, whoever finds it first.
+child's end, and a job goes on once, whichever worker finds it first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ...declare.call import Call
-from ...declare.options import UNFINISHED
+from ...declare.states import UNFINISHED
 from ...errors import LostClaim
-from ..caller_transactions import drive, on
+from ..caller_transactions import drive
 from ..database import Database, runner
 from ..driver_errors import translated
 from ..handler_connections import uncut
@@ -26,7 +26,7 @@ from ..lane.claim import Claim, Settlement
 from ..lane.lane_store import LaneStore
 from ..lane.postgres import PostgresLane
 from .enqueue import CHANNEL, EnqueueStatements, FlowPosition, add
-from .job_rows import listed, read
+from .job_rows import listed
 
 
 def _unfinished(table: str) -> str:
@@ -42,39 +42,36 @@ def _join(say: EnqueueStatements, which: str) -> str:
     """
     failed = f"exists (select 1 from {say.table} f where f.parent_id = p.id and f.state <> 'done')"
     chosen = f"p.state = 'joining'{which} and not {_unfinished(say.table)}"
-    update = f"""update {say.table} as p set
+    return say.sql.notified(
+        f"""update {say.table} as p set
     state = case when p.needs = 'done' and {failed} then 'canceled' else 'ready' end,
     error = case when p.needs = 'done' and {failed} then 'a job that it waited for did not end well' else p.error end,
     finished_at = case when p.needs = 'done' and {failed} then {say.now()} else p.finished_at end,
     run_after = case when p.run_after < {say.now()} then {say.now()} else p.run_after end
 where {chosen}
-returning id, parent_id, state"""
-    if not say.postgres:
-        return update
-    return f"""with moved as (
-{update}
-), told as materialized (
-  select pg_notify('{CHANNEL}', '') where exists (select 1 from moved where state = 'ready')
-)
-select id, parent_id, state from moved left join told on true"""
+returning id, parent_id, state""",
+        CHANNEL,
+        "id, parent_id, state",
+        when="state = 'ready'",
+    )
 
 
 async def join(database: Database, say: EnqueueStatements, parents: Sequence[int] | None = None) -> int:
     """Let jobs go on whose children have all ended, of these or of all; how many did, or were canceled for it.
 
-    Called after the children's ends are committed: whoever commits last then sees them all.
+    Called after the children's ends are committed: the last one to commit then sees them all.
     """
     moved = 0
     waits = f"select 1 from {say.table} where state = 'joining' limit 1"
-    if not say.postgres and not await database.read(lambda run: run(waits, ())):
+    if say.sql.one_writer and not await database.read(lambda run: run(waits, ())):
         return 0  # a look that finds nothing takes no write lock
     wanted = None if parents is None else set(parents)
     while wanted is None or wanted:
         which = "" if wanted is None else f" and p.id in ({', '.join(str(int(id)) for id in wanted)})"
         text = _join(say, which)
-        rows = await database.write(lambda run, text=text: on(run, say.dialect)(text, {}))  # type: ignore[misc]
+        rows = await database.write(lambda run, text=text: say.sql.named(run)(text, {}))  # type: ignore[misc]
         moved += len(rows)
-        # One that was canceled for its children has ended, too, for whoever waits for it.
+        # One that was canceled for its children has ended, too, for the job that waits for it.
         wanted = {row[1] for row in rows if row[2] == "canceled" and row[1] is not None}
     return moved
 
@@ -86,10 +83,10 @@ async def suspend(
     say = EnqueueStatements.to(store.database, store.clock)
     settlement = Settlement(claim, "snooze")
     if not await store.settle_in(connection, [settlement]):
-        raise LostClaim(f"job {claim.id!r} is no longer this run's")
+        raise LostClaim(f"job {claim.id!r} is no longer claimed by this run")
 
     def verb(plain: Any) -> None:
-        run = on(runner(plain), say.dialect)
+        run = say.sql.named(runner(plain))
         run(
             f"update {say.table} set state = 'joining', needs = 'all', run_after = {say.now()} where id = :id",
             {"id": claim.id},
@@ -105,8 +102,8 @@ async def steps(store: LaneStore, id: int) -> dict[str, Any]:
     """What a job's steps returned."""
     table = store.database.own("rowmill_steps")
     text = f"select name, result from {table} where job_id = :id"
-    rows = await store.database.read(lambda run: on(run, store.database.dialect.name)(text, {"id": id}))
-    return {row[0]: read(row[1], store.database.dialect.name) for row in rows}
+    rows = await store.database.read(lambda run: store.database.sql.named(run)(text, {"id": id}))
+    return {row[0]: store.database.sql.read_json(row[1]) for row in rows}
 
 
 async def keep_step(store: LaneStore, claim: Claim, name: str, result: Any) -> bool:
@@ -135,5 +132,5 @@ async def results(database: Database, say: EnqueueStatements, parent: int, branc
     which = "" if branch is None else " and branch = :branch"
     text = f"select result from {say.table} where parent_id = :id{which} order by id"
     values = {"id": parent} if branch is None else {"id": parent, "branch": branch}
-    rows = await database.read(lambda run: on(run, say.dialect)(text, values))
-    return [read(row[0], say.dialect) for row in rows]
+    rows = await database.read(lambda run: say.sql.named(run)(text, values))
+    return [say.sql.read_json(row[0]) for row in rows]

@@ -1,22 +1,24 @@
-"""Jobs of ``rowmill_jobs`` as their callers see them: how they stand, canceled, and, when they are old, gone."""
+"""Jobs of ``rowmill_jobs`` as their callers and tests see them: what was enqueued, how a job stands, cancel, prune."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from ...clock import Clock
 from ...declare.call import Status
-from ...declare.options import UNFINISHED, Keep
+from ...declare.options import Keep
+from ...declare.states import UNFINISHED
 from ..bounded_text import bounded
-from ..caller_transactions import on
+from ..caller_transactions import Verb
 from ..database import Database
+from ..dialect import Dialect, utc
 from ..json_limits import readable
 from .enqueue import EnqueueStatements
 
-OVER = ("done", "dead", "canceled")
 _STATUS = ("id", "task", "state", "attempts", "run_after", "progress", "error", "result", "history")
 _JSON = ("progress", "result", "history")
 PRUNE = 1000  # rows in one step
@@ -33,11 +35,11 @@ class Jobs:
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database, self.clock = database, clock
         self.say = EnqueueStatements.to(database, clock)
-        self.table, self.dialect = self.say.table, database.dialect.name
+        self.table = self.say.table
 
     async def _run(self, sql: str, values: dict[str, Any], *, write: bool = False) -> Sequence[Any]:
         verb = self.database.write if write else self.database.read
-        return await verb(lambda run: on(run, self.dialect)(sql, values))
+        return await verb(lambda run: self.database.sql.named(run)(sql, values))
 
     # -- how a job stands
 
@@ -51,7 +53,7 @@ class Jobs:
         children = await self.children([id])
         task = rows[0]
         return Status(
-            id=task[0], task=task[1], state=task[2], attempts=task[3], run_after=moment(task[4]),
+            id=task[0], task=task[1], state=task[2], attempts=task[3], run_after=utc(task[4]),
             progress=_shown(task[5]), error=task[6], result=_shown(task[7]), history=_shown(task[8]) or [],
             children=children.get(id, {}),
         )  # fmt: skip
@@ -110,17 +112,16 @@ class Jobs:
 
     def _older(self, column: str, than: timedelta) -> str:
         since = self.say.now(f"-{than.total_seconds()}")
-        return f"{column} <= {since}" if self.say.postgres else f"julianday({column}) <= julianday({since})"
+        return f"{self.say.sql.instant(column)} <= {self.say.sql.instant(since)}"
 
     def _delete(self, tasks: Sequence[str], test: str) -> str:
         """Not the children of a job that is still to look at them."""
-        lock = "\n  for update skip locked" if self.say.postgres else ""
         return f"""delete from {self.table} where id in (
   select id from {self.table} j
   where task in ({listed(tasks)}) and finished_at is not null and {test}
     and (parent_id is null or not exists (
       select 1 from {self.table} p where p.id = j.parent_id and p.state in ({listed(UNFINISHED)})))
-  limit {PRUNE}{lock}
+  limit {PRUNE}{self.say.sql.lock_to_delete}
 ) returning id"""
 
 
@@ -128,12 +129,28 @@ def _shown(text: str | None) -> Any:
     return None if text is None else readable(text)
 
 
-def read(value: Any, dialect: str) -> Any:
-    """A JSON column as the drivers give it: SQLite's as text."""
-    return json.loads(value) if dialect == "sqlite" and value is not None else value
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A job that is in the table: which task it is of, and what its handler gets, as JSON has it."""
+
+    id: int
+    task: str
+    args: Mapping[str, Any]
+    state: str
+    run_after: datetime
+    priority: int
+    key: str | None
+    queue: str
 
 
-def moment(value: Any) -> datetime:
-    """A time column as the drivers give it, in UTC."""
-    at: datetime = datetime.fromisoformat(value) if isinstance(value, str) else value
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+def enqueued(sql: Dialect, schema: str | None, task: str | None) -> Verb[list[Enqueued]]:
+    """All jobs, or those of one task, in the order in which they were enqueued."""
+    table = sql.own(schema, "rowmill_jobs")
+    which, values = ("", {}) if task is None else (" where task = :task", {"task": task})
+    text = f"select id, task, args, state, run_after, priority, key, queue from {table}{which} order by id"
+    return [_job(*row) for row in (yield text, values)]
+
+
+def _job(id: int, task: str, args: Any, state: str, run_after: Any, *rest: Any) -> Enqueued:
+    given = json.loads(args) if isinstance(args, str) else args
+    return Enqueued(id, task, given, state, utc(run_after), *rest)

@@ -14,16 +14,17 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...declare.lane import Lane
-from ..asyncpg_pool import SingleStatement
-from ..database import Run
-from ..lane.claim import Settlement
+from ...clock import Clock
+from ..database import Database, Run
+from ..dialect import utc
+from ..lane.binding import Binding
+from ..lane.claim import Settlement, fences
 from ..lane.column_readers import Reader, unreadable
 from ..lane.postgres import PostgresLane
 from ..lane.postgres_statements import MOST, PostgresStatements
-from ..lane.settlements import fences
+from ..lane.sqlite import SqliteLane
+from ..postgres_database import Postgres, SingleStatement
 from ..unreadable_values import Unreadable
-from .job_rows import moment
 
 _READ_LATER = ("args", "history")
 
@@ -84,16 +85,21 @@ class QueueLane(PostgresLane):
         return each[0] if len(each) == 1 else lambda run: set[int]().union(*[one(run) for one in each])
 
 
-def lane_kind(lane: Lane) -> type[PostgresLane]:
-    """The verbs for a lane on PostgreSQL."""
-    return QueueLane if lane.own else PostgresLane
+def store_for(
+    binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
+) -> PostgresLane | SqliteLane:
+    """The verbs over a lane that is bound already."""
+    kind: type[PostgresLane | SqliteLane] = SqliteLane
+    if isinstance(database, Postgres):
+        kind = QueueLane if binding.lane.own else PostgresLane
+    return kind(binding, database, clock, worker, incarnation, gates)
 
 
 def _comparable(value: Any) -> Any:
     """A value of the order that compares with every other of its column; one that Python cannot hold comes last."""
     if isinstance(value, Unreadable):
         return True, str(value)
-    return False, moment(value) if isinstance(value, datetime) else value
+    return False, utc(value) if isinstance(value, datetime) else value
 
 
 def _written(alike: dict[int, int], rows: Sequence[Any]) -> set[int]:

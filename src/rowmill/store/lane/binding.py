@@ -7,6 +7,7 @@ column and the fix.
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import re
 from collections.abc import Mapping
@@ -24,8 +25,6 @@ from ..database import Database
 from .missing_columns import MissingColumn, lacking
 from .reflect import reflect_table, table_name
 
-#: Columns that say when a row was made, for the default order.
-CREATED = ("created_at", "inserted_at", "created", "created_on")
 _SHARE_OF_LEASE = 0.9
 #: Columns of rowmill's own table that hold JSON; and those that no run needs.
 _DOCUMENTS = ("args", "result", "progress", "history")
@@ -102,10 +101,16 @@ class Binding:
         """The column that the attempt limit is held against."""
         return self.roles.get("failures") or self.roles.get("attempts")
 
-    @property
+    @functools.cached_property
+    def fence_time(self) -> str | None:
+        """The claimed_at column if its values can tell two claims apart (whole seconds cannot)."""
+        column = self.roles.get("claimed_at")
+        return None if column is None or isinstance(self.kinds[column], sa.Integer) else column
+
+    @functools.cached_property
     def incarnated(self) -> bool:
         """Only a worker column stands in the fence, so the id must differ from one process to the next."""
-        return "worker" in self.roles and not fence_time(self)
+        return "worker" in self.roles and not self.fence_time
 
     def lacks(self) -> dict[str, str]:
         """Roles that no column takes, and what that costs."""
@@ -157,14 +162,6 @@ class Binding:
         """What rows in a final state look like, also those that another program brought there."""
         left_out = self.only_written
         return {column: value for column, value in values.items() if column not in left_out}
-
-
-def fence_time(binding: Binding) -> str | None:
-    """The claimed_at column if its values can tell two claims apart (whole seconds cannot)."""
-    column = binding.roles.get("claimed_at")
-    if column is None or isinstance(binding.kinds[column], sa.Integer):
-        return None
-    return column
 
 
 async def bind(lane: Lane, environment: str, database: Database, *, planned: bool = False) -> Binding:
@@ -245,7 +242,7 @@ def _key(table: sa.Table, where: str) -> tuple[str, ...]:
         if isinstance(constraint, sa.UniqueConstraint) and all(not c.nullable for c in constraint.columns):
             return tuple(column.name for column in constraint.columns)
     raise DeclarationError(
-        f"{where} has no primary key, so a row cannot be told from its copy",
+        f"{where} has no primary key, so rows cannot be told apart",
         hint=f"alter table {table.fullname} add primary key (...)",
     )
 
@@ -363,7 +360,7 @@ def _default_order(table: sa.Table, found: Mapping[str, str]) -> list[str]:
     due = found.get("run_after")
     if due is not None and (not table.c[due].nullable or table.c[due].server_default is not None):
         return [due]
-    return [c for c in list(table.c.keys()) if roles_words.snake(c) in CREATED][:1]
+    return [c for c in list(table.c.keys()) if roles_words.snake(c) in roles_words.CREATED][:1]
 
 
 def _timeout(lane: Lane, renew: str, where: str) -> timedelta | None:
@@ -382,11 +379,11 @@ def _timeout(lane: Lane, renew: str, where: str) -> timedelta | None:
 
 def _check_policy(binding: Binding, where: str) -> None:
     lane, found = binding.lane, binding.roles
-    if "worker" not in found and fence_time(binding) is None and not lane.unfenced:
+    if "worker" not in found and binding.fence_time is None and not lane.unfenced:
         raise DeclarationError(
             f"{where} has neither a worker nor a claimed_at column, so a late outcome could overwrite another worker's",
-            hint='add one (rowmill migrate does: worker text, claimed_at timestamptz), map it: roles={"worker": "..."},'
-            " or accept the risk with unfenced=True",
+            hint="rowmill migrate APP --apply adds a worker column; or map one that you have:"
+            ' roles={"worker": "..."}; or accept the risk with unfenced=True',
         )
     for role in ("worker", "claimed_at", "heartbeat_at", "updated_at", "attempts"):
         column = found.get(role)
@@ -417,7 +414,7 @@ def _check_policy(binding: Binding, where: str) -> None:
     )
     if again:
         raise DeclarationError(
-            f"{where}: a row that is done is ready again, and nothing says when: it would be worked on without a pause",
+            f"{where}: a row that is done is ready again, and nothing says when: it would run in an endless loop",
             hint="a run_after column that the handler sets, untouched_for=..., where=..., or another value in done",
         )
     if lane.untouched_for is not None and "updated_at" not in found:
@@ -426,5 +423,5 @@ def _check_policy(binding: Binding, where: str) -> None:
         )
     if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & found.keys() and not lane.unfenced:
         raise DeclarationError(
-            f"{where}: nothing tells how long a row has been running", hint="add claimed_at: rowmill migrate does"
+            f"{where}: no column shows how long a row has been running", hint="add claimed_at: rowmill migrate does"
         )

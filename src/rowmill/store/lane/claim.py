@@ -1,12 +1,15 @@
-"""A claim: the hold of one worker on one row, with a lease. And what a run's end writes to that row."""
+"""A claim: the hold of one worker on one row, with a lease. A settlement: what the run's end writes to that row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
+
+from ...errors import DatabaseError, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,6 @@ class Claim:
 
 #: No columns beside the outcome's own.
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-#: The ways a row may be written at the end of a claim. Final rows keep their worker and times; the others lose them.
-FINAL = ("done", "dead", "canceled")
-KINDS = (*FINAL, "retry", "snooze", "release")
 
 
 class Settlement:
@@ -94,7 +94,7 @@ class Settlement:
     closes: timedelta | None = None
     closes_lane = False
     #: Sent before, and the reply was lost: it may already stand.
-    unsure = False
+    reply_lost = False
     #: Settled with the lane's ``on_settled`` hooks; not where those are what failed.
     hooked = True
     duration = 0.0
@@ -163,3 +163,79 @@ class Swept:
     worker: str | None
     poison: bool
     refused: str | None = None
+
+
+class HookFailed(Exception):
+    """A lane's ``on_settled`` raised; the transaction around it was rolled back."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Settled:
+    """One settled row as ``on_settled`` sees it: its columns as claimed, and how its run ended."""
+
+    __slots__ = ("_settlement",)
+
+    def __init__(self, settlement: Settlement) -> None:
+        self._settlement = settlement
+
+    def __getitem__(self, column: str) -> Any:
+        if column in self._settlement.columns:
+            return self._settlement.columns[column]
+        claim = self._settlement.claim
+        return claim.holder.readers[column](claim.row)
+
+    @property
+    def id(self) -> Any:
+        """The row's key."""
+        return self._settlement.claim.id
+
+    @property
+    def outcome(self) -> str:
+        """done, retry, snooze, dead, canceled or release."""
+        return self._settlement.kind
+
+    @property
+    def error(self) -> str | None:
+        """The error text, where the run failed."""
+        return self._settlement.error
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt it was."""
+        return self._settlement.claim.attempt
+
+
+@contextmanager
+def encoding() -> Iterator[None]:
+    """A value that cannot even be put into words for the database is refused like one that it would not take."""
+    try:
+        yield
+    except DatabaseError:
+        raise
+    except Exception as error:
+        raise Refused(f"it cannot be encoded: {type(error).__name__}: {error}") from error
+
+
+def groups(batch: Sequence[Settlement]) -> list[list[Settlement]]:
+    """Settlements that one statement can write: the same kind, the same columns, each row once."""
+    plain = [settlement for settlement in batch if settlement.kind == "done" and not settlement.columns]
+    grouped: dict[tuple[str, tuple[str, ...]], list[Settlement]] = {("done", ()): plain} if plain else {}
+    for settlement in batch if len(plain) < len(batch) else ():
+        if settlement.kind != "done" or settlement.columns:
+            grouped.setdefault((settlement.kind, tuple(sorted(settlement.columns))), []).append(settlement)
+    return list(grouped.values())
+
+
+def fences(claims: Sequence[Claim]) -> tuple[list[tuple[Any, Any]], list[int]]:
+    """The times and counts by which claims are known, each once, and which of these each claim has."""
+    places: dict[tuple[Any, Any], int] = {}
+    of_claims, last, place = [], None, 0
+    for claim in claims:
+        # Those of one claim mostly follow each other, and to compare two times is cheaper than to hash one.
+        if last is None or claim.claimed_at != last.claimed_at or claim.attempts != last.attempts:
+            last, place = claim, places.setdefault((claim.claimed_at, claim.attempts), len(places))
+        of_claims.append(place)
+    return list(places), of_claims

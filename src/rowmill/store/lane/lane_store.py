@@ -26,13 +26,12 @@ from ..driver_errors import translate, translated
 from ..handler_connections import uncut
 from ..transactions import PlainTx, Tx
 from ..unreadable_values import inside
-from .binding import Binding, fence_time
-from .claim import Claim, Holder, Report, Settlement, Swept
+from .binding import Binding
+from .claim import Claim, Holder, HookFailed, Report, Settled, Settlement, Swept, groups
 from .column_readers import Reader, Readers, reading
 from .refused_rows import RefusedRow, RefusedRows, set_aside
 from .result_values import ColumnChecks
 from .row_keys import Key
-from .settlements import HookFailed, Settled, groups
 from .statements import INCARNATION, Statements
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class LaneStore:
         roles = [binding.roles.get(role) for role in ("attempts", "failures", "max_attempts")]
         #: Where the key, the claim's time and the counters stand in a row: looked up once, read for every claim.
         self._key_at = [self._at[column] for column in binding.key]
-        self._places = [self._at[column] if column else None for column in (fence_time(binding), *roles)]
+        self._places = [self._at[column] if column else None for column in (binding.fence_time, *roles)]
         #: The database's time when this store was opened, in the claimed_at column's own form: nothing older is ours.
         self.opened_at: Any = None
         #: Monotonic time before which a short claim proves nothing (see the PostgreSQL claim); None: it does.
@@ -202,7 +201,7 @@ class LaneStore:
         raise NotImplementedError
 
     def running_probe(self) -> str:
-        """SQL that is true when some row is running, whoever holds it."""
+        """SQL that is true when some row is running, held by any worker."""
         raise NotImplementedError
 
     # -- what both databases share
@@ -213,7 +212,7 @@ class LaneStore:
         return "worker" in self.binding.roles and (self.binding.incarnated or self.opened_at is not None)
 
     @property
-    def needs_fleet(self) -> bool:
+    def needs_workers_table(self) -> bool:
         """Only the workers table can tell that a holder is gone."""
         roles = self.binding.roles.keys()
         return "worker" in roles and not {"heartbeat_at", "claimed_at", "updated_at"} & roles
@@ -320,7 +319,7 @@ class LaneStore:
             raise
         except BaseException as error:  # whatever an object of the user's own does when it is read
             raise WrongResult(
-                f"the columns that the handler returned cannot be read: {type(error).__name__}: {error}"
+                f"cannot read the columns that the handler returned: {type(error).__name__}: {error}"
             ) from error
 
     async def settle(self, batch: Sequence[Settlement]) -> Report:
@@ -341,7 +340,7 @@ class LaneStore:
                 report.add(await self._settle_batch(again))
         except (Unreachable, Busy):
             for settlement in batch:
-                settlement.unsure = True  # a lost reply to a commit says nothing about the commit
+                settlement.reply_lost = True  # a lost reply to a commit says nothing about the commit
             raise
         return report
 
@@ -404,7 +403,7 @@ class LaneStore:
             held, row = rows.get(i, (False, ()))
             if held:
                 report.locked.append(settlement)
-            elif settlement.unsure and row and self._shows(row, settlement):
+            elif settlement.reply_lost and row and self._shows(row, settlement):
                 report.written.append(settlement)
             else:
                 settlement.claim.lost = True
@@ -460,11 +459,14 @@ class LaneStore:
         if self.watched is not None:
             await self.watched.clear([claim.key for claim in claims])
 
-    @property
-    def survives_reclaims(self) -> bool:
-        """A row that was taken back once may be taken back once more, and does not end by that."""
+    async def backs_off(self) -> bool:
+        """A row that was taken back from several dead workers waits before it is ready again."""
+        return self.watched is not None and await self.watched.backs_off()
+
+    def survives_deaths(self, count: int) -> bool:
+        """A row may be taken back from that many dead workers, and does not end by it."""
         shared = self.binding.roles.get("reclaims", "") == self.binding.roles.get("failures")
-        return self.lane.max_reclaims >= 2 and not shared
+        return self.lane.max_reclaims >= count and not shared
 
     # -- on_settled: the lane's own writes in the settling transaction
 
@@ -510,7 +512,7 @@ class LaneStore:
         if not written:
             return
         for hook in self.lane.settled_hooks:
-            settled = [Settled(self, settlement) for settlement in written]
+            settled = [Settled(settlement) for settlement in written]
             try:
                 if inspect.iscoroutinefunction(hook):
                     await hook(Tx(connection), settled)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from ...declare import roles as roles_words
 from ...declare.lane import Lane
 from ...declare.states import NOW
+from ..dialect import dialect_named
 
 #: Roles worth a column where nothing takes them, in the order in which they are added, and what each is good for.
 WORTH = {
@@ -103,11 +104,11 @@ def _column(role: str, column: str, dialect: str) -> MissingColumn:
     if kind == roles_words.TIME:
         return _timed(column, dialect, role, why)
     if kind == roles_words.COUNT:
-        default = None if role in ("priority", "max_attempts") else "0"
+        default = None if role in roles_words.READ_ONLY else "0"
         return MissingColumn(role, column, sa.Integer(), "integer", default, why)
     return MissingColumn(role, column, sa.Text(), "text", None, why)
 
 
 def _timed(column: str, dialect: str, role: str = "", why: str = "the declaration names it") -> MissingColumn:
-    sql_type = "timestamp with time zone" if dialect == "postgresql" else "datetime"
-    return MissingColumn(role, column, sa.DateTime(timezone=dialect == "postgresql"), sql_type, None, why)
+    sql = dialect_named(dialect)
+    return MissingColumn(role, column, sql.time_kind, sql.time_type, None, why)

@@ -11,19 +11,72 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from ...clock import Clock
-from ..asyncpg_pool import SingleStatement, rows_of
 from ..database import Database, Run
 from ..gates.gate_binding import BoundGates
 from ..gates.locking_claim import LockingClaim
 from ..json_documents import clean, plain
-from .binding import Binding, fence_time
-from .claim import Claim, Settlement, Swept
-from .claim_start import ClaimStart
+from ..postgres_database import SingleStatement, rows_of
+from .binding import Binding
+from .claim import Claim, Settlement, Swept, encoding, fences
 from .lane_store import LaneStore
 from .postgres_statements import MOST, PostgresStatements
 from .replan import Replan
-from .settlements import encoding, fences
 from .sweep import sweep
+
+#: Rows that were taken, one full claim after another, from which on the head is worth passing over.
+_FAR = 20_000
+#: A claim from the head that took longer, so often in a row: one is a busy server, several are a long transaction.
+_SLOW, _SLOW_PER_ROW, _SLOW_IN_A_ROW = 0.020, 0.00005, 3
+#: Seconds from one claim from the head to the next: far on, where they are slow, and as a multiple of what one took.
+_AGAIN_FAR, _AGAIN_SLOW, _AGAIN_SHARE = 0.25, 1.0, 10.0
+
+
+class ClaimStart:
+    """Where a claim begins to look: at the head of its index, or at a remembered lower bound. Times are monotonic.
+
+    Every row that was claimed leaves an entry at the head of the index, and until a vacuum comes, each claim from the
+    head walks them all: 8 µs a row became 13 after 300,000 rows. Behind a long transaction, where no vacuum can take
+    them away, there is no end to it. A claim from where the last one ended walks none of them. What comes in below that
+    (an urgent row, a retry, a row that was taken back or that somebody had locked) is found by claims from the head,
+    made in between.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, ...] | None = None
+        self._taken = self._slow = 0
+        self._cost, self._head_at = 0.0, -math.inf
+        #: When a claim that came back short proves nothing, and is to be made again.
+        self.look_again: float | None = None
+
+    def bound(self, now: float) -> tuple[Any, ...] | None:
+        """Where a claim that is made now begins; None: at the head."""
+        return self._last if now < self._again_at() else None
+
+    def _again_at(self) -> float:
+        least = _AGAIN_SLOW if self._slow >= _SLOW_IN_A_ROW else _AGAIN_FAR
+        return self._head_at + max(least, _AGAIN_SHARE * self._cost)
+
+    def claimed(
+        self, last: tuple[Any, ...] | None, *, full: bool, count: int, began: float, now: float, bounded: bool
+    ) -> None:
+        """A claim was made. ``last``: the place in the order of the last row it brought.
+
+        That is the bound from then on, also where a claim from the head came less far than the one before it: what has
+        come in below is then taken in order, however much it is.
+        """
+        self._taken = self._taken + count if full else 0
+        if not bounded:
+            self._cost, self._head_at = now - began, now
+            self._slow = self._slow + 1 if self._cost > _SLOW + _SLOW_PER_ROW * count else 0
+        self.look_again = None
+        if self._slow >= _SLOW_IN_A_ROW or self._taken >= _FAR:
+            self._last = last if last is not None and None not in last else self._last
+            if bounded and not full:
+                self.look_again = self._again_at()
+        else:
+            self._last = None
+            if bounded:
+                self.look_again = now
 
 
 class PostgresLane(LaneStore):
@@ -40,8 +93,8 @@ class PostgresLane(LaneStore):
         self.statements.passed = self.passed
         self._texts = {}
         self._boundable = self.statements.bound() is not None
-        self._horizon = ClaimStart()
-        self._guise = Replan(dear=0.004, per_row=0.00003)
+        self._claim_start = ClaimStart()
+        self._replan = Replan(slow=0.004, per_row=0.00003)
         # Asked of the fence itself: a state's own text may hold a dollar sign and a number, too.
         self._in_arrays = self.statements.in_arrays
         self._asks_for_worker = "\0" in self.statements.fence("t", "", "", "\0")
@@ -59,26 +112,28 @@ class PostgresLane(LaneStore):
         """From the head of the index, or, where dead entries have piled up there, from the remembered lower bound."""
         began = time.monotonic()
         boundable = self._boundable and not self.tolerant
-        bound = self._horizon.bound(began) if boundable else None
+        bound = self._claim_start.bound(began) if boundable else None
         rows = await self._claim(count, bound)
         now = time.monotonic()
-        self._guise.claimed(now - began, count)
+        if now > self._replan.again_at and now - began > self._replan.slow + self._replan.per_row * count:
+            self._replan.was_slow()
         if boundable:
             last = tuple(rows[-1][self._at[column]] for column, _ in self.binding.order) if rows else None
-            self._horizon.claimed(
+            self._claim_start.claimed(
                 last, full=len(rows) == count, count=count, began=began, now=now, bounded=bound is not None
             )
-            self.look_again = self._horizon.look_again
+            self.look_again = self._claim_start.look_again
         return self.make_claims(rows, began)
 
     def forget_bound(self) -> None:
-        self._horizon, self.look_again = ClaimStart(), None
+        self._claim_start, self.look_again = ClaimStart(), None
 
     async def _claim(self, count: int, bound: tuple[Any, ...] | None) -> Sequence[Any]:
         most = MOST if count <= MOST else count
+        key = ("claim", most, bound is not None)
         text = self._text(
-            ("claim", most, bound is not None, self._guise.number),
-            lambda: self._guise.of(self.statements.claim(most, bounded=bound is not None)),
+            (*key, self._replan.number),
+            lambda: self._replan.of(self._text(key, lambda: self.statements.claim(most, bounded=bound is not None))),
         )
         worker = (self.worker,) if "worker" in self.binding.roles else ()
         return await self.claim_rows(text, (count, *worker, *(bound or ())))
@@ -104,8 +159,9 @@ class PostgresLane(LaneStore):
         document = json.dumps([{"n": n} | {f"k{i}": part for i, part in enumerate(unit)} for unit, n in asked])
         worker = (self.worker,) if "worker" in self.binding.roles else ()
         found: dict[Any, list[Any]] = {unit: [] for unit, _ in asked}
+        keys_at = len(self._at)
         for row in run(text, (document, *worker)):
-            found[tuple(row[len(self.binding.columns) :])].append(row)
+            found[tuple(row[keys_at:])].append(row)
         return [found[unit] for unit, _ in asked]
 
     # -- settle, renew, read
@@ -151,7 +207,7 @@ class PostgresLane(LaneStore):
         known, places = fences(claims)
         keys = map(list, zip(*[claim.key for claim in claims], strict=True))
         sent: list[Any] = [*keys, [place + 1 for place in places]]
-        if fence_time(self.binding):
+        if self.binding.fence_time:
             sent.append([at for at, _ in known])
         if "attempts" in self.binding.roles:
             sent.append([count for _, count in known])
@@ -169,7 +225,7 @@ class PostgresLane(LaneStore):
 
     async def mine(self) -> list[Claim]:
         text = self._text("mine", lambda: self.statements.mine("$1::text", "$2"))
-        values = (self.worker, self.opened_at) if fence_time(self.binding) else (self.worker,)
+        values = (self.worker, self.opened_at) if self.binding.fence_time else (self.worker,)
         rows = await self.database.read(rows_of(text, values))
         return self.find_claims(rows)
 

@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 from datetime import timedelta
 
-from .binding import fence_time
 from .statements import Statements
 
 MOST = 1000  # rows that one claim takes, except where somebody asks for more
@@ -178,7 +177,7 @@ order by {self.order()}"""
         """The claims this statement is about, from one JSON document that the server itself types: $1."""
         types = self.binding.sql_types
         fields = ["_ord int"] + [f"_k{i} {types[column]}" for i, column in enumerate(self.binding.key)]
-        if at := fence_time(self.binding):
+        if at := self.binding.fence_time:
             fields.append(f"_at {types[at]}")
         if "attempts" in self.roles:
             fields.append(f"_n {types[self.roles['attempts']]}")
@@ -235,7 +234,7 @@ returning held._ord"""
 
     def _common(self) -> tuple[str | None, str | None]:
         """The columns of the fence that rows of one claim have in common: its time, and mostly the count."""
-        return fence_time(self.binding), self.roles.get("attempts")
+        return self.binding.fence_time, self.roles.get("attempts")
 
     def settle_done(self) -> str:
         """Done with nothing beside it, which is how nearly all runs end: arrays instead of a document.

@@ -10,7 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from ...declare.task import TABLE as TASKS
-from ...errors import DeclarationError, did_you_mean
+from ...errors import DeclarationError, no_such_table
+from ..dialect import dialect_named
 
 #: A table's columns: name, type in SQL, whether this role may read it, and whether the table has partitions.
 _COLUMNS = """select a.attname, format_type(a.atttypid, a.atttypmod),
@@ -30,21 +31,15 @@ def table_name(table: Any, dialect: str) -> tuple[str | None, str]:
         if not names or len(names) > 2:
             raise DeclarationError(f"cannot read the table name {table!r}", hint='"jobs", "public.jobs" or \'"Jobs"\'')
         schema, name = (names[0], names[1]) if len(names) == 2 else (None, names[0])
-    if dialect == "sqlite" and schema in ("public", "main"):
-        schema = None
-    return schema, name
+    return None if schema in dialect_named(dialect).default_schemas else schema, name
 
 
 def view_kind(connection: sa.Connection, schema: str | None, name: str) -> str | None:
     """What it is, where it is no table: rows can be claimed in a table only."""
-    if connection.dialect.name == "postgresql":
-        quote = connection.dialect.identifier_preparer.quote
-        relation = ".".join(quote(part) for part in (schema, name) if part)
-        text = "select relkind::text from pg_class where oid = to_regclass($1::text)"
-        kind = connection.exec_driver_sql(text, (relation,)).scalar()
-        return {"v": "a view", "m": "a materialized view"}.get(kind or "")
-    text = "select 1 from sqlite_master where type = 'view' and name = ?"
-    return "a view" if connection.exec_driver_sql(text, (name,)).scalar() else None
+    kind: str | None = connection.exec_driver_sql(
+        *dialect_named(connection.dialect.name).view_kind(schema, name)
+    ).scalar()
+    return kind
 
 
 def reflect_table(
@@ -71,13 +66,8 @@ def reflect_table(
             inspector = sa.inspect(connection)
             known = inspector.get_table_names(schema) if schema in (None, *inspector.get_schema_names()) else []
             full = f"{schema}.{name}" if schema else name
-            if name == TASKS:
-                hint = "rowmill migrate APP --apply makes it; so does the first worker, where it may create tables"
-            elif known:
-                hint = did_you_mean(name, known)
-            else:
-                hint = "create the table first: there is none in this database"
-            raise DeclarationError(f"{where}: there is no table {full!r}{place}", hint=hint) from None
+            hint = "rowmill migrate APP --apply makes it; so does the first worker, where it may create tables"
+            raise no_such_table(full, place, known, where=where, hint=hint if name == TASKS else None) from None
     kinds = {column.name: column.type for column in table.c}
     known_to_user = getattr(given, "__table__", given)
     if isinstance(known_to_user, sa.Table):

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Refused, Unserved
-from ..database import Run, runner
-from ..driver_errors import translated
-from ..json_documents import plain
+from ..database import Run
+from ..dialect import dialect_named
 from .binding import Binding
+from .claim import HookFailed
 from .end_hooks import ending
 from .row_keys import Key, Placeholders, among
-from .settlements import HookFailed
 
 if TYPE_CHECKING:
     from .lane_store import LaneStore
@@ -103,10 +102,8 @@ class RefusedRows:
     def _literal(self, column: str, value: Any) -> str:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return repr(value)
-        if isinstance(value, bytes) and self._binding.dialect.name == "sqlite":
-            return f"x'{value.hex()}'"
-        text = "'" + str(value if isinstance(value, str) else plain(value)).replace("'", "''") + "'"
-        return f"{text}::{self._binding.sql_types[column]}" if self._binding.dialect.name == "postgresql" else text
+        sql = dialect_named(self._binding.dialect.name)
+        return sql.literal(value, self._binding.sql_types.get(column, ""))
 
 
 async def set_aside(store: LaneStore) -> tuple[list[RefusedRow], bool]:
@@ -160,23 +157,13 @@ async def try_claim(store: LaneStore, keys: Sequence[Key]) -> bool:
     """
     say, marks = store.statements, Placeholders(store.binding)
     verb = write_rows(store, say.claim_set(marks.add(store.worker)), marks, say.ready(), keys)
-    try:
-        async with store.database.begin() as connection:
-            with translated(store.database):
-                if store.database.dialect.name == "postgresql":  # also what is asked at the commit only
-                    await connection.exec_driver_sql("set constraints all immediate")
-                any_row = bool(await connection.run_sync(lambda c: verb(runner(c))))
-            raise _Tried(any_row)
-    except _Tried as tried:
-        return tried.any_row
 
+    def trial(run: Run) -> int:
+        if deferred := store.database.sql.check_deferred:
+            run(deferred, ())
+        return verb(run)
 
-class _Tried(Exception):
-    """Rolls a trial back."""
-
-    def __init__(self, any_row: bool) -> None:
-        super().__init__()
-        self.any_row = any_row
+    return bool(await store.database.trial(trial))
 
 
 async def _end(store: LaneStore, key: Key, said: str) -> bool:

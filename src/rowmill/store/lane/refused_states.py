@@ -9,20 +9,19 @@ done for nothing; with a wrong word in ``done`` that is every row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
 
 from ...declare import states
 from ...errors import DatabaseError, DeclarationError, Refused, did_you_mean
-from ..database import Run, runner
+from ..database import Run
 from .lane_store import LaneStore
 from .postgres_statements import PostgresStatements
 from .row_keys import Placeholders, among
 from .sql_literals import allowed_by_check, mentions
 
-#: What is written, by the name that it has in the declaration.
-WRITTEN = ("running", "done", "retry", "dead", "canceled")
 #: Constraints may be said to be not enforced from PostgreSQL 18 on.
 _CHECKS = """select pg_get_expr(c.conbin, c.conrelid) from pg_constraint c
 where c.contype = 'c' and c.conrelid = to_regclass($1::text)
@@ -44,7 +43,7 @@ where t.tgrelid = to_regclass($1::text) and not t.tgisinternal and t.tgenabled <
 _NAMED = 20
 
 
-async def check_states(store: LaneStore, written: Sequence[str] = WRITTEN, *, trial: bool = True) -> None:
+async def check_states(store: LaneStore, written: Sequence[str] = states.WRITTEN, *, trial: bool = True) -> None:
     """Raises DeclarationError for the first value in these states that the table would refuse.
 
     ``trial``: ask the triggers, too, by writing to a row in a transaction that is rolled back.
@@ -69,7 +68,7 @@ async def doubtful_states(store: LaneStore) -> dict[str, str]:
     """States that a trigger refused on a trial, with its message, where other columns may be the reason: those that a
     handler writes.
     """
-    found = {} if store.lane.own else await _tried(store, WRITTEN, certain=False)
+    found = {} if store.lane.own else await _tried(store, states.WRITTEN, certain=False)
     return {f"{state} ({_said(_plain(getattr(store.lane, state)))})": reason for state, reason in found.items()}
 
 
@@ -163,10 +162,6 @@ async def _look_up(
     )
 
 
-class _RollBackTrial(Exception):
-    """The trial is over."""
-
-
 async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> dict[str, str]:
     """States that a trigger refused on one ready row, with what it said. ``certain``: only states for which the
     triggers look at nothing but the state's own columns; otherwise only the others.
@@ -177,12 +172,9 @@ async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> 
     refused: dict[str, str] = {}
     if not sources or not wanted:
         return refused
-    try:
-        async with store.database.begin() as connection:
-            await connection.run_sync(lambda c: _try(store, runner(c), wanted, refused))
-            raise _RollBackTrial
-    except (_RollBackTrial, DatabaseError, sa.exc.DBAPIError):
-        pass  # a role or a database that may not write cannot try
+    # A role or a database that may not write cannot try.
+    with suppress(DatabaseError, sa.exc.DBAPIError):
+        await store.database.trial(lambda run: _try(store, run, wanted, refused))
     return refused
 
 
@@ -196,20 +188,18 @@ async def _triggers(store: LaneStore) -> Sequence[str]:
 
 def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, str]) -> None:
     say, marks = store.statements, Placeholders(store.binding)
-    keys, postgres = say.names(store.binding.key), isinstance(store.statements, PostgresStatements)
-    if postgres:
-        run("set local statement_timeout = '5s'", ())
-        run("set local lock_timeout = '2s'", ())
-    lock = " for no key update skip locked" if postgres else ""
-    rows = run(f"select {keys} from {say.table} where {say.ready_state()} limit 1{lock}", ())
+    keys = say.names(store.binding.key)
+    for text in say.sql.time_limits(5, 2):
+        run(text, ())
+    rows = run(f"select {keys} from {say.table} where {say.ready_state()} limit 1{say.sql.lock_to_write}", ())
     if not rows:
         return
     this = among(keys, [tuple(rows[0])], marks)
 
     def write(values: dict[str, str]) -> None:
         run(f"update {say.table} set {say.assignments(values)} where {this}", marks.given())
-        if postgres:
-            run("set constraints all immediate", ())
+        if say.sql.check_deferred:
+            run(say.sql.check_deferred, ())
 
     for state in wanted:
         run("savepoint trial", ())
@@ -235,7 +225,5 @@ def _raised_by_trigger(error: BaseException | None) -> str | None:
 
 
 def _typed(store: LaneStore, column: str, value: Any) -> str:
-    literal = store.statements.literal(column, value)
-    if not isinstance(store.statements, PostgresStatements):
-        return literal
-    return f"cast({literal} as {store.binding.sql_types[column]})"
+    say = store.statements
+    return say.sql.typed(say.literal(column, value), store.binding.sql_types.get(column, ""))

@@ -42,12 +42,12 @@ class ColumnCheck:
         kind = store.binding.kinds[column]
         kind = getattr(kind, "data_type", kind)  # a domain's own
         leaf = kind.item_type if isinstance(kind, sa.ARRAY) else kind
-        lite = store.database.dialect.name == "sqlite"
+        typed = store.database.sql.typed_columns
         self._column, self._database = column, store.database
         self._given = store.encoder(column)
         self._type = store.binding.sql_types.get(column) or str(kind)
-        self._binary = isinstance(leaf, sa.LargeBinary) or (lite and not isinstance(leaf, _NOT_BINARY))
-        self._zoned = not lite and isinstance(leaf, (sa.DateTime, sa.Time)) and bool(leaf.timezone)
+        self._binary = isinstance(leaf, sa.LargeBinary) or (not typed and not isinstance(leaf, _NOT_BINARY))
+        self._zoned = typed and isinstance(leaf, (sa.DateTime, sa.Time)) and bool(leaf.timezone)
 
     def __call__(self, value: Any) -> Any:
         if self._given is not None:

@@ -14,6 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from ...errors import DeclarationError
+from ..dialect import dialect_named
 from .binding import Binding
 
 Key = tuple[Any, ...]
@@ -23,8 +24,7 @@ class Placeholders:
     """The parameters of one statement, in the order in which they were put in."""
 
     def __init__(self, binding: Binding) -> None:
-        self._binding = binding
-        self._postgres = binding.dialect.name == "postgresql"
+        self._binding, self._sql = binding, dialect_named(binding.dialect.name)
         self._values: list[Any] = []
 
     def copy(self) -> Placeholders:
@@ -34,18 +34,13 @@ class Placeholders:
         return other
 
     def given(self) -> Any:
-        """The values, as the driver takes them. SQLite's are named: a statement need not use them all."""
-        if self._postgres:
-            return tuple(self._values)
-        return {f"p{i}": value for i, value in enumerate(self._values, 1)}
+        """The values, as the driver takes them."""
+        return self._sql.bound(self._values)
 
     def add(self, value: Any, column: str | None = None) -> str:
         """SQL that stands for the value; on PostgreSQL of the column's type, which the server makes of text."""
         self._values.append(value)
-        if not self._postgres:
-            return f":p{len(self._values)}"
-        mark = f"${len(self._values)}" + ("::text" if isinstance(value, str) else "")
-        return f"{mark}::{self._binding.sql_types[column]}" if column else mark
+        return self._sql.bind(len(self._values), value, self._binding.sql_types.get(column) if column else None)
 
     def key(self, key: Key) -> str:
         """SQL that stands for a whole key."""
@@ -90,19 +85,19 @@ def _parts(text: str, count: int) -> list[str]:
 
 def _part(binding: Binding, column: str, text: str) -> Any:
     kind = binding.table.c[column].type
-    lite = binding.dialect.name == "sqlite"
+    typed = dialect_named(binding.dialect.name).typed_columns
     try:
         if isinstance(kind, sa.Integer):
             return _whole(int(text), binding.sql_types.get(column, "bigint").lower())
         if isinstance(kind, sa.Uuid):
             # SQLite has no such type: the column's own says how it is kept.
-            processor = kind.dialect_impl(binding.dialect).bind_processor(binding.dialect) if lite else None
+            processor = None if typed else kind.dialect_impl(binding.dialect).bind_processor(binding.dialect)
             return processor(UUID(text)) if processor else UUID(text)
-        if lite and isinstance(kind, (sa.Numeric, sa.Float, sa.types.NullType)):
+        if not typed and isinstance(kind, (sa.Numeric, sa.Float, sa.types.NullType)):
             return int(text) if text.lstrip("-").isdigit() else text  # whatever was put in
         if isinstance(kind, sa.Numeric):
             return Decimal(text)
-        if isinstance(kind, (sa.DateTime, sa.Date)) and not lite:
+        if isinstance(kind, (sa.DateTime, sa.Date)) and typed:
             return _moment(kind, text)
     except (ValueError, OverflowError, InvalidOperation) as error:
         known = binding.sql_types.get(column, str(kind)).lower()

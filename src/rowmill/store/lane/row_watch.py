@@ -12,12 +12,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..database import Run
-from .row_keys import Key, written
+from .refused_rows import write_rows
+from .row_keys import Key, Placeholders, written
 
 if TYPE_CHECKING:
     from .lane_store import LaneStore
 
 _FORGET = timedelta(days=7)
+#: The reclaim from which on a row waits before it is ready again; seconds, the first time and at most.
+BACKS_OFF, BACKOFF, LONGEST_BACKOFF = 3, 5.0, 60.0
 
 
 class RowWatch:
@@ -27,25 +30,16 @@ class RowWatch:
         self._store = store
         database = store.database
         self._sightings, self._suspects = database.own("rowmill_sightings"), database.own("rowmill_suspects")
-        postgres = database.dialect.name == "postgresql"
-        self._lane, self._ids = ("$1::text", "$2::text") if postgres else ("?1", "?2")
+        self._lane, ids = database.sql.marks(2)
         # The ids come as one JSON document.
-        listed = f"jsonb_array_elements_text({self._ids}::jsonb) as s(value)" if postgres else f"json_each({self._ids})"
-        self._listed = f"(select value from {listed})"
+        self._listed = f"(select value from {database.sql.json_texts(ids)})"
 
     @classmethod
     async def open(cls, store: LaneStore) -> RowWatch | None:
         """None where the role may not write the tables: it may have been made before they were."""
         watched = cls(store)
-        if store.database.dialect.name == "postgresql":
-            may = " and ".join(
-                f"has_table_privilege('{table}', '{verb}')"
-                for table in (watched._sightings, watched._suspects)
-                for verb in ("select", "insert", "update", "delete")
-            )
-            if not (await store.database.read(lambda run: run(f"select {may}", ())))[0][0]:
-                return None
-        return watched
+        may = " and ".join(map(store.database.sql.may_write, (watched._sightings, watched._suspects)))
+        return watched if (await store.database.read(lambda run: run(f"select {may}", ())))[0][0] else None
 
     def _values(self, keys: Iterable[Any] = ()) -> tuple[str, str]:
         return self._store.lane.name, json.dumps([_text(key) for key in keys])
@@ -74,17 +68,41 @@ class RowWatch:
             await self._store.database.transact(verb)
         return [key for key in keys if known.get(_text(key))]
 
-    def suspect(self, run: Run, keys: Sequence[Any]) -> None:
-        """Remember rows that were taken back, in the transaction that does so."""
-        if keys:
-            say, table = self._store.statements, self._suspects
-            run(
-                f"insert into {table} (lane, row_id, swept_at) select {self._lane}, value, {say.plain_now()}"
-                f" from {self._listed} n where true"
-                f" on conflict (lane, row_id) do update set reclaims = {table}.reclaims + 1,"
-                " swept_at = excluded.swept_at returning 1",
-                self._values(keys),
-            )
+    def suspect(self, run: Run, keys: Sequence[Any], *, at_once: bool = False) -> None:
+        """Remember rows that were taken back, in the transaction that does so.
+
+        ``at_once``: before their lease was over. Then a row that is taken back for the third time waits, and longer
+        each time: one that kills its process must not run through its reclaims within seconds.
+        """
+        if not keys:
+            return
+        say, table = self._store.statements, self._suspects
+        counted = run(
+            f"insert into {table} (lane, row_id, swept_at) select {self._lane}, value, {say.plain_now()}"
+            f" from {self._listed} n where true"
+            f" on conflict (lane, row_id) do update set reclaims = {table}.reclaims + 1,"
+            " swept_at = excluded.swept_at returning row_id, reclaims",
+            self._values(keys),
+        )
+        column = self._store.binding.roles.get("run_after")
+        counts = {text: count for text, count in counted if count >= BACKS_OFF}
+        if not at_once or column is None or not counts:
+            return
+        for count in set(counts.values()):
+            seconds = _wait(count)
+            again = [key if isinstance(key, tuple) else (key,) for key in keys if counts.get(_text(key)) == count]
+            later = {column: say.later(column, str(seconds))}
+            write_rows(self._store, later, Placeholders(self._store.binding), f"not ({say.running()})", again)(run)
+
+    async def backs_off(self) -> bool:
+        """Some row was taken back so often that it waits before it is ready again."""
+        if "run_after" not in self._store.binding.roles:
+            return False
+        age = self._store.database.sql.age("swept_at")
+        text = f"select reclaims, {age} from {self._suspects} where lane = {self._lane} and reclaims >= {BACKS_OFF}"
+        recent = f"{text} order by swept_at desc limit 100"
+        rows = await self._store.database.read(lambda run: run(recent, (self._store.lane.name,)))
+        return any(float(seconds) < _wait(reclaims) for reclaims, seconds in rows)
 
     async def suspects(self, keys: Sequence[Key]) -> dict[Key, int]:
         """Which of these rows were taken back from a dead worker, and how often."""
@@ -100,6 +118,11 @@ class RowWatch:
             " returning 1"
         )
         await self._store.database.write(lambda run: run(text, self._values(keys)))
+
+
+def _wait(reclaims: int) -> float:
+    """Seconds that a row waits after so many reclaims."""
+    return min(BACKOFF * 2.0 ** (reclaims - BACKS_OFF), LONGEST_BACKOFF)
 
 
 def _text(key: Any) -> str:

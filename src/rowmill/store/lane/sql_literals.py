@@ -1,4 +1,6 @@
-"""Plain values out of SQL text: a column's default, a check constraint's list, an index predicate, a comment."""
+"""Plain values out of SQL text: a column's default, a check constraint's list, an index predicate, a comment; and text
+as an SQL literal that may hold anything.
+"""
 
 from __future__ import annotations
 
@@ -82,3 +84,9 @@ def comment_meanings(comment: str | None, kind: str) -> dict[Any, str]:
         return {}
     found = {int(number): word.strip() for number, word in _MEANING.findall(comment)}
     return found if len(found) > 1 else {}
+
+
+def dollar_quoted(text: str) -> str:
+    """Text between dollar signs, with a tag that is not in it: names and states may hold anything."""
+    tag = next(tag for i in range(len(text) + 1) if (tag := f"$rowmill{i or ''}$") not in text)
+    return f"{tag}\n{text}\n{tag}"

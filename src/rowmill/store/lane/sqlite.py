@@ -21,10 +21,9 @@ from ...clock import Clock
 from ..database import Database, Run
 from ..gates.gate_binding import BoundGates
 from ..unreadable_values import Unreadable
-from .binding import Binding, fence_time
-from .claim import Claim, Settlement, Swept
+from .binding import Binding
+from .claim import Claim, Settlement, Swept, encoding
 from .lane_store import LaneStore
-from .settlements import encoding
 from .statements import Statements
 from .sweep import sweep
 
@@ -294,7 +293,7 @@ class SqliteLane(LaneStore):
             return [(claim, rows[0][0]) for claim, rows in found if rows]
 
         renewed = await self.database.write(verb)
-        if self.binding.renew == "claimed_at" and fence_time(self.binding):
+        if self.binding.renew == "claimed_at" and self.binding.fence_time:
             for claim, moment in renewed:
                 claim.claimed_at = moment  # the fence moves with the renewal
         return [claim for claim, _ in renewed]

@@ -17,8 +17,9 @@ import sqlalchemy as sa
 from ...clock import Clock
 from ...declare import roles as roles_words
 from ...declare import states
-from .binding import Binding, fence_time
-from .claim import FINAL
+from ...declare.states import FINAL
+from ..dialect import dialect_named
+from .binding import Binding
 
 if TYPE_CHECKING:
     from .refused_rows import RefusedRows
@@ -45,6 +46,7 @@ class Statements:
         #: Rows that the database will not let be changed.
         self.passed: RefusedRows | None = None
         self.roles = binding.roles
+        self.sql = dialect_named(binding.dialect.name)
         self._preparer = binding.dialect.identifier_preparer
         self.table = self._preparer.format_table(binding.table)
 
@@ -127,6 +129,10 @@ class Statements:
     def later(self, column: str, seconds: str) -> str:
         """The time ``seconds`` (an SQL expression) from now, in the column's own type."""
         raise NotImplementedError
+
+    def loose(self) -> str | None:
+        """The leading column of the order, where rows without a place in it are claimed last, by a second statement."""
+        return None
 
     def due(self, column: str) -> str:
         """The column's time has come."""
@@ -282,7 +288,7 @@ class Statements:
 
     def _signs(self) -> list[str]:
         """The columns that show a sign of life, the one to go by first."""
-        order = ("heartbeat_at", "claimed_at", "updated_at")
+        order: tuple[str, ...] = roles_words.SIGNS_OF_LIFE
         if self.binding.renew == "claimed_at":
             order = ("claimed_at", "heartbeat_at", "updated_at")
         return list(dict.fromkeys(self.roles[role] for role in order if role in self.roles))
@@ -312,7 +318,7 @@ class Statements:
         parts = [self.running(f"{row}.")]
         if column := self.roles.get("worker"):
             parts.append(f"{row}.{self.name(column)} = {worker}")
-        if at := fence_time(self.binding):
+        if at := self.binding.fence_time:
             parts.append(f"{row}.{self.name(at)} = {time}")
         if counter := self.roles.get("attempts"):
             parts.append(f"{row}.{self.name(counter)} = {attempts}")
@@ -392,7 +398,7 @@ class Statements:
     def mine(self, worker: str, since: str) -> str:
         """Running rows that this very process claimed."""
         parts = [self.running(), f"{self.name(self.roles['worker'])} = {worker}"]
-        if at := fence_time(self.binding):
+        if at := self.binding.fence_time:
             parts.append(f"{self.name(at)} >= {since}")
         return f"select {self.names(self.binding.columns)} from {self.table}\nwhere {' and '.join(parts)}"
 

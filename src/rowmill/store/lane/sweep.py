@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import Refused, Unserved
 from ..database import Run
-from .claim import Swept
+from .claim import HookFailed, Swept
 from .end_hooks import ending
 from .refused_rows import write_rows
 from .row_keys import Key, Placeholders
-from .settlements import HookFailed
-from .statements import POISONED
+from .statements import INCARNATION, POISONED
 
 if TYPE_CHECKING:
     from .lane_store import LaneStore
@@ -65,14 +64,26 @@ async def _sweep(
         return await _singly(store, await _find(store, stale, most), stale)
 
 
-async def take_over(store: LaneStore, worker: str, started: Callable[[Key], bool]) -> tuple[int, list[Swept]]:
-    """Take back what a worker held that is known to be dead; how many rows were released, and what was swept.
+async def take_over(
+    store: LaneStore, worker: str, incarnation: str, started: Callable[[Key], bool], *, succeeds: bool = False
+) -> tuple[int, list[Swept]]:
+    """Take back what a dead worker held; how many rows were released, and what was swept.
 
-    Rows that it had not started are released: that counts for nothing.
+    Rows that it had not started are released: that counts for nothing. ``succeeds``: this worker has taken the id, and
+    has claimed nothing yet. Anybody else goes by the workers table, where the dead worker must still be called dead.
     """
     say = store.statements
     column = store.binding.roles["worker"]
-    mine = f"{say.running()} and {say.name(column)} = {say.literal(column, worker)}"
+    name = f"{worker}{INCARNATION}{incarnation}" if store.binding.incarnated else worker
+    mine = f"{say.running()} and {say.name(column)} = {say.literal(column, name)}"
+    if not succeeds:
+        quoted = [store.database.sql.literal(value, "text") for value in (worker, incarnation)]
+        mine += (
+            f" and exists (select 1 from {say.workers} w where w.id = {quoted[0]} and w.incarnation = {quoted[1]}"
+            " and w.state = 'dead')"
+        )
+        if at := store.binding.fence_time:  # not what a successor of the same id has claimed since this was sent
+            mine += f" and {say.name(at)} <= {say.now(at)}"
     rows = await _find(store, mine, _MOST)
     begun = [row for row in rows if started(tuple(row[2:]))]
     keys = [tuple(row[2:]) for row in rows if not started(tuple(row[2:]))]
@@ -82,7 +93,7 @@ async def take_over(store: LaneStore, worker: str, started: Callable[[Key], bool
         released += await store.database.write(
             write_rows(store, release, Placeholders(store.binding), mine, keys[i : i + _CHUNK])
         )
-    return released, await _singly(store, begun, mine)
+    return released, await _singly(store, begun, mine, at_once=True)
 
 
 async def _sweep_timeless(store: LaneStore, lease: timedelta, most: int) -> list[Swept]:
@@ -112,7 +123,7 @@ def _running(store: LaneStore, test: Callable[[timedelta, str], str], lease: tim
     return f"{say.running()} and {test(lease, say.table + '.')}{say.not_passed()}"
 
 
-async def _singly(store: LaneStore, rows: Any, stale: str) -> list[Swept]:
+async def _singly(store: LaneStore, rows: Any, stale: str, *, at_once: bool = False) -> list[Swept]:
     """Each in a transaction of its own, if it still is as it was found."""
     swept = []
     for holder, poison, *parts in rows:
@@ -120,7 +131,7 @@ async def _singly(store: LaneStore, rows: Any, stale: str) -> list[Swept]:
         refused = None
         try:
             if not poison:
-                if await store.database.transact(_back(store, stale, key)):
+                if await store.database.transact(_back(store, stale, key, at_once)):
                     swept.append(Swept(key, holder, False))
                 continue
         except Unserved:
@@ -131,13 +142,13 @@ async def _singly(store: LaneStore, rows: Any, stale: str) -> list[Swept]:
     return swept
 
 
-def _back(store: LaneStore, stale: str, key: Any) -> Callable[[Run], bool]:
+def _back(store: LaneStore, stale: str, key: Any, at_once: bool) -> Callable[[Run], bool]:
     write = write_rows(store, store.statements.sweep_set()[0], Placeholders(store.binding), stale, [_key(key)])
 
     def verb(run: Run) -> bool:
         written = write(run)
         if written and store.watched is not None:
-            store.watched.suspect(run, [key])
+            store.watched.suspect(run, [key], at_once=at_once)
         return bool(written)
 
     return verb

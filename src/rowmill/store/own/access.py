@@ -13,11 +13,11 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from ...errors import DeclarationError, did_you_mean
 from ..database import Database, Run
+from ..dialect import iso_time
 from . import schema
 
 SCOPES = ("read", "operate", "enqueue")
@@ -71,26 +71,13 @@ def digest(secret: str) -> str:
 
 
 class _AccessTable:
-    """One of the two tables, with the dialect's words."""
+    """One of the two tables."""
 
     name: str
 
     def __init__(self, database: Database) -> None:
-        self.database = database
-        self.postgres = database.dialect.name == "postgresql"
-        self.table = database.own(self.name)
-        self.now = "now()" if self.postgres else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
-
-    def marks(self, count: int) -> list[str]:
-        """Parameters; on PostgreSQL all of them text."""
-        return [f"${i}::text" if self.postgres else f"?{i}" for i in range(1, count + 1)]
-
-    def from_now(self, hours: float) -> str:
-        """A time so many hours from now (before, where negative), as SQL."""
-        seconds = int(hours * 3600)
-        if self.postgres:
-            return f"now() + interval '{seconds} seconds'"
-        return f"strftime('%Y-%m-%d %H:%M:%f', 'now', '{seconds:+d} seconds')"
+        self.database, self.sql = database, database.sql
+        self.table, self.now = database.own(self.name), database.sql.now
 
     async def ensure(self) -> None:
         """Make the tables where they are not there; raises DeclarationError where the role may not."""
@@ -115,14 +102,14 @@ class Tokens(_AccessTable):
             raise DeclarationError("a token needs a name and a scope", hint="--scope read")
         if [token for token in await self.all() if token.name == name and token.valid]:
             raise DeclarationError(f"there is a token {name!r} already", hint="another name, or revoke that one first")
-        ends = None if days is None else self.from_now(days * 24)
+        ends = None if days is None else self.sql.later(str(days * 86400))
         return await self._add(name, scopes, lanes, None, by, ends)
 
     async def open_session(self, token: Token) -> tuple[Token, str]:
         """A session with a token's rights, and its secret. Those that have ended are dropped."""
         gone = f"delete from {self.table} where session_of is not null and expires_at < {self.now}"
         await self.database.write(lambda run: run(gone, ()))
-        ends = self.from_now(SESSION_HOURS)
+        ends = self.sql.later(str(SESSION_HOURS * 3600))
         return await self._add(token.name, token.scopes, token.lanes, token.id, token.created_by, ends)
 
     async def _add(
@@ -135,23 +122,23 @@ class Tokens(_AccessTable):
         ends: str | None,
     ) -> tuple[Token, str]:
         secret, id = f"rm_{secrets.token_urlsafe(32)}", secrets.token_hex(5)
-        marks = self.marks(7)
+        marks = self.sql.marks(7)
         text = f"""insert into {self.table}
   (id, name, digest, scopes, lanes, session_of, created_by, created_at, expires_at)
 values ({", ".join(marks)}, {self.now}, {ends or "null"})"""
         listed = None if lanes is None else json.dumps(sorted(lanes))
         values = (id, name, digest(secret), " ".join(s for s in SCOPES if s in scopes), listed, of, by)
         await self.database.write(lambda run: run(text, values))
-        found = await self._read(f"id = {self.marks(1)[0]}", (id,))
+        found = await self._read(f"id = {self.sql.mark(1)}", (id,))
         return found[0], secret
 
     async def find(self, secret: str) -> Token | None:
         """The token with this secret, if it is valid; a session only as long as its token is."""
-        found = await self._read(f"digest = {self.marks(1)[0]}", (digest(secret),))
+        found = await self._read(f"digest = {self.sql.mark(1)}", (digest(secret),))
         if not found or not found[0].valid:
             return None
         if found[0].session_of is not None:
-            parents = await self._read(f"id = {self.marks(1)[0]}", (found[0].session_of,))
+            parents = await self._read(f"id = {self.sql.mark(1)}", (found[0].session_of,))
             if not parents or not parents[0].valid:
                 return None
         return found[0]
@@ -159,7 +146,7 @@ values ({", ".join(marks)}, {self.now}, {ends or "null"})"""
     async def used(self, token: Token) -> None:
         """Note that a token was used; a session's use is its token's."""
         ids = (token.id, token.session_of or token.id)
-        marks = self.marks(2)
+        marks = self.sql.marks(2)
         text = f"update {self.table} set used_at = {self.now} where id in ({', '.join(marks)})"
         await self.database.write(lambda run: run(text, ids))
 
@@ -179,15 +166,15 @@ values ({", ".join(marks)}, {self.now}, {ends or "null"})"""
         valid = [token for token in await self.all() if token.valid and word in (token.id, token.name)]
         if not valid:
             return None
-        marks = self.marks(2)
+        marks = self.sql.marks(2)
         text = f"""update {self.table} set revoked_at = {self.now}
 where revoked_at is null and (id = {marks[0]} or session_of = {marks[1]})"""
         await self.database.write(lambda run: run(text, (valid[0].id, valid[0].id)))
-        return (await self._read(f"id = {self.marks(1)[0]}", (valid[0].id,)))[0]
+        return (await self._read(f"id = {self.sql.mark(1)}", (valid[0].id,)))[0]
 
     async def close_session(self, token: Token) -> None:
         """Log out."""
-        text = f"delete from {self.table} where session_of is not null and id = {self.marks(1)[0]}"
+        text = f"delete from {self.table} where session_of is not null and id = {self.sql.mark(1)}"
         await self.database.write(lambda run: run(text, (token.id,)))
 
     async def _read(self, test: str, values: Sequence[Any]) -> list[Token]:
@@ -206,14 +193,14 @@ class Audit(_AccessTable):
     async def record(self, entry: Mapping[str, str | None]) -> int:
         """Add an entry: who, token, address, action, environment, lane, target, outcome, detail. Returns its id."""
         names = [name for name in _ENTRY.split(", ") if name not in ("id", "at")]
-        marks = self.marks(len(names))
+        marks = self.sql.marks(len(names))
         text = f"insert into {self.table} (at, {', '.join(names)}) values ({self.now}, {', '.join(marks)}) returning id"
         values = tuple(None if (value := entry.get(name)) is None else _clean(value) for name in names)
         return int((await self.database.write(lambda run: run(text, values)))[0][0])
 
     async def complete(self, id: int, outcome: str, detail: str | None) -> None:
         """Add to an entry how its action ended."""
-        marks = self.marks(2)
+        marks = self.sql.marks(2)
         text = f"update {self.table} set outcome = {marks[0]}, detail = {marks[1]} where id = {int(id)}"
         values = (_clean(outcome), None if detail is None else _clean(detail))
         await self.database.write(lambda run: run(text, values))
@@ -228,14 +215,14 @@ class Audit(_AccessTable):
         values: tuple[str, ...] = ()
         if lanes is not None:
             values = tuple(sorted(lanes))
-            tests.append(f"lane in ({', '.join(self.marks(len(values)))})" if values else "1 = 0")
+            tests.append(f"lane in ({', '.join(self.sql.marks(len(values)))})" if values else "1 = 0")
         where = f" where {' and '.join(tests)}" if tests else ""
         text = f"select {_ENTRY} from {self.table}{where} order by id desc limit {int(limit)}"
 
         def verb(run: Run) -> list[dict[str, Any]]:
             return [dict(zip(_ENTRY.split(", "), row, strict=True)) for row in run(text, values)]
 
-        return [{**entry, "at": _time(entry["at"])} for entry in await self.database.read(verb)]
+        return [{**entry, "at": iso_time(entry["at"])} for entry in await self.database.read(verb)]
 
     async def forget_in_time(self) -> None:
         """Drop what is too old, where that was not done lately."""
@@ -245,7 +232,7 @@ class Audit(_AccessTable):
 
     async def forget(self) -> None:
         """Drop what is older than half a year."""
-        text = f"delete from {self.table} where at < {self.from_now(-24 * AUDIT_DAYS)}"
+        text = f"delete from {self.table} where at < {self.sql.later(str(-86400 * AUDIT_DAYS))}"
         await self.database.write(lambda run: run(text, ()))
 
 
@@ -265,13 +252,6 @@ def _token(row: Sequence[Any]) -> Token:
     id, name, scopes, lanes, of, created, by, expires, used, revoked, valid = row
     limited = None if lanes is None else frozenset(json.loads(lanes))
     return Token(
-        id, name, frozenset(scopes.split()), limited, of, str(_time(created)), by,
-        _time(expires), _time(used), _time(revoked), bool(valid),
+        id, name, frozenset(scopes.split()), limited, of, str(iso_time(created)), by,
+        iso_time(expires), iso_time(used), iso_time(revoked), bool(valid),
     )  # fmt: skip
-
-
-def _time(value: Any) -> str | None:
-    """As ISO text in UTC, whichever way the database keeps it."""
-    if value is None or isinstance(value, datetime):
-        return None if value is None else value.isoformat()
-    return f"{value}+00:00".replace(" ", "T")

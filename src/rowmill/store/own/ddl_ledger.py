@@ -36,8 +36,8 @@ class Ledger:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.table = database.own(schema.DDL.statements[0].split("own.")[1].split()[0])
-        self._marks = [f"${i}" if database.dialect.name == "postgresql" else f"?{i}" for i in range(1, 10)]
+        self.table = database.own("rowmill_ddl")
+        self._marks = database.sql.marks(9, kind="")
 
     async def records(self) -> list[Record]:
         """All that was added, in the order in which it was; none where the list is not there."""

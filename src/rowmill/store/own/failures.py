@@ -9,11 +9,11 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from ..bounded_text import bounded, tail
 from ..database import Database, Run
+from ..dialect import iso_time
 from . import schema
 from .fingerprint import fingerprint, shape
 
@@ -23,7 +23,6 @@ DAYS, MOST = 30, 20_000
 FAMILIES, MESSAGE, TRACEBACK = 200, 2000, 4000
 _FIELDS = (("lane", "text"), ("row_id", "text"), ("attempt", "integer"), ("worker", "text"), ("outcome", "text"),
            ("class", "text"), ("fingerprint", "text"), ("message", "text"), ("traceback", "text"))  # fmt: skip
-_TIME = "%Y-%m-%d %H:%M:%f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ class Failures:
     """The failures of one environment."""
 
     def __init__(self, database: Database) -> None:
-        self.database = database
-        self.postgres = database.dialect.name == "postgresql"
+        self.database, self.sql = database, database.sql
         self.table = database.own("rowmill_failures")
 
     async def exists(self) -> bool:
@@ -100,21 +98,14 @@ class Failures:
 
     async def add(self, failures: Sequence[Failure]) -> None:
         """Write down what failed, all of it in one statement."""
-        names = [name for name, _ in _FIELDS]
-        if self.postgres:
-            typed = ", ".join(f"{name} {kind}" for name, kind in _FIELDS)
-            source = f"jsonb_to_recordset($1::text::jsonb) as s(ago double precision, {typed})"
-            at, taken = "now() - s.ago * interval '1 second'", [f"s.{name}" for name in names]
-        else:
-            source = "json_each(:doc) s"
-            at = f"strftime('{_TIME}', 'now', (-(s.value ->> 'ago')) || ' seconds')"
-            taken = [f"s.value ->> '{name}'" for name in names]
-        text = f"insert into {self.table} (at, {', '.join(names)}) select {at}, {', '.join(taken)} from {source}"
+        sql = self.sql
+        source = sql.json_rows(sql.mark(1), [("ago", "double precision"), *_FIELDS])
+        at, taken = sql.later(f"-{sql.json_field('ago')}"), ", ".join(sql.json_field(name) for name, _ in _FIELDS)
+        text = f"insert into {self.table} (at, {self._names()}) select {at}, {taken} from {source}"
         # Elsewhere: to tell a long message's family takes milliseconds, and the loop has runs to serve.
         encoding = self.database.encoding
         document = await asyncio.to_thread(lambda: json.dumps([failure.value(encoding) for failure in failures]))
-        given: Any = (document,) if self.postgres else {"doc": document}
-        await self.database.write(lambda run: run(text, given))
+        await self.database.write(lambda run: run(text, (document,)))
 
     async def prune(self, days: float = DAYS, most: int = MOST) -> None:
         """Forget what is too old, or too much. Ids only grow, so the bound on the number costs no counting."""
@@ -123,15 +114,13 @@ class Failures:
         await self.database.write(lambda run: run(text, ()))
 
     def _before(self, seconds: float) -> str:
-        if self.postgres:
-            return f"at < now() - interval '{seconds:.3f} seconds'"
-        return f"at < strftime('{_TIME}', 'now', '-{seconds:.3f} seconds')"
+        return f"at < {self.sql.later(f'-{seconds:.3f}')}"
 
     # -- what an operator asks
 
     async def of_row(self, lane: str, row_id: str, limit: int = 50) -> list[dict[str, Any]]:
         """What befell one row, the latest first."""
-        marks = self._marks(2)
+        marks = self.sql.marks(2)
         text = (
             f"select id, at, {self._names()} from {self.table} where lane = {marks[0]} and row_id = {marks[1]}"
             f" order by id desc limit {limit}"
@@ -140,7 +129,7 @@ class Failures:
 
     async def members(self, lane: str, family: str) -> list[str]:
         """The ids of the rows whose latest failure is of this family."""
-        marks, table = self._marks(2), self.table
+        marks, table = self.sql.marks(2), self.table
         text = f"""select distinct f.row_id from {table} f
 where f.lane = {marks[0]} and f.fingerprint = {marks[1]} and not exists (
   select 1 from {table} later
@@ -149,34 +138,33 @@ where f.lane = {marks[0]} and f.fingerprint = {marks[1]} and not exists (
 
     async def recorded(self, lanes: Sequence[str], row_ids: Sequence[str]) -> set[str]:
         """Which of these rows have a failure on record, in any of these lanes."""
-        text = f"select row_id from {self.table} where lane {self._among(1)} and row_id {self._among(2)}"
-        return {row[0] for row in await self._read(text, (list(lanes), list(row_ids)))}
+        (lane, row), among = self.sql.marks(2, kind=""), self.sql.among
+        text = f"select row_id from {self.table} where lane {among(lane)} and row_id {among(row)}"
+        return {row[0] for row in await self._read(text, (self.sql.list_value(lanes), self.sql.list_value(row_ids)))}
 
     async def families(
         self, environment: str, lanes: Sequence[str], *, hours: float = 24.0, buckets: int = 24
     ) -> list[Family]:
         """Failures of the last hours by lane and fingerprint, those that were seen last first."""
-        recent = f"not ({self._before(hours * 3600)}) and lane {self._among(1)}"
+        first_mark = self.sql.mark(1, kind="")
+        recent = f"not ({self._before(hours * 3600)}) and lane {self.sql.among(first_mark)}"
         # Rows first, then families: counting distinct ones instead would sort them all.
         rows = f"""select lane, fingerprint, count(*) as n, min(at) as first, max(at) as last, max(id) as id
   from {self.table} where {recent} group by lane, fingerprint, row_id"""
         grouped = f"""select lane, fingerprint, sum(n), count(*), min(first), max(last), max(id)
 from ({rows}) x group by lane, fingerprint order by max(id) desc limit {FAMILIES}"""
         width = hours * 3600 / buckets
-        age = "extract(epoch from now() - at)" if self.postgres else "(julianday('now') - julianday(at)) * 86400.0"
-        back = f"floor({age} / {width})::integer" if self.postgres else f"cast({age} / {width} as integer)"
+        back = self.sql.whole(f"{self.sql.age('at')} / {width}")
         counted = f"""select lane, fingerprint, {back}, count(*)
 from {self.table} where {recent} group by 1, 2, 3"""
-        names = ", ".join(f"f.{name}" for name in ("id", "at", *(name for name, _ in _FIELDS)))
-        latest = f"select {names} from {self.table} f where f.id {self._among(1, 'bigint')}"
+        latest = f"select id, at, {self._names()} from {self.table} where id {self.sql.among(first_mark, 'bigint')}"
 
         def verb(run: Run) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-            groups = run(grouped, self._given((list(lanes),)))
-            return (
-                groups,
-                run(counted, self._given((list(lanes),))) if groups else [],
-                run(latest, self._given(([row[6] for row in groups],))) if groups else [],
-            )
+            lanes_given = (self.sql.list_value(lanes),)
+            groups = run(grouped, lanes_given)
+            if not groups:
+                return [], [], []
+            return groups, run(counted, lanes_given), run(latest, (self.sql.list_value([row[6] for row in groups]),))
 
         groups, counts, examples = await self.database.read(verb)
         shown = {row[0]: self._shown(row) for row in examples}
@@ -190,7 +178,7 @@ from {self.table} where {recent} group by 1, 2, 3"""
             found.append(
                 Family(
                     environment, lane, family, shape(seen.get("message", "")), seen.get("class"), int(number),
-                    of_rows, 0, moment(first), moment(last), columns.get((lane, family), [0] * buckets), seen,
+                    of_rows, 0, iso_time(first), iso_time(last), columns.get((lane, family), [0] * buckets), seen,
                 )
             )  # fmt: skip
         return found
@@ -200,33 +188,10 @@ from {self.table} where {recent} group by 1, 2, 3"""
     def _names(self) -> str:
         return ", ".join(name for name, _ in _FIELDS)
 
-    def _marks(self, count: int) -> list[str]:
-        return [f"${i}::text" if self.postgres else f"?{i}" for i in range(1, count + 1)]
-
-    def _among(self, number: int, kind: str = "text") -> str:
-        """A condition on a column: one of a list that is given as a parameter."""
-        if self.postgres:
-            return f"= any(${number}::{kind}[])"
-        return f"in (select value from json_each(?{number}))"
-
-    def _given(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        lite = not self.postgres
-        return tuple(json.dumps(value) if lite and isinstance(value, list) else value for value in values)
-
     async def _read(self, text: str, values: Sequence[Any]) -> Sequence[Any]:
-        return await self.database.read(lambda run: run(text, self._given(values)))
+        return await self.database.read(lambda run: run(text, values))
 
     def _shown(self, row: Sequence[Any]) -> dict[str, Any]:
         names = ("id", "at", *(name for name, _ in _FIELDS))
         found = dict(zip(names, row, strict=True))
-        return {**found, "at": moment(found["at"])}
-
-
-def moment(value: Any) -> str | None:
-    """A time as ISO text in UTC; SQLite keeps it as text without a zone."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = datetime.fromisoformat(value).replace(tzinfo=UTC)
-    text: str = value.astimezone(UTC).isoformat(timespec="milliseconds")
-    return text
+        return {**found, "at": iso_time(found["at"])}

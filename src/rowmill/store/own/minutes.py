@@ -85,7 +85,7 @@ class Minutes:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database, self.clock = database, clock
-        self.postgres = database.dialect.name == "postgresql"
+        self.sql = database.sql
         self.table = database.own("rowmill_minutes")
 
     async def exists(self) -> bool:
@@ -94,18 +94,15 @@ class Minutes:
 
     def _epoch(self) -> str:
         shift = self.clock.shift.total_seconds()
-        now = "extract(epoch from now())::float8" if self.postgres else "(julianday('now') - 2440587.5) * 86400.0"
-        return f"({now} + {shift})" if shift else f"({now})"
+        return f"({self.sql.epoch} + {shift})" if shift else f"({self.sql.epoch})"
 
     async def add(self, counts: Mapping[str, Mapping[str, int]]) -> None:
         """Add what lanes did to the present minute: one statement for all of them, in the order of their names."""
-        minute = (
-            f"cast(floor({self._epoch()} / 60) as bigint)" if self.postgres else f"cast({self._epoch()} / 60 as int)"
-        )
+        minute = self.sql.whole(f"{self._epoch()} / 60")
         lines, given = [], []
         for lane in sorted(counts):
             given.append(lane)
-            mark = f"${len(given)}::text" if self.postgres else f"?{len(given)}"
+            mark = self.sql.mark(len(given))
             numbers = ", ".join(str(int(counts[lane].get(name, 0))) for name in NUMBERS)
             lines.append(f"({mark}, {minute}, {numbers})")
         if not lines:
@@ -130,7 +127,7 @@ on conflict (lane, minute) do update set {sums}"""
             now = float(run(f"select {self._epoch()}", ())[0][0])
             last = int(now // 60)
             first = (last - minutes) // step * step + step
-            marks = ", ".join(f"${i}::text" if self.postgres else f"?{i}" for i in range(1, len(lanes) + 1))
+            marks = ", ".join(self.sql.marks(len(lanes)))
             sums = ", ".join(f"sum({name})" for name in NUMBERS)
             # Of the newest minutes each by itself, of the others by step: a week is no more to send than an hour.
             bucket = f"case when minute >= {last - RECENT} then minute else minute / {step} * {step} end"

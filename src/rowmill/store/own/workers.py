@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from ...errors import Refused
 from ..database import Database, Run
+from ..dialect import iso_time
 from . import schema
 
 #: A worker that has not been heard of for this long is dead.
@@ -38,6 +40,27 @@ class WorkerState:
     lost: int = 0
     #: Resident, in bytes; 0: not known.
     memory: int = 0
+    #: Which process it is, for workers on the same host; None: the system does not tell.
+    process: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another worker, as the workers table has it."""
+
+    id: str
+    incarnation: str
+    #: When it was last heard of, as the database writes it, and how many seconds ago that is by the database's clock.
+    seen_at: str
+    silent_for: float
+    process: str | None
+    #: It said that it holds its lock, and nobody does.
+    lock_missing: bool
+
+
+def lock_id(incarnation: str) -> int:
+    """The number of the advisory lock that a worker holds on the session on which it listens."""
+    return zlib.crc32(incarnation.encode())
 
 
 class WorkersTable:
@@ -45,15 +68,9 @@ class WorkersTable:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.postgres = database.dialect.name == "postgresql"
         self.table = database.own("rowmill_workers")
         self._own: schema.OwnTables | None = None
-        self._age = (
-            "extract(epoch from now() - seen_at)"
-            if self.postgres
-            else "(julianday('now') - julianday(seen_at)) * 86400.0"
-        )
-        self._now = "now()" if self.postgres else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+        self._age, self._now = database.sql.age(f"{self.table}.seen_at"), database.sql.now
 
     async def ensure(self) -> None:
         """Make the table where it is not there; raises Refused where the role may not."""
@@ -71,53 +88,69 @@ class WorkersTable:
             self._own = await schema.taken(self.database)
         return self._own.has(step)
 
-    def _marks(self, count: int) -> list[str]:
-        return [f"${i}" if self.postgres else f"?{i}" for i in range(1, count + 1)]
-
     async def register(self, me: WorkerState, replaces: str | None = None) -> dict[str, Any] | None:
         """Take the id. Returns the live worker that has it already, if one does."""
-        leases = await self._has(schema.RECOVERY)
-        marks = self._marks(9 if leases else 8)
-        silent = (
-            f"{self.table}.seen_at < now() - interval '{SILENT} seconds'"
-            if self.postgres
-            else f"julianday({self.table}.seen_at) < julianday('now', '-{SILENT} seconds')"
-        )
-        text = f"""insert into {self.table} (id, incarnation, host, pid, lanes, version, started_at, seen_at, state
-  {", leases" if leases else ""})
-values ({", ".join(marks[:6])}, {self._now}, {self._now}, 'idle'{", " + marks[8] if leases else ""})
-on conflict (id) do update set incarnation = excluded.incarnation, host = excluded.host, pid = excluded.pid,
-  lanes = excluded.lanes, version = excluded.version, started_at = excluded.started_at, seen_at = excluded.seen_at,
-  state = 'idle', current = '[]', completed = 0, failed = 0, lost = 0{", leases = excluded.leases" if leases else ""}
-where {self.table}.state = 'stopped' or {self.table}.incarnation = {marks[6]}
-  or {self.table}.incarnation = {marks[7]} or {silent}
+        told: dict[str, Any] = {
+            "id": me.id, "incarnation": me.incarnation, "host": me.host, "pid": me.pid,
+            "lanes": json.dumps(me.lanes), "version": me.version,
+        }  # fmt: skip
+        if await self._has(schema.RECOVERY):
+            told["leases"] = json.dumps(me.leases)
+        if await self._has(schema.LIVENESS):
+            told |= {"process": me.process, "lock_id": None}
+        *marks, mine, its = self.database.sql.marks(len(told) + 2, kind="")
+        renewed = ", ".join(f"{column} = excluded.{column}" for column in (*list(told)[1:], "started_at", "seen_at"))
+        text = f"""insert into {self.table} ({", ".join(told)}, started_at, seen_at, state)
+values ({", ".join(marks)}, {self._now}, {self._now}, 'idle')
+on conflict (id) do update set {renewed},
+  state = 'idle', current = '[]', completed = 0, failed = 0, lost = 0
+where {self.table}.state in ('stopped', 'dead') or {self.table}.incarnation = {mine}
+  or {self.table}.incarnation = {its} or {self._age} > {SILENT}
 returning id"""
-        values = (
-            me.id,
-            me.incarnation,
-            me.host,
-            me.pid,
-            json.dumps(me.lanes),
-            me.version,
-            me.incarnation,
-            replaces or "",
-            *([json.dumps(me.leases)] if leases else []),
-        )
+        values = (*told.values(), me.incarnation, replaces or "")
         if await self.database.write(lambda run: run(text, values)):
             return None
         holder = [worker for worker in await self.all() if worker["id"] == me.id]
         return holder[0] if holder else None
 
-    async def beat(self, me: WorkerState) -> bool:
-        """A sign of life; False when another incarnation has taken the id."""
-        marks = self._marks(7)
+    async def beat(self, me: WorkerState, *, locked: bool = False) -> bool:
+        """A sign of life; False when another incarnation has taken the id. ``locked``: it holds its advisory lock."""
+        marks = self.database.sql.marks(7, kind="")
         memory = f", memory = {int(me.memory)}" if await self._has(schema.MINUTES) else ""
+        if await self._has(schema.LIVENESS):
+            memory += f", lock_id = {lock_id(me.incarnation) if locked else 'null'}"
         text = f"""update {self.table} set seen_at = {self._now}, state = {marks[0]}, current = {marks[1]},
   completed = {marks[2]}, failed = {marks[3]}, lost = {marks[4]}{memory}
 where id = {marks[5]} and incarnation = {marks[6]} returning id"""
         values = (
             me.state, json.dumps(me.current, default=str), me.completed, me.failed, me.lost, me.id, me.incarnation,
         )  # fmt: skip
+        return bool(await self.database.write(lambda run: run(text, values)))
+
+    async def peers(self, me: WorkerState) -> list[Peer]:
+        """The other workers that have neither stopped nor been found dead."""
+        if not await self._has(schema.LIVENESS):
+            return []
+        sql = self.database.sql
+        text = f"""select id, incarnation, cast(seen_at as text), {self._age}, process, {sql.lock_missing("lock_id")}
+from {self.table}
+where state not in ('stopped', 'dead') and incarnation <> {sql.mark(1)}"""
+        rows = await self.database.read(lambda run: run(text, (me.incarnation,)))
+        return [
+            Peer(id, life, seen, float(age), process, bool(missing)) for id, life, seen, age, process, missing in rows
+        ]
+
+    async def declare_dead(self, id: str, incarnation: str, seen_at: str | None) -> bool:
+        """Call a worker dead. Only one of those who find it dead is told True: that one gives its rows back.
+
+        ``seen_at``: only if it was not heard of since.
+        """
+        sql = self.database.sql
+        marks = sql.marks(3 if seen_at else 2)
+        silent = f" and cast(seen_at as text) = {marks[2]}" if seen_at else ""
+        text = f"""update {self.table} set state = 'dead', current = '[]'
+where id = {marks[0]} and incarnation = {marks[1]} and state not in ('stopped', 'dead'){silent} returning id"""
+        values = (id, incarnation, seen_at) if seen_at else (id, incarnation)
         return bool(await self.database.write(lambda run: run(text, values)))
 
     async def all(self) -> list[dict[str, Any]]:
@@ -133,12 +166,9 @@ where id = {marks[5]} and incarnation = {marks[6]} returning id"""
         for worker in found:
             worker["lanes"], worker["current"] = json.loads(worker["lanes"]), json.loads(worker["current"])
             worker["silent_for"] = max(float(worker["silent_for"]), 0.0)
-            worker["alive"] = worker["state"] != "stopped" and worker["silent_for"] < SILENT
-            for moment in ("started_at", "seen_at"):
-                value = worker[moment]
-                worker[moment] = (
-                    value.isoformat() if isinstance(value, datetime) else f"{value}+00:00".replace(" ", "T")
-                )
+            worker["alive"] = worker["state"] not in ("stopped", "dead") and worker["silent_for"] < SILENT
+            for time in ("started_at", "seen_at"):
+                worker[time] = iso_time(worker[time])
         return found
 
     async def longest_lease(self, lane: str, *, at_start: bool) -> timedelta:
@@ -157,9 +187,5 @@ where id = {marks[5]} and incarnation = {marks[6]} returning id"""
 
     async def forget(self, older: float = 7 * 86400.0) -> None:
         """Drop workers that have been gone for a week."""
-        test = (
-            f"seen_at < now() - interval '{older} seconds'"
-            if self.postgres
-            else f"julianday(seen_at) < julianday('now', '-{older} seconds')"
-        )
-        await self.database.write(lambda run: run(f"delete from {self.table} where {test} returning id", ()))
+        text = f"delete from {self.table} where {self._age} > {older} returning id"
+        await self.database.write(lambda run: run(text, ()))

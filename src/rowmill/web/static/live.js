@@ -6,8 +6,8 @@ const pulse = document.getElementById("pulse");
 function tell(live) {
   if (!pulse) return;
   pulse.className = live ? "live" : "";
-  pulse.title = live ? "Live" : "Not live: load the page again, or wait";
-  pulse.querySelector(".words").textContent = live ? "live" : "still";
+  pulse.title = live ? "Live" : "Not live: reconnecting. Reload the page to update it now.";
+  pulse.querySelector(".words").textContent = live ? "live" : "offline";
 }
 
 // What somebody is typing into, or has opened, is not taken from under his hands.

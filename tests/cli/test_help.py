@@ -1,0 +1,41 @@
+"""The command line explains itself: panels, the version, and examples that are right."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from command import Command
+from rowmill.cli import app
+from rowmill.cli.app import PANELS
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def test_every_command_stands_in_one_panel() -> None:
+    """A command that is added has to be put where people look for it."""
+    assert sorted(name for names in PANELS.values() for name in names) == sorted(COMMANDS)
+
+
+def test_the_version_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = Command(tmp_path, monkeypatch, capsys)("--version")
+    assert ended.out.strip() == f"rowmill {importlib.metadata.version('rowmill')}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_is_a_sentence_and_its_example_fits(name: str) -> None:
+    """The first line says what the command does; an example names options that it has."""
+    text = COMMANDS[name].help
+    assert re.match(r"[A-Z][a-z]+,? .*\.$", text.split("\n")[0]), text
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    for example in re.findall(r"Example: `(.+)`", text):
+        program, command_name, *words = shlex.split(example)
+        assert (program, command_name) == ("rowmill", name)
+        assert {word for word in words if word.startswith("--")} <= options

@@ -61,23 +61,23 @@ MUTATIONS = (
         "tests/prove/test_interleave.py::test_a_take_over_from_a_living_worker_is_caught",
     ),
     one(
-        "a worker that has not missed a heartbeat lives", "engine/liveness.py",
+        "a worker that has not missed a heartbeat lives", "engine/recovery/liveness.py",
         "            and peer.silent_for >= self._beat_every + self.suspicion\n", "",
         "tests/engine/test_liveness.py::test_a_worker_without_its_lock_lives_until_it_has_missed_a_heartbeat",
     ),
     one(
-        "a worker without an old session suspects nobody", "engine/liveness.py",
+        "a worker without an old session suspects nobody", "engine/recovery/liveness.py",
         "if self.suspicion is None or session_age is None or session_age < self.suspicion:",
         "if self.suspicion is None:",
         "tests/engine/test_liveness.py::test_who_has_no_old_session_suspects_nobody",
     ),
     one(
-        "a process is told by its start, not by its pid alone", "engine/liveness.py",
+        "a process is told by its start, not by its pid alone", "engine/recovery/liveness.py",
         "return _started(int(pid)) != started", "return _started(int(pid)) is None",
         "tests/engine/test_liveness.py::test_a_process_is_gone_when_it_has_ended_and_not_before",
     ),
     one(
-        "a pid means nothing on another host", "engine/liveness.py",
+        "a pid means nothing on another host", "engine/recovery/liveness.py",
         'or not identity.startswith(f"{kernel} ")', "",
         "tests/engine/test_liveness.py::test_nothing_is_known_of_another_host_or_namespace",
     ),

@@ -19,9 +19,9 @@ import pytest
 from databases import Db
 from rowmill import Mill
 from rowmill.engine import heartbeat as heartbeat_module
-from rowmill.engine import liveness
-from rowmill.engine.liveness import DeadWorker, Peers, process_identity, process_is_gone
 from rowmill.engine.processes.child import SupervisorPipe
+from rowmill.engine.recovery import liveness
+from rowmill.engine.recovery.liveness import DeadWorker, Peers, process_identity, process_is_gone
 from rowmill.engine.worker import Worker
 from rowmill.errors import DeclarationError
 from rowmill.store.own.workers import Peer, WorkersTable

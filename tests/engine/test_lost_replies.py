@@ -16,7 +16,7 @@ from test_worker_attacks import cancels_itself, statuses
 from databases import Db
 from farm import JOBS
 from rowmill import Mill, Unreachable
-from rowmill.engine.sweep import Sweeper
+from rowmill.engine.recovery.sweep import Sweeper
 from rowmill.engine.worker import Worker
 from rowmill.store import PostgresLane
 from rowmill.store.lane.sqlite import SqliteLane

@@ -22,7 +22,7 @@ from test_supervisor import Run
 from databases import Db
 from quick_processes import QuickProcess
 from rowmill import Mill
-from rowmill.engine.running_marks import mark
+from rowmill.engine.recovery.running_marks import mark
 
 COLUMNS = {
     "attempts": "worker text, claimed_at $time, heartbeat_at $time, attempts integer not null default 0",

@@ -32,9 +32,9 @@ from .failure_log import FailureLog
 from .heartbeat import Heartbeat
 from .joins import Joins
 from .lane_state import LaneState
-from .liveness import DeadWorker
-from .running_marks import mark
-from .sweep import Sweeper
+from .recovery.liveness import DeadWorker
+from .recovery.running_marks import mark
+from .recovery.sweep import Sweeper
 from .tracing import trace_lane
 from .wake import Session, listen
 

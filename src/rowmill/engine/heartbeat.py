@@ -22,7 +22,7 @@ from ..store.lane.claim import Claim
 from ..store.own.failures import Failure, Failures
 from ..store.own.workers import WorkersTable
 from .lane_state import LaneState
-from .liveness import DeadWorker, Peers
+from .recovery.liveness import DeadWorker, Peers
 from .wake import jittered
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ..store.lane.claim import Claim, Settlement, Swept
 from ..store.lane.refused_rows import RefusedRow
 from ..store.own.minutes_table import BOUNDS, TIMES
 from .counters import Counters, raised_at
-from .running_marks import salt
+from .recovery.running_marks import salt
 from .tracing import Tracer
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ..store.own.failures import Failure
 from ..store.own.workers import WorkerState
 from .counters import users_line
 from .lane_state import LaneState
-from .liveness import process_identity
+from .recovery.liveness import process_identity
 
 if TYPE_CHECKING:
     from ..store.lane.postgres import PostgresLane

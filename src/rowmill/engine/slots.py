@@ -15,10 +15,10 @@ from .execute import RunPlan
 from .isolate import HandlerProcess
 from .job import Job
 from .lane_state import LaneState
-from .running_marks import mark
+from .recovery.running_marks import mark
 
 if TYPE_CHECKING:
-    from .running_marks import Cells
+    from .recovery.running_marks import Cells
     from .worker import Worker
 
 #: Slots are woken by few, and wake others: where runs are short, the first have done it all before the last would wake.

@@ -41,10 +41,10 @@ from .execute import Execution, TaskExecution, unhooked
 from .isolate import importable
 from .job import Job
 from .lane_state import LaneState
-from .liveness import DeadWorker
-from .quarantine import Quarantine
+from .recovery.liveness import DeadWorker
+from .recovery.quarantine import Quarantine
+from .recovery.running_marks import RunningMarks
 from .resources import LaneResources, Resource, Resources
-from .running_marks import RunningMarks
 from .shutdown import Shutdown
 from .slots import AUTO_BATCH, Capacity, Slots
 from .tracing import trace_lane

@@ -23,7 +23,7 @@ from typing import Any
 
 from ...errors import RowmillError
 from ...events import Event, to_log
-from ..liveness import DeadWorker
+from ..recovery.liveness import DeadWorker
 from ..shutdown import RECYCLE
 from ..worker import Worker
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 from ... import errors
 from ...errors import AppError, DeclarationError, RowmillError, WorkerIdTaken
 from ...events import Events
-from ..running_marks import running_now
+from ..recovery.running_marks import running_now
 from ..shutdown import RECYCLE
 from .child import CRASHED, MARGIN, Orders
 

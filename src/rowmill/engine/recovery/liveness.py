@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..store.own.workers import Peer
+from ...store.own.workers import Peer
 
 _GONE = ("Z", "X", "x")  # states in /proc: a zombie, or dead
 

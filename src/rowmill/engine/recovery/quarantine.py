@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Refused, Unreachable
-from ..store.lane.claim import Claim, Settlement
-from ..store.lane.sweep import TAKEN_BACK
-from .lane_state import LaneState
+from ...errors import Refused, Unreachable
+from ...store.lane.claim import Claim, Settlement
+from ...store.lane.sweep import TAKEN_BACK
+from ..lane_state import LaneState
 
 if TYPE_CHECKING:
-    from .worker import Worker
+    from ..worker import Worker
 
 _FEW = 16  # suspects that run side by side
 

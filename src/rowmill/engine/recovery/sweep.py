@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ..errors import DatabaseError
-from ..store.own.workers import WorkersTable
-from .lane_state import LaneState
-from .wake import jittered
+from ...errors import DatabaseError
+from ...store.own.workers import WorkersTable
+from ..lane_state import LaneState
+from ..wake import jittered
 
 _MOST = 1000
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -47,6 +48,14 @@ class Server:
 
     def __exit__(self, *exc: object) -> None:
         self._postgres.cleanup()
+
+    def restart(self, down: float) -> float:
+        """Stop the server, start it again after so many seconds; when (monotonic) it accepted connections."""
+        self._postgres.stop()
+        time.sleep(down)
+        self._postgres.start()
+        value(self._admin, "select 1")
+        return time.monotonic()
 
     @contextlib.contextmanager
     def database(self, name: str = "bench") -> Iterator[str]:

@@ -26,11 +26,12 @@ def arguments() -> argparse.Namespace:
     say: Callable[..., object] = parser.add_argument
     say("--quick", action="store_true", help="small sizes and fewer parts: under three minutes, for a first look")
     say("--rounds", type=int, help="how often everything is measured, in turn (3; quick: 1)")
-    say("--parts", help=f"of {', '.join(parts.PARTS)}; growth means all of its own")
+    say("--parts", help=f"of {', '.join(parts.PARTS)}; growth and recovery mean all of their own")
     say("--peers", help=f"only these, of {', '.join(PEERS)}")
     say(
         "--out", type=Path, help="folder for report, figures and plots (docs/explanation/performance; quick: bench/out)"
     )
+    say("--kills", type=int, help="how often recovery kills rowmill's processes (5; quick: 1)")
     say("--scratch", help="folder for the databases (/tmp)")
     growth = parser.add_argument_group("growth").add_argument
     growth("--finished", type=sizes, default=sizes("0,1_000_000,10_000_000"))
@@ -43,6 +44,7 @@ def arguments() -> argparse.Namespace:
     growth("--feed", type=float, help="jobs/s that come meanwhile (half of the peak)")
     given = parser.parse_args()
     given.rounds = given.rounds or (1 if given.quick else 3)
+    given.kills = given.kills or (1 if given.quick else 5)
     given.out = given.out or (install.HERE / "out" if given.quick else DOCS)
     return given
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import sqlite3
@@ -135,6 +136,9 @@ def _cell(rounds: list[Figures], column: Column) -> str:
         return "–"
     if column.key in ("left", "twice"):
         return f"{sum(found):g}"
+    bound = rounds[0].get("bound", math.inf) if column.digits else math.inf
+    if statistics.median(found) >= bound:
+        return f"> {bound:g}"
     words = f"{statistics.median(found):,.{column.digits}f}"
     return words if len(found) == 1 else f"{words} ({min(found):,.{column.digits}f}–{max(found):,.{column.digits}f})"
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -47,6 +48,15 @@ class Server:
 
     def __exit__(self, *exc: object) -> None:
         self._postgres.cleanup()
+
+    def restart(self, seconds: float) -> tuple[float, float]:
+        """Stop the server and start it again so much later; when (monotonic) it was down, and when it was started."""
+        self._postgres.stop()
+        down = time.monotonic()
+        time.sleep(seconds)
+        started = time.monotonic()
+        self._postgres.start()
+        return down, started
 
     @contextlib.contextmanager
     def database(self, name: str = "bench") -> Iterator[str]:

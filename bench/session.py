@@ -96,7 +96,7 @@ class Session:
         return self._loop.run_until_complete(self._value(statement))
 
     async def _value(self, statement: str) -> Any:
-        if self._connection is None:
+        if self._connection is None or self._connection.is_closed():
             self._connection = await asyncpg.connect(self.dsn)
         return await self._connection.fetchval(statement, timeout=3600)
 

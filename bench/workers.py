@@ -88,6 +88,10 @@ class Workers:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """kill -9, all at once."""
         for worker in self._all:
             worker.kill()
 

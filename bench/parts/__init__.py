@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from . import busy, drain, enqueue, gates, growth, held, idle, limit, load, memory, ocr, pages, pickup, sqlite, wake
+from . import (
+    busy,
+    drain,
+    enqueue,
+    gates,
+    growth,
+    held,
+    idle,
+    limit,
+    load,
+    memory,
+    ocr,
+    pages,
+    pickup,
+    recovery,
+    sqlite,
+    wake,
+)
 from .part import Part
 
 _ALL = (
@@ -12,6 +29,7 @@ _ALL = (
     enqueue.PART,
     pickup.PART,
     wake.PART,
+    *recovery.PARTS,
     load.PART,
     busy.PART,
     sqlite.PART,

@@ -25,7 +25,7 @@ from ..store.sqlite_file import SqliteCommits
 
 #: Seconds between two looks at a SQLite file: first after a write, longest where nobody tells of writes, and longest
 #: where the kernel does.
-_SOON, _POLL, _SAFETY_POLL = 0.001, 0.05, 1.0
+_SOON, _POLL, _SAFETY_POLL = 0.001, 0.1, 1.0
 _DEAF = 0.02  # up to this pause no further write hastens a look: a large transaction writes all the time
 _APART = 0.005  # seconds between two rings for a SQLite file, so that a burst of commits is one
 _RECONNECT = (0.5, 2.0)  # seconds, less or more by half: a server that is back is listened to within 3 s

@@ -134,7 +134,11 @@ def test_states_and_roles_are_given_by_words_and_names(db: Db, command: Command)
     ("words", "said", "hint"),
     [
         (["--done", "parsd"], "status_id holds whole numbers, not 'parsd'", "did you mean 'parsed'?"),
-        (["--role", "attemps=retry_cnt"], "there is no role 'attemps'", "did you mean 'attempts'?"),
+        (
+            ["--role", "attemps=retry_cnt"],
+            "there is no role 'attemps'; the roles are worker, claimed_at",
+            "did you mean 'attempts'?",
+        ),
         (["--role", "attempts=retry_count"], "has no column 'retry_count'", "did you mean 'retry_cnt'?"),
         (["--role", "attempts=url"], "the role attempts needs a column for a whole number", "--role attempts="),
         (["--role", "attempts"], "expected ROLE=COLUMN", "--role attempts=retry_cnt"),

@@ -22,6 +22,7 @@ from ..adopt.propose import propose
 from ..adopt.survey import survey
 from ..adopt.table_facts import TableFacts
 from ..adopt.table_facts import rows as rows_words
+from ..declare.roles import ROLES
 from ..errors import RowmillError, did_you_mean
 from ..ops import adopt as adoption
 from ..ops.adopt import Adoption, QueryPlan, redact
@@ -57,7 +58,8 @@ def adopt(
     role: Annotated[
         list[str] | None,
         typer.Option(
-            help="the column of a role, such as attempts=retry_cnt; attempts= for none (repeatable)",
+            help="the column of a role, such as attempts=retry_cnt; attempts= for none (repeatable)."
+            f" Roles: {', '.join(ROLES)}",
             metavar="ROLE=COLUMN",
         ),
     ] = None,
@@ -119,7 +121,10 @@ def _roles(given: Sequence[str]) -> dict[str, str | None]:
     """``attempts=retry_cnt`` as the role and its column; without a column: the role is switched off."""
     for one in given:
         if "=" not in one:
-            raise UsageError(f"--role {one}: expected ROLE=COLUMN", hint="--role attempts=retry_cnt")
+            raise UsageError(
+                f"--role {one}: expected ROLE=COLUMN",
+                hint=f"--role attempts=retry_cnt; the roles are {', '.join(ROLES)}",
+            )
     return {role.strip(): column.strip() or None for role, _, column in (one.partition("=") for one in given)}
 
 

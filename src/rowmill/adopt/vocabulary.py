@@ -157,9 +157,9 @@ def meaning(value: object) -> WordMeaning | None:
     for word in (last, first):
         if word.isascii() and len(word) > 4:
             if word.endswith("ing"):
-                return WordMeaning(RUNNING, 0.5, 200, f"{value!r} sounds as if it went on (-ing)")
+                return WordMeaning(RUNNING, 0.5, 200, f"{value!r} looks like a running state (-ing)")
             if word.endswith("ed"):
-                return WordMeaning(DONE, 0.4, 200, f"{value!r} sounds as if it were over (-ed)")
+                return WordMeaning(DONE, 0.4, 200, f"{value!r} looks like a final state (-ed)")
     return None
 
 
@@ -326,7 +326,8 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "max_attempts": ("max_attempts", "attempts_max", "max_tries", "attempt_limit", "maximum_attempts"),
     "run_after": ("run_after", "next_retry_at", "run_at", "scheduled_at", "scheduled_for", "available_at",
                   "next_attempt_at", "next_run_at", "not_before", "process_after", "visible_at", "retry_at",
-                  "retry_after", "execute_at", "send_at", "process_at", "next_try_at", "scheduled_time",
+                  "retry_after", "execute_at", "send_at", "process_at", "next_try_at", "next_try", "next_attempt",
+                  "scheduled_time",
                   "scheduled_on", "schedule_at", "available_after", "wait_until", "available_from"),
     "error": ("error", "last_error", "error_message", "error_msg", "failure_reason", "error_text", "err_msg",
               "exception", "last_exception", "fail_reason", "error_details", "error_detail", "last_error_message",

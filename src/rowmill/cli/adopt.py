@@ -65,20 +65,20 @@ def adopt(
     ] = None,
     order_by: Annotated[
         str | None,
-        typer.Option("--order-by", help="the column that rows are claimed in the order of", metavar="COLUMN"),
+        typer.Option("--order-by", help="claim rows in the order of this column", metavar="COLUMN"),
     ] = None,
     wake: Annotated[
-        bool, typer.Option("--wake", help="with a trigger that wakes workers when any client makes rows ready")
+        bool, typer.Option("--wake", help="propose a trigger that wakes workers when any client makes rows ready")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read a live table, and propose a lane for it.
 
     Prints the lane, the DDL that it needs, and the plan of its claim. Only reads, takes no lock that a reader does
-    not take, and never scans a large table. Give values as they are in the column, or as the words of the lookup
-    table that it refers to. At a terminal it asks what is not certain. In a script it lists that, says which option
-    answers it, writes no file and exits with code 5. --yes accepts what is proposed, but what the table does not
-    tell needs an answer.
+    not take, and never scans a large table. Give values as the column has them, or as the words of its lookup table.
+    At a terminal it asks what is not certain. In a script it lists the open questions, says which option answers
+    each, writes no file and exits with code 5. --yes accepts every guess; a question without a guess still needs an
+    option.
 
     Example: `rowmill adopt postgresql://localhost/shop links --write worker.py`
     """

@@ -35,7 +35,7 @@ def errors(
     """Show failures grouped into families.
 
     Failures of one family have the same message, apart from numbers, ids, addresses and quoted values. `rowmill
-    retry --error NAME` and `rowmill cancel --error NAME` act on the rows of one family. Exit code 4: there is none.
+    retry --error NAME` and `rowmill cancel --error NAME` act on the rows of one family. Exit code 4: no such family.
 
     Example: `rowmill errors app:mill --hours 2`
     """

@@ -89,7 +89,7 @@ def test_states_that_nobody_understands_are_asked_with_their_rows(db: Db, comman
     fill(db, parsed=300, errors=False)
     ended = command("adopt", db.url, "documents", "--write", "d.py")
     assert ended.code == 5
-    assert "Not certain: dead is none? no value says failed" in ended.err
+    assert "Not certain: dead is none? no value means failed" in ended.err
     assert "5 'bad_html' (37 rows)" in ended.err
     assert "--dead none or --dead 5" in ended.err
     assert "Try: rowmill adopt " in ended.err

@@ -145,13 +145,24 @@ def test_other_numbers_are_no_status() -> None:
         assert shape(said.format(404)) == shape(said.format(503))
 
 
+@pytest.mark.parametrize("said", [
+    "KeyError: '{}'", "AttributeError: 'NoneType' object has no attribute '{}'", "NameError: name '{}' is not defined",
+    "TypeError: fetch() got an unexpected keyword argument '{}'",
+])  # fmt: skip
+def test_errors_about_different_names_are_families_of_their_own(said: str) -> None:
+    """D10: a missing title and a missing price are two mistakes; an id that is missing from a dict is a value."""
+    assert fingerprint(said.format("title")) != fingerprint(said.format("price"))
+    assert "title" in shape(said.format("title"))
+    assert fingerprint(said.format("user-17")) == fingerprint(said.format("user-18"))
+
+
 def test_a_shape_reads_like_the_failure() -> None:
     """D10: the shape is what an operator sees."""
     said = f"HTTPError: 503 for https://x.example/p/1?q=2 after 3.5 s (job {uuid.uuid4()}, [1, 2, 3])"
     assert shape(said) == "HTTPError: 503 for <url> after <n> s (job <id>, [<n>])"
     assert (
         shape("KeyError: 'title' in /srv/app/read.py line 7 at 0x7f3a9c00")
-        == "KeyError: <value> in <path> line <n> at <id>"
+        == "KeyError: title in <path> line <n> at <id>"
     )
     assert shape("job_17 of run a6Gd93jX at 2026-11-16 01:02:03+00:00") == "job_<n> of run <id> at <time>"
 

@@ -74,7 +74,7 @@ UNCLEAR = {
     "things that nobody works on": (
         "create table t (id int primary key, status text not null default 'available')",
         "done",
-        "something else than work to do",
+        "may not mean work to do",
     ),
     "no state at all": ("create table t (id int primary key, name text, price int)", "state", "name"),
 }

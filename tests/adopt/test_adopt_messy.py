@@ -89,7 +89,7 @@ def test_states_that_nobody_understands_are_asked_with_their_rows(db: Db, comman
     fill(db, parsed=300, errors=False)
     ended = command("adopt", db.url, "documents", "--write", "d.py")
     assert ended.code == 5
-    assert "Not certain: dead is none? no value says failed" in ended.err
+    assert "Not certain: dead is none? no value means failed" in ended.err
     assert "5 'bad_html' (37 rows)" in ended.err
     assert "--dead none or --dead 5" in ended.err
     assert "Try: rowmill adopt " in ended.err
@@ -134,7 +134,11 @@ def test_states_and_roles_are_given_by_words_and_names(db: Db, command: Command)
     ("words", "said", "hint"),
     [
         (["--done", "parsd"], "status_id holds whole numbers, not 'parsd'", "did you mean 'parsed'?"),
-        (["--role", "attemps=retry_cnt"], "there is no role 'attemps'", "did you mean 'attempts'?"),
+        (
+            ["--role", "attemps=retry_cnt"],
+            "there is no role 'attemps'; the roles are worker, claimed_at",
+            "did you mean 'attempts'?",
+        ),
         (["--role", "attempts=retry_count"], "has no column 'retry_count'", "did you mean 'retry_cnt'?"),
         (["--role", "attempts=url"], "the role attempts needs a column for a whole number", "--role attempts="),
         (["--role", "attempts"], "expected ROLE=COLUMN", "--role attempts=retry_cnt"),

@@ -299,3 +299,16 @@ def test_columns_that_only_rows_speak_for_are_asked_about_before_others_are_adde
     assert made.unused == ("width",)
     refused = propose(table(STATE, *texts, filled=filled), {"roles": {"worker": None}})
     assert "worker" not in refused.options["roles"] or refused.options["roles"]["worker"] is None
+
+
+def test_grabbed_by_grabbed_at_and_failure_are_known() -> None:
+    made = propose(
+        table(
+            Column(name="status", kind="text", seen={"new": 5, "working": 2, "done": 3, "failed": 1}, counted=True),
+            Column(name="grabbed_by", kind="text"),
+            Column(name="grabbed_at", kind="time"),
+            Column(name="failure", kind="text"),
+        )
+    )
+    taken = {choice.role: choice.value for choice in made.choices if choice.role}
+    assert taken == {"worker": "grabbed_by", "claimed_at": "grabbed_at", "error": "failure"}

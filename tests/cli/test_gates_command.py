@@ -74,7 +74,7 @@ def test_gates_lists_keys_with_a_state_those_held_back_first(db: Db, command: Co
     document = command.json("gates", reference, "crawl")
     (gate,) = document["gates"]
     assert gate["declared"] == [
-        "at most 2 running", "6 starts per min, 4 at once", "breaker after 2 failures, for 5 min",
+        "at most 2 running", "6 starts per min, burst of 4", "breaker after 2 failures, for 5 min",
     ]  # fmt: skip
     found = keys(document)
     assert list(found)[2:] == ["c"], "those held back are the first; d has no state to show"
@@ -85,7 +85,7 @@ def test_gates_lists_keys_with_a_state_those_held_back_first(db: Db, command: Co
     assert (c["running"], c["held_back"]) == (0, [])
     assert 2.9 < c["tokens"] < 4
     shown = command("gates").out
-    assert "crawl by domain: at most 2 running; 6 starts per min, 4 at once" in shown
+    assert "crawl by domain: at most 2 running; 6 starts per min, burst of 4" in shown
     assert "2/2" in shown
     assert "circuit open for 5 min" in shown
     assert list(keys(command.json("gates", "crawl", "--limit", "1"))) == [next(iter(found))]
@@ -97,7 +97,7 @@ def test_a_gate_that_refusals_close_is_told_as_such(lite: Db, command: Command) 
     gated.make(lite)
     app(command, lite, "gates=[Concurrency(2, by='domain'), Rate(6, closes=True)]")
     declared = {gate["label"]: gate["declared"] for gate in command.json("gates")["gates"]}
-    assert declared == {"": ["6 starts per min, 6 at once", "closed by refusals"], "domain": ["at most 2 running"]}
+    assert declared == {"": ["6 starts per min, burst of 6", "closed by refusals"], "domain": ["at most 2 running"]}
 
 
 def test_what_is_set_is_what_the_claim_minds(db: Db, command: Command) -> None:

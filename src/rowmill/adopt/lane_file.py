@@ -30,7 +30,7 @@ def sketch(made: Proposal, url: str | None) -> str:
     uses_now = any("NOW" in repr(made.options.get(k)) for k in DECLARED)
     imports = "NOW, Mill" if uses_now else "Mill"
     place = "" if url is None or secret(url) else repr(url)
-    title = f"Works off the rows of {facts.fullname}.".replace("\\", "\\\\").replace('"""', "'''")
+    title = f"Processes the rows of {facts.fullname}.".replace("\\", "\\\\").replace('"""', "'''")
     title = "".join(c if c.isprintable() else " " for c in title)
     where = "" if place else "  # the address is in ROWMILL_DATABASE_URL"
     lines = [

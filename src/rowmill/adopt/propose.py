@@ -117,7 +117,7 @@ def _ready(made: Proposal, reading: StateReading, by_class: dict[str, Any], answ
     if born is not None and born in values:
         sure = next(m.sure for v, m in found if v == born)
         others = [v for v in values if v != born and reading.rows(v)]
-        why = f"{dict(found)[born].why}, and rows are born with it"
+        why = f"{dict(found)[born].why}, and it is the column's default"
         if others and sure < 1.0:
             every = (born, *others)
             made.ask("ready", f"several values of {column.name} look ready: {_listed(reading, every)}", every)
@@ -129,7 +129,7 @@ def _ready(made: Proposal, reading: StateReading, by_class: dict[str, Any], answ
     birth_says = reading.meaning(born) if born is not None else None
     if values and birth_says is not None and birth_says.state not in (HELD, READY):
         every = (born, *values)
-        made.ask("ready", f"rows are born with {born!r}, and yet {_listed(reading, values)} sounds ready", every)
+        made.ask("ready", f"new rows start as {born!r}, but {_listed(reading, values)} also looks ready", every)
         return _ASKED
     hinted = [v for v in values if v in column.indexed_values]
     exact = [v for v, m in found if m.sure == 1.0]
@@ -143,13 +143,13 @@ def _ready(made: Proposal, reading: StateReading, by_class: dict[str, Any], answ
         return _ASKED
     ended = by_class.get(DONE) or by_class.get(FAILED)
     if born is not None and (ended or by_class.get(RUNNING)) and reading.meaning(born) is None:
-        why = f"rows are born with {born!r}, and other values say how they end"
+        why = f"new rows start as {born!r}, and other values say how they end"
         made.say("ready", born, 0.7 if reading.rows(born) else 0.6, why, ())
         return born
     if born is None and column.nullable and ended and (column.seen.get(None) or not reading.unplaced()):
         made.say("ready", None, 0.7, f"{column.name} is NULL until something happens to a row")
         return None
-    made.ask("ready", f"no value of {column.name} is a word for ready that I know", _known_values(reading))
+    made.ask("ready", f"no value of {column.name} is a known word for ready", _known_values(reading))
     return _ASKED
 
 
@@ -176,7 +176,7 @@ def _ends(
     counted = {"attempts", "failures"} & roles.found.keys() and "run_after" in roles.found
     if failed and dead and retry is None and counted:
         retry = failed[0][0]
-        made.say("retry", retry, CERTAIN, f"{dead[0][0]!r} is for good, and the table counts attempts and knows a due"
+        made.say("retry", retry, CERTAIN, f"{dead[0][0]!r} is final, and the table has an attempt counter and a due"
                  f" time, so {retry!r} is tried again", (ready,))  # fmt: skip
         made.say("dead", dead[0][0], 0.9, dead[0][1].why)
         return dead[0][0], retry
@@ -192,14 +192,14 @@ def _ends(
         return value, retry
     strange = _unexplained(reading, answers, ready)
     if word := _own_word(reading, ready, FAILED):
-        made.say("dead", word, 0.6, "no row is seen that failed, and the column takes any text", tuple(strange))
+        made.say("dead", word, 0.6, "no failed row was seen, and the column takes any text", tuple(strange))
         return word, retry
     others = [value for value, _ in by_class.get(CANCELED, [])]
     if others and not {"attempts", "failures"} & roles.found.keys():
-        made.say("dead", others[0], 0.5, "no value says failed, nothing counts failures, and this is another end",
-                 tuple(others[1:]))  # fmt: skip
+        why = "no value means failed, no column counts failures, and this is another final value"
+        made.say("dead", others[0], 0.5, why, tuple(others[1:]))
         return others[0], retry
-    why = "no value says failed: a row that failed too often stays as it is, and its counter keeps it out"
+    why = "no value means failed: a row without attempts left keeps its state, and its counter excludes it"
     if strange:
         made.say("dead", None, 0.5, f"{why}; or is it {_listed(reading, strange)}?", tuple(strange))
     else:
@@ -243,18 +243,18 @@ def _done(
             sure, why = min(sure, 0.8), f"{why}; {_listed(reading, others)} may mean done, too"
         many = [v for v in strange if reading.rows(v) > max(reading.rows(value), reading.rows(ready), _FEW_ROWS)]
         if many and "ready" not in answers:
-            sure, why = 0.5, f"{why}; but {_listed(reading, many)} is a word that I do not know"
+            sure, why = 0.5, f"{why}; but {_listed(reading, many)} is not a known word"
         made.say("done", value, sure, why, (*others, *many))
         return value
     alone = vocabulary.of_things(ready) and not by_class.keys() & {RUNNING, FAILED, RETRY}
     if alone and "ready" not in answers:
-        made.ask("done", f"{ready!r} may mean something else than work to do: no other value says so", ())
+        made.ask("done", f"{ready!r} may not mean work to do: no other value looks like a state of work", ())
         return None
     if not strange and (word := _own_word(reading, ready, DONE)):
-        made.say("done", word, 0.6, "no row is seen that is done, and the column takes any text", ())
+        made.say("done", word, 0.6, "no done row was seen, and the column takes any text", ())
         return word
     others = tuple(v for v in _known_values(reading) if v in strange and v != ready) or _known_values(reading)
-    made.ask("done", f"no value of {column.name} is a word for done that I know: {_listed(reading, others)}", others)
+    made.ask("done", f"no value of {column.name} is a known word for done: {_listed(reading, others)}", others)
     return None
 
 
@@ -300,10 +300,10 @@ def _running(
         made.say("running", value, sure, why, others)
         return {column.name: value}, {}
     if flag := reading.flag(RUNNING):
-        made.say("running", f"{flag.name} is true", 0.9, f"{flag.name} says that somebody is at it")
+        made.say("running", f"{flag.name} is true", 0.9, f"{flag.name} marks rows that are being processed")
         return {flag.name: True}, {flag.name: [False, None] if flag.nullable else False}
     if word := _own_word(reading, ready, RUNNING):
-        made.say("running", word, 0.6, "no row is seen running, and the column takes any text", ())
+        made.say("running", word, 0.6, "no running row was seen, and the column takes any text", ())
         return {column.name: word}, {}
     strange = _unexplained(reading, answers, ready)
     return _marked(made, roles, f"{column.name} has no value for it", _listed(reading, strange), tuple(strange))
@@ -330,13 +330,13 @@ def _marked(
         name = roles.own_name("claimed_at")
         roles.want("claimed_at", name)
         made.wanted = (*made.wanted, name)
-        why = f"{lack}; {name} is to be added: rowmill migrate"
+        why = f"{lack}; rowmill migrate adds {name}"
         if strange:
             made.say("running", f"{name} is set", 0.5, f"{why}; or is it {listed}?", strange, described=True)
         else:
             made.say("running", f"{name} is set", 0.8, why)
     else:
-        made.say("running", f"{name} is set", 0.8, f"{lack}, and {name} says since when somebody is at it")
+        made.say("running", f"{name} is set", 0.8, f"{lack}, and {name} says when processing started")
     return {name: NOW}, {name: None}
 
 
@@ -397,16 +397,16 @@ def _flagged(made: Proposal, reading: StateReading, roles: Roles, answers: Mappi
         dead = {name: value for name, value in done.items() if name == column.name}
         made.say("dead", f"{column.name}, too", 0.6, f"a row that failed ends as well, with {roles.found['error']}")
     else:
-        made.say("dead", None, 0.7, "nothing says failed: a counter keeps rows out that failed too often")
+        made.say("dead", None, 0.7, "no column means failed: a counter excludes rows without attempts left")
     busy = reading.flag(RUNNING)
     if busy:
-        made.say("running", f"{busy.name} is true", 0.9, f"{busy.name} says that somebody is at it")
+        made.say("running", f"{busy.name} is true", 0.9, f"{busy.name} marks rows that are being processed")
         running, idle = {busy.name: True}, {busy.name: [False, None] if busy.nullable else False}
         done[busy.name] = False
         if dead is not None:
             dead[busy.name] = False
     else:
-        running, idle = _marked(made, roles, "nothing else says that somebody is at it")
+        running, idle = _marked(made, roles, "no other column marks rows that are being processed")
     made.options["ready"] = {**ready, **idle, **made.options.pop("ready", {})}
     made.options["running"], made.options["done"] = running, done
     if dead is not None:

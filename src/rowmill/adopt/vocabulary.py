@@ -157,9 +157,9 @@ def meaning(value: object) -> WordMeaning | None:
     for word in (last, first):
         if word.isascii() and len(word) > 4:
             if word.endswith("ing"):
-                return WordMeaning(RUNNING, 0.5, 200, f"{value!r} sounds as if it went on (-ing)")
+                return WordMeaning(RUNNING, 0.5, 200, f"{value!r} looks like a running state (-ing)")
             if word.endswith("ed"):
-                return WordMeaning(DONE, 0.4, 200, f"{value!r} sounds as if it were over (-ed)")
+                return WordMeaning(DONE, 0.4, 200, f"{value!r} looks like a final state (-ed)")
     return None
 
 
@@ -308,13 +308,13 @@ def may_mean(role: str, name: str) -> bool:
 ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "worker": ("worker", "locked_by", "worker_id", "claimed_by", "picked_by", "reserved_by", "lock_owner",
                "picked_up_by", "processed_by", "processing_by", "handled_by", "held_by", "worker_name", "worker_host",
-               "lease_owner", "leased_by", "lock_id", "taken_by",
+               "lease_owner", "leased_by", "lock_id", "taken_by", "grabbed_by",
                "runner", "runner_id", "executor", "executor_id", "processor_id", "node", "hostname"),
     "claimed_at": ("claimed_at", "locked_at", "started_at", "processing_started_at", "picked_at", "picked_up_at",
                    "reserved_at", "attempted_at", "processing_at", "started", "run_started_at",
                    "job_started_at", "started_on", "last_started_at", "date_started", "begun_at",
-                   "leased_at", "acquired_at", "taken_at", "dequeued_at", "last_attempt_at", "last_attempted_at",
-                   "start_time", "lock_time", "last_run_at"),
+                   "leased_at", "acquired_at", "taken_at", "grabbed_at", "dequeued_at", "last_attempt_at",
+                   "last_attempted_at", "start_time", "lock_time", "last_run_at"),
     "heartbeat_at": ("heartbeat_at", "last_heartbeat_at", "last_heartbeat", "heartbeat", "last_seen_at", "last_ping_at",
                      "pinged_at", "keepalive_at", "last_alive_at"),
     "attempts": ("attempts", "attempt_count", "attempts_count", "num_attempts", "attempts_made", "tries", "try_count",
@@ -326,11 +326,13 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "max_attempts": ("max_attempts", "attempts_max", "max_tries", "attempt_limit", "maximum_attempts"),
     "run_after": ("run_after", "next_retry_at", "run_at", "scheduled_at", "scheduled_for", "available_at",
                   "next_attempt_at", "next_run_at", "not_before", "process_after", "visible_at", "retry_at",
-                  "retry_after", "execute_at", "send_at", "process_at", "next_try_at", "scheduled_time",
+                  "retry_after", "execute_at", "send_at", "process_at", "next_try_at", "next_try", "next_attempt",
+                  "scheduled_time",
                   "scheduled_on", "schedule_at", "available_after", "wait_until", "available_from"),
     "error": ("error", "last_error", "error_message", "error_msg", "failure_reason", "error_text", "err_msg",
               "exception", "last_exception", "fail_reason", "error_details", "error_detail", "last_error_message",
-              "failure_message", "error_description", "errors", "error_info", "erreur", "fehler", "error_log"),
+              "failure_message", "error_description", "errors", "error_info", "erreur", "fehler", "error_log",
+              "failure"),
     "finished_at": ("finished_at", "completed_at", "ended_at", "finished_on", "completed_on", "completion_time",
                     "finish_time", "date_completed", "date_finished", "ended_on", "finished", "ended",
                     "processing_finished_at", "processing_ended_at"),

@@ -116,7 +116,7 @@ def release(
 ) -> None:
     """Take running rows back from their worker. They are ready again, and no attempt is lost.
 
-    What the worker still does with them is dropped.
+    If the worker still finishes one of them, its outcome is dropped.
 
     Example: `rowmill release app:mill --worker host-4711-k7xq`
     """

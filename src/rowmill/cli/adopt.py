@@ -22,6 +22,7 @@ from ..adopt.propose import propose
 from ..adopt.survey import survey
 from ..adopt.table_facts import TableFacts
 from ..adopt.table_facts import rows as rows_words
+from ..declare.roles import ROLES
 from ..errors import RowmillError, did_you_mean
 from ..ops import adopt as adoption
 from ..ops.adopt import Adoption, QueryPlan, redact
@@ -57,26 +58,27 @@ def adopt(
     role: Annotated[
         list[str] | None,
         typer.Option(
-            help="the column of a role, such as attempts=retry_cnt; attempts= for none (repeatable)",
+            help="the column of a role, such as attempts=retry_cnt; attempts= for none (repeatable)."
+            f" Roles: {', '.join(ROLES)}",
             metavar="ROLE=COLUMN",
         ),
     ] = None,
     order_by: Annotated[
         str | None,
-        typer.Option("--order-by", help="the column that rows are claimed in the order of", metavar="COLUMN"),
+        typer.Option("--order-by", help="claim rows in the order of this column", metavar="COLUMN"),
     ] = None,
     wake: Annotated[
-        bool, typer.Option("--wake", help="with a trigger that wakes workers when any client makes rows ready")
+        bool, typer.Option("--wake", help="propose a trigger that wakes workers when any client makes rows ready")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read a live table, and propose a lane for it.
 
     Prints the lane, the DDL that it needs, and the plan of its claim. Only reads, takes no lock that a reader does
-    not take, and never scans a large table. Give values as they are in the column, or as the words of the lookup
-    table that it refers to. At a terminal it asks what is not certain. In a script it lists that, says which option
-    answers it, writes no file and exits with code 5. --yes accepts what is proposed, but what the table does not
-    tell needs an answer.
+    not take, and never scans a large table. Give values as the column has them, or as the words of its lookup table.
+    At a terminal it asks what is not certain. In a script it lists the open questions, says which option answers
+    each, writes no file and exits with code 5. --yes accepts every guess; a question without a guess still needs an
+    option.
 
     Example: `rowmill adopt postgresql://localhost/shop links --write worker.py`
     """
@@ -119,7 +121,10 @@ def _roles(given: Sequence[str]) -> dict[str, str | None]:
     """``attempts=retry_cnt`` as the role and its column; without a column: the role is switched off."""
     for one in given:
         if "=" not in one:
-            raise UsageError(f"--role {one}: expected ROLE=COLUMN", hint="--role attempts=retry_cnt")
+            raise UsageError(
+                f"--role {one}: expected ROLE=COLUMN",
+                hint=f"--role attempts=retry_cnt; the roles are {', '.join(ROLES)}",
+            )
     return {role.strip(): column.strip() or None for role, _, column in (one.partition("=") for one in given)}
 
 

@@ -35,7 +35,7 @@ def errors(
     """Show failures grouped into families.
 
     Failures of one family have the same message, apart from numbers, ids, addresses and quoted values. `rowmill
-    retry --error NAME` and `rowmill cancel --error NAME` act on the rows of one family. Exit code 4: there is none.
+    retry --error NAME` and `rowmill cancel --error NAME` act on the rows of one family. Exit code 4: no such family.
 
     Example: `rowmill errors app:mill --hours 2`
     """
@@ -83,7 +83,7 @@ def _shown(document: dict[str, Any], environments: int, *, whole: bool) -> Rende
 
 def _table(families: Sequence[dict[str, Any]], environments: int, hours: float) -> RenderableType:
     over = f"Last {hours:g} h"  # the span of the bars, from left to right
-    headings = ["Failures", "Rows", "Last"]
+    headings = ["Failures", "Rows", "Dead now", "Last"]
     wide = not console.is_terminal or console.width >= _WIDE
     made = show.table(
         *(["Env"] if environments > 1 else []), "Lane", "Family", "Class", *headings, *([over] if wide else []),
@@ -95,18 +95,20 @@ def _table(families: Sequence[dict[str, Any]], environments: int, hours: float) 
     for family in families:
         count, word = family["count"], family["class"] or ""
         seen = f"{show.span(show.ago(family['last_seen']))} ago" if family["last_seen"] else ""
-        many = f"{count:,}" if count else f"{family['unrecorded']:,}{_more(family)} dead"
         made.add_row(
             *([plain(family["environment"])] if environments > 1 else []), plain(family["lane"]),
-            family["fingerprint"], Text(word, _COLOURS.get(word, "")), many, f"{family['rows']:,}" if count else "",
-            seen, *([Text(bars(halved(family["buckets"])), "red")] if wide else []),
+            family["fingerprint"], Text(word, _COLOURS.get(word, "")), f"{count:,}" if count else "",
+            f"{family['rows']:,}" if count else "", _dead_now(family), seen,
+            *([Text(bars(halved(family["buckets"])), "red")] if wide else []),
             plain(family["shape"]),
         )  # fmt: skip
     return made
 
 
-def _more(family: dict[str, Any]) -> str:
-    return "+" if family["unrecorded"] >= SAMPLE else ""
+def _dead_now(family: dict[str, Any]) -> str:
+    """How many rows are dead of it now, as far as was looked."""
+    dead = family["dead"]
+    return "" if dead is None else f"{dead:,}{'+' if dead >= SAMPLE else ''}"
 
 
 def _one(family: dict[str, Any]) -> list[RenderableType]:
@@ -116,7 +118,9 @@ def _one(family: dict[str, Any]) -> list[RenderableType]:
     if family["count"]:
         seen = f"{counted(family['count'], 'failure')} of {counted(family['rows'], 'row')}"
     if unrecorded:
-        seen += f", and {unrecorded:,}{_more(family)} dead rows without a record"
+        seen += f", and {counted(unrecorded, 'dead row')} without a record"
+    if family["dead"] is not None:
+        seen += f"; {_dead_now(family)} dead now"
     head = Text(f"{family['fingerprint']}  ", "bold").append_text(plain(family["shape"]))
     lines: list[RenderableType] = [head, plain(f"lane {family['lane']} in {family['environment']}: {seen}")]
     if family["first_seen"]:

@@ -52,7 +52,7 @@ def status(
 ) -> None:
     """Count the rows of every lane by state, and show how long the oldest ready row has waited.
 
-    *waiting*: scheduled for later. *excluded*: the lane's where= does not hold for it. *stuck*: running, without a
+    *waiting*: scheduled for later. *excluded*: the lane's where= is not true for it. *stuck*: running, without a
     heartbeat for longer than the lease; counted among the running ones. *Oldest*: since the row's run_after, or
     since its creation if that is later. Counts stop at 100,000.
 

@@ -36,8 +36,8 @@ def migrate(
     """Print or apply the DDL that the lanes need: columns, indexes, statistics, rowmill's own tables.
 
     Without --apply it prints what touches your tables, and one line for rowmill's own. It only adds. Indexes are
-    built concurrently. A change that needs a lock gives way after the lock timeout and tries again. If it is
-    interrupted, run it again: it continues where it stopped. With --wake, rows that plain SQL writes to your tables
+    built concurrently. A change that cannot get its lock within the lock timeout tries again. If it
+    is interrupted, run it again: it continues where it stopped. With --wake, rows that plain SQL writes to your tables
     start within milliseconds, not at the next poll (PostgreSQL); docs/how-to/wake-workers.md says what that costs.
 
     Example: `rowmill migrate app:mill --wake --apply`

@@ -100,7 +100,7 @@ def _page(results: Sequence[ProofResult], terms: ProofSettings) -> Group:
         parts.append(Text())
     bad = [proved for proved in results if not proved.held]
     if bad:
-        parts.append(Text(f"{len(bad)} of {counted(len(results), 'lane')} failed, or could not be tested.", "red"))
+        parts.append(Text(f"{len(bad)} of {counted(len(results), 'lane')} failed or could not be tested.", "red"))
     else:
         lanes = "The lane passed." if len(results) == 1 else f"All {counted(len(results), 'lane')} passed."
         parts.append(Text(f"{lanes} Your own tables were only read; the copy was removed.", "green"))

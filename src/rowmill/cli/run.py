@@ -29,7 +29,7 @@ from ..mill import Mill
 from ..ops import questions
 from ..ops.directory import LaneDirectory
 from ..ops.questions import COUNTED
-from ..plural import counted
+from ..plural import counted, plural
 from . import show
 from .app import App, AsJson, Env, app, errors, exit_code, load, plain, print_json, said
 
@@ -87,9 +87,9 @@ def run(
 ) -> None:
     """Run workers for the lanes of APP until stopped.
 
-    Ctrl-C or SIGTERM stops claims, lets runs finish within the grace, and gives the rest back. A second one stops
-    at once. Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 6 drained, but ready rows are
-    paused; 130 or 143 stopped before it was drained.
+    On Ctrl-C or SIGTERM it claims nothing more, lets runs finish within the grace period, and gives the other
+    rows back. A second signal stops it at once. Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows
+    died; 6 drained, but ready rows are paused; 130 or 143 stopped before it was drained.
 
     Example: `rowmill run app:mill --processes 4`
     """
@@ -252,7 +252,10 @@ def _hints(left: Left, several: int) -> list[Text]:
     lines = []
     for lane in left.waiting:
         where = f" in {lane['environment']}" if several > 1 else ""
-        lines.append(plain(f"The next row of lane {lane['lane']!r}{where} is ready in {show.span(lane['seconds'])}."))
+        wait, due = plural(lane["count"], "row waits", "rows wait"), show.span(lane["seconds"])
+        many = f"{lane['count']:,}{' or more' if lane['count'] >= COUNTED else ''}"
+        when = f"it is due in {due}" if lane["count"] == 1 else f"the first is due in {due}"
+        lines.append(plain(f"{many} {wait} in lane {lane['lane']!r}{where}: {when}."))
     for lane in left.lanes:
         if running := lane["counts"]["running"]:
             what = f"{counted(running, 'row')} of lane {lane['lane']!r} still running"

@@ -171,7 +171,7 @@ def _functions(document: dict[str, Any]) -> None:
     typer.echo("begin;\n")
     for function in document["functions"]:
         typer.echo(f"-- {one_line(lane)}: {function['verb']}\n{function['sql']};\n")
-    typer.echo("-- Known as rowmill's own by their comments; granted to nobody but those named.")
+    typer.echo("-- rowmill recognises its functions by their comments. Only the roles named here may call them.")
     typer.echo("".join(f"{statement};\n" for statement in document["after"]) + "commit;")
 
 
@@ -199,7 +199,7 @@ def _role(words: list[str], env: str | None, role: str, hide: list[str], writes:
         print_json(document)
         return
     typer.echo(
-        "-- A role for workers: it works on these lanes, and can do nothing else. Run it as the tables' owner, after\n"
+        "-- A role for workers: it can work on these lanes and do nothing else. Run this as the tables' owner, after\n"
         "-- rowmill migrate APP --apply; then give the role a password. What a finish block or on_settled writes\n"
         "-- elsewhere, and tables of your own that gates read, are yours to grant."
     )

@@ -75,7 +75,8 @@ def validate(roles: Mapping[str, str | None], where: str) -> None:
             )
         if role not in ROLES:
             raise DeclarationError(
-                f"{where}: there is no role {role!r}", hint=f"{did_you_mean(role, ROLES)} (roles={{...}})"
+                f"{where}: there is no role {role!r}; the roles are {', '.join(ROLES)}",
+                hint=f"{did_you_mean(role, ROLES)} (roles={{...}})",
             )
 
 

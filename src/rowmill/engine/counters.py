@@ -19,6 +19,7 @@ from .wake import jittered
 _SUMMARY_EVERY = 10.0
 _WRITE_EVERY, _PRUNE_EVERY, _LAST_WRITE = 4.0, 3600.0, 3.0
 _STDLIB = os.path.dirname(os.__file__)
+_ENGINE = os.path.dirname(os.path.dirname(__file__))
 
 
 def raised_at(error: BaseException | None) -> str | None:
@@ -28,10 +29,34 @@ def raised_at(error: BaseException | None) -> str | None:
     return users_line(traceback.extract_tb(error.__traceback__))
 
 
+def users_traceback(error: BaseException | None) -> str | None:
+    """A traceback as it is shown and stored: it begins in the user's own code. None: it was never raised.
+
+    The frames before that are the engine's call of the handler, the same for every failure. One that never reached
+    the user's code is whole.
+    """
+    if error is None or error.__traceback__ is None:
+        return None
+    told = traceback.TracebackException.from_exception(error)
+    parts = [told]
+    while parts:  # also the errors that caused it, and those of a group
+        part = parts.pop()
+        first = next((n for n, frame in enumerate(part.stack) if not _calls_handlers(frame.filename)), 0)
+        del part.stack[:first]
+        parts += [p for p in (part.__cause__, part.__context__, *(part.exceptions or ())) if p is not None]
+    return "".join(told.format())
+
+
+def _calls_handlers(filename: str) -> bool:
+    """Whether a file is the engine's or the standard library's: what stands between a worker and a handler."""
+    if filename.startswith(_ENGINE):
+        return True
+    return filename.startswith((_STDLIB, "<frozen")) and "-packages" not in filename
+
+
 def users_line(frames: traceback.StackSummary) -> str | None:
     """The innermost line of the user's own code: ``shop.py:12 in price``."""
-    engine = os.path.dirname(os.path.dirname(__file__))
-    own = [f for f in frames if not f.filename.startswith(engine) and "site-packages" not in f.filename]
+    own = [f for f in frames if not f.filename.startswith(_ENGINE) and "site-packages" not in f.filename]
     own = [f for f in own if not f.filename.startswith(_STDLIB)] or own
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else None
 

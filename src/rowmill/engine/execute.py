@@ -8,7 +8,6 @@ import functools
 import inspect
 import logging
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from ..store.dialect import utc
 from ..store.driver_errors import from_standby
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.row_keys import written
+from .counters import users_traceback
 from .isolate import HandlerDied, HandlerProcess
 from .job import Job, SyncJob
 from .lane_state import LaneState
@@ -221,8 +221,7 @@ class TaskExecution(Execution):
             told = self.store.value(claim.row, "history") or []
         except UnreadableValue:
             told = []
-        cause = settlement.cause
-        shown = "".join(traceback.format_exception(cause)) if cause is not None and cause.__traceback__ else None
+        shown = users_traceback(settlement.cause)
         entry = {
             "attempt": claim.attempt,
             "started_at": utc(claim.claimed_at).isoformat(),

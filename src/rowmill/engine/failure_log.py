@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import traceback
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from ..store.lane.claim import Settlement, Swept
 from ..store.lane.row_keys import written
 from ..store.lane.statements import POISONED
 from ..store.own.failures import Failure, Failures
+from .counters import users_traceback
 
 #: Failures that may wait to be written, those of one statement, and how long the first of them waits for others.
 _WAITING, _BATCH, _PAUSE = 5000, 500, 0.25
@@ -135,8 +135,7 @@ class FailureLog:
 def _worded(batch: list[_Entry]) -> list[Failure]:
     now, found = time.monotonic(), []
     for entry in batch:
-        shown = entry.cause is not None and entry.cause.__traceback__ is not None
-        text = "".join(traceback.format_exception(entry.cause)) if shown else None
+        text = users_traceback(entry.cause)
         failure = entry.failure
         found.append(
             Failure(

@@ -7,7 +7,6 @@ import logging
 import math
 import threading
 import time
-import traceback
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from ..store.gates.gate_learning import BreakerChange
 from ..store.lane.claim import Claim, Settlement, Swept
 from ..store.lane.refused_rows import RefusedRow
 from ..store.own.minutes_table import BOUNDS, TIMES
-from .counters import Counters, raised_at
+from .counters import Counters, raised_at, users_traceback
 from .recovery.running_marks import salt
 from .tracing import Tracer
 
@@ -291,8 +290,8 @@ class LaneState:
             fields["class"] = settlement.word or retry.PERMANENT
         if line := raised_at(settlement.cause):
             fields["at"] = line
-        if settlement.cause is not None and logger.isEnabledFor(logging.DEBUG):
-            fields["traceback"] = "".join(traceback.format_exception(settlement.cause))
+        if settlement.cause is not None and settlement.cause.__traceback__ and logger.isEnabledFor(logging.DEBUG):
+            fields["traceback"] = users_traceback(settlement.cause)
         if settlement.delay is not None and "run_after" in self.store.binding.roles:
             fields["again_in"] = round(settlement.delay.total_seconds(), 1)
         self.emit(name, level, cause=settlement.cause, **fields)

@@ -184,7 +184,8 @@ class Shutdown:
             )
             worker.events.emit(
                 "drain_held_back", logging.WARNING, worker=worker.id, environment=environment.name, lane=lane,
-                count=rows.count, why=rows.why, hint="this drain ends without them; rowmill resume ends the pause",
+                count=rows.count, why=rows.why,
+                hint=f"this drain ends without them; rowmill resume --lane {lane} ends the pause",
             )  # fmt: skip
         if unseen:
             worker.counters.leave()
@@ -212,6 +213,11 @@ class Shutdown:
                 count=sum(rows.rows for rows in held), holders=names,
                 seconds=round(max(swept - rows.silent_for for rows in held)),
                 hint="rows of a worker that is gone are taken back within these seconds",
+            )  # fmt: skip
+        elif store.lane.groups:
+            worker.events.emit(
+                "drain_waiting", worker=worker.id, environment=environment.name, lane=store.lane.name,
+                hint=f"ready rows are held back by a gate: rowmill gates {store.lane.name} shows until when",
             )  # fmt: skip
 
     async def _held_back(self, lane_state: LaneState) -> HeldBack | None:

@@ -99,7 +99,7 @@ def examine(connection: sa.Connection, binding: Binding, table: str) -> Examined
         text = "nothing tells two claims apart: a worker that comes back late could overwrite another's outcome"
         examined.warn("unfenced", text, "rowmill migrate adds worker")
     if lane.leads_to_ready(lane.done):
-        text = "a row that is done is ready again: it goes round, as often as its due time and conditions let it"
+        text = "a done row is ready again: it runs over and over, as often as its due time and conditions allow"
         examined.warn("done_is_ready", text, "another value in done, if that is not meant")
     _indexes(run, binding, facts, examined)
     if postgres:
@@ -208,14 +208,14 @@ def _indexes(run: Run, binding: Binding, facts: TableFacts, examined: ExaminedLa
             continue
         if need.purpose in ("ready", "turns"):
             at = "reads the whole table" if facts.rows >= SMALL else "will read the whole table once it is large"
-            text = f"no index carries the claim: it {at}"
+            text = f"no index supports the claim: it {at}"
             examined.warn(f"no_{need.purpose}_index", text, "rowmill migrate")
         elif facts.rows >= SMALL:
-            text = f"no index finds the rows that are {need.purpose}: {need.why}"
+            text = f"no index finds rows that are {need.purpose}: {need.why}"
             examined.warn(f"no_{need.purpose}_index", text, "rowmill migrate")
     for index in facts.indexes:
         if not index.valid:
-            text = f"index {index.name} is what a failed build left: it costs on every write and serves nothing"
+            text = f"index {index.name} is left over from a failed build: it slows every write and is never used"
             examined.warn("invalid_index", text, f"rowmill migrate, or drop index {index.name}")
     beat = binding.roles.get("heartbeat_at", "") if binding.renew == "heartbeat_at" else ""
     for index in facts.indexes if beat else ():
@@ -230,21 +230,21 @@ def _upkeep(run: Run, binding: Binding, facts: TableFacts, relation: str, examin
         targets = ddl.targets(run, relation)
         for column in sorted(ddl.states_in(binding) - targets.keys()):
             text = (
-                f"column {column} has no statistics target: a state that few rows are in may go unseen by the planner"
+                f"column {column} has no statistics target: the planner may not know about states that few rows are in"
             )
             examined.warn("no_statistics", text, "rowmill migrate")
     if facts.rows >= ddl.HOT and not any(name.startswith("autovacuum") for name in there) and not facts.partitioned:
-        text = f"autovacuum is at its defaults: it comes when {facts.rows // 5:,} row versions are dead"
+        text = f"autovacuum has its default settings: it runs only after {facts.rows // 5:,} dead row versions"
         examined.warn("autovacuum", text, "rowmill migrate")
     renews = binding.renew != "none"
     if renews and "fillfactor" not in there and not facts.partitioned:
-        text = "fillfactor is 100: on full pages every heartbeat writes to all indexes"
+        text = "fillfactor is 100: pages have no free space, so every heartbeat writes to all indexes"
         examined.warn("fillfactor", text, "rowmill migrate (it helps new pages only)")
     touched = binding.roles.get("updated_at")
     indexed = any(touched in index.columns for index in facts.indexes) if touched else False
     if renews and indexed and facts.update_triggers:
         text = f"a trigger ({', '.join(facts.update_triggers)}) runs at every heartbeat, and {touched} is indexed"
-        examined.warn("touching_trigger", text, f"a trigger that leaves {touched} alone where only heartbeats change")
+        examined.warn("touching_trigger", text, f"change the trigger so that a heartbeat alone does not set {touched}")
 
 
 def across(bindings: Sequence[tuple[Binding, TableFacts | None]]) -> list[tuple[Binding, CheckFinding]]:
@@ -258,7 +258,7 @@ def across(bindings: Sequence[tuple[Binding, TableFacts | None]]) -> list[tuple[
             for other, _ in several[at + 1 :]:
                 if _claim_the_same(one, other):
                     names = f"{one.lane.name} and {other.lane.name}"
-                    text = f"lanes {names} claim overlapping rows: which one claims a row is left to chance"
+                    text = f"lanes {names} claim overlapping rows: either of them may claim a row"
                     findings.append(
                         (one, CheckFinding(WARNING, "overlap", text, "a value in ready that tells them apart"))
                     )
@@ -321,9 +321,9 @@ def _left_alone(bindings: Sequence[Binding], facts: TableFacts | None) -> list[t
         if strange:
             shown = ", ".join(f"{v!r} ({column.seen[v]:,})" for v in strange[:_NAMED])
             more = f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else ""
-            text = f"rows are in states that no lane leads out of: {name} = {shown}{more}"
+            text = f"rows are in states that no lane declares: {name} = {shown}{more}"
             ignored = [{name: strange[:_NAMED] if len(strange) > 1 else strange[0]}]
-            hint = f"a lane for them; or, if they are meant to stay, ignore_states={ignored!r} on the lane"
+            hint = f"declare a lane for them; or, if they should stay there, add ignore_states={ignored!r} on the lane"
             findings.append((bindings[0], CheckFinding(WARNING, "left_alone", text, hint)))
     return findings
 
@@ -406,7 +406,7 @@ async def _wake_triggers(database: Database, checked: Sequence[CheckedLane]) -> 
             if each.examined is not None:
                 each.examined.wake_trigger = trigger is not None and trigger.complete and not database.pooled
         if trigger is not None and trigger.mark != mark(bindings) and all(each.examined for each in checked):
-            text = f"the wake trigger of {relation} was made for other conditions: rows may wait for the poll"
+            text = f"the wake trigger of {relation} was made for other conditions, so rows may wait until the next poll"
             several[0].findings.append(
                 CheckFinding(WARNING, "stale_wake_trigger", text, "rowmill migrate APP --wake --apply")
             )
@@ -434,7 +434,7 @@ async def _lane(lane: Lane, name: str, database: Database, resources: Resources)
     if checked.examined.rows < SMALL or not unindexed:  # else the trial would read the whole table
         checked.findings += await _refused_claims(store)
     for state, reason in (await doubtful_states(store)).items():
-        text = f"on a trial, a trigger of the table refused {state}: {reason}"
+        text = f"a trigger of the table refused a test update to {state}: {reason}"
         hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"
         checked.findings.append(CheckFinding(WARNING, "trigger", text, hint))
     if foreign := await ended_by_others(store):
@@ -443,7 +443,10 @@ async def _lane(lane: Lane, name: str, database: Database, resources: Resources)
             f"{foreign:,} dead rows were ended by another program ({own} is null, another error is not): status counts"
             " them, and retry would send them into this lane"
         )
-        hint = f"say in dead what tells this lane's rows apart: {own!r}: NOT_NULL, or IS_NULL for the other's column"
+        hint = (
+            f"add to dead= a column that tells this lane's rows apart: {own!r}: NOT_NULL, or IS_NULL for the"
+            " other's column"
+        )
         checked.findings.append(CheckFinding(WARNING, "shared_dead", text, hint))
     return checked
 

@@ -179,7 +179,7 @@ def declared(group: Gates) -> list[str]:
             told.append(f"rate from {rate.source.table}.{rate.source.column} per {_per(rate.per.total_seconds())}")
         else:
             starts = f"{rate.n:g} {plural(rate.n, 'start')} per {_per(rate.per.total_seconds())}"
-            told.append(f"{starts}, {rate.capacity(rate.n):g} at once")
+            told.append(f"{starts}, burst of {rate.capacity(rate.n):g}")
     if group.breaker is not None:
         cooldown = span(group.breaker.cooldown.total_seconds())
         told.append(f"breaker after {counted(group.breaker.failures, 'failure')}, for {cooldown}")

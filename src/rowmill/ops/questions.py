@@ -197,17 +197,20 @@ async def stuck(directory: LaneDirectory, limit: int = 100) -> Document:
 
 
 async def waiting(directory: LaneDirectory) -> list[Document]:
-    """Lanes with rows that wait for their time: how many seconds until the first of each is ready."""
+    """Lanes with rows that wait for their time: how many, and the seconds until the first of each is ready."""
 
-    async def question(view: LaneView) -> float | None:
+    async def question(view: LaneView) -> tuple[int, float] | None:
         due = [row.ages.get("run_after") for row in await view.rows("waiting", 1)]
-        return -due[0] if due and due[0] is not None and due[0] < 0 else None
+        if not due or due[0] is None or due[0] >= 0:
+            return None
+        counts, _ = await view.counted(("waiting",), COUNTED, 1.0, 1.0)
+        return counts.get("waiting", (1, None))[0], -due[0]
 
     answers = await directory.ask(question)
     return [
-        {"environment": view.environment, "lane": view.lane.name, "seconds": seconds}
-        for view, seconds in answers.found
-        if seconds is not None
+        {"environment": view.environment, "lane": view.lane.name, "count": found[0], "seconds": found[1]}
+        for view, found in answers.found
+        if found is not None
     ]
 
 

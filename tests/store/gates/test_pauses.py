@@ -19,7 +19,7 @@ import gated
 import systems
 from command import Command, ago, counts
 from databases import Db
-from rowmill import Concurrency, Event, Mill
+from rowmill import Concurrency, Event, Mill, Rate
 from rowmill.engine import shutdown
 from rowmill.store.gates import pauses
 from rowmill.store.lane.claim import Settlement
@@ -308,6 +308,43 @@ def test_the_closing_words_of_a_drain_say_what_was_held_back(lite: Db, command: 
     assert "Try: rowmill resume" in ended.stderr
     (left,) = json.loads(ended.stdout)["held_back"]
     assert (left["lane"], left["count"]) == ("enrichment", 2)
+
+
+def test_a_drain_says_how_many_rows_wait_and_when_the_first_is_due(lite: Db, command: Command) -> None:
+    systems.create(lite, "enrichment")
+    systems.insert_enrichment(lite, 2)
+    lite.execute("update enrichment_jobs set run_after = ?", ago(minutes=-30))
+    command.app(lite.url, "enrichment")
+    ended = subprocess.run(
+        [sys.executable, "-m", "rowmill", "run", "--drain", "--json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "2 rows wait in lane 'enrichment': the first is due in 30 min.\n" in ended.stderr
+    (waiting,) = json.loads(ended.stdout)["waiting"]
+    assert (waiting["lane"], waiting["count"]) == ("enrichment", 2)
+
+
+def test_a_drain_says_that_it_waits_for_a_closed_key(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word it looks hung until the key opens."""
+    monkeypatch.setattr(shutdown, "_SAY_WAITING", 0.0)
+    gated.make(db)
+    gated.fill(db, ["a", "a"])
+    told: list[Event] = []
+
+    def listen(event: Event) -> None:
+        if event.name == "drain_waiting":
+            told.append(event)
+            db.execute("update pages set status = 'done'")
+
+    async def work() -> None:
+        mill = Mill(db.url)
+        gated.lane(mill, poll=timedelta(milliseconds=100), gates=[Rate(1, timedelta(hours=1), by="domain")])
+        mill.on_event(listen)
+        async with asyncio.timeout(60):
+            await mill.worker(drain=True).run()
+
+    asyncio.run(work())
+    assert told[0].fields["hint"] == "ready rows are held back by a gate: rowmill gates crawl shows until when"
 
 
 def test_a_drain_says_which_rows_of_others_it_waits_for(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,12 @@ def test_it_waits_for_its_time(row: Row, command: Command) -> None:
     assert "It should run in 10 min, at " in command("why", "crawl", str(key)).out
 
 
+def test_a_row_that_waits_for_its_retry_shows_its_last_error(row: Row) -> None:
+    key = row.add(run_after=ago(minutes=-10), error="TimeoutError: no answer\nmore of it")
+    _, reason = row.first(key)
+    assert reason["text"].endswith("; its last error: TimeoutError: no answer")
+
+
 def test_it_was_touched_a_moment_ago(row: Row) -> None:
     row.app("untouched_for=td(minutes=10), roles={'updated_at': 'finished_at'}")
     key = row.add(finished_at=ago(minutes=4))

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta as td
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from databases import Db
 from farm import JOBS
 from rowmill import Cancel, Dead, Mill, Retry, Snooze, fixed
 from rowmill.engine import failure_log as engine_failures
+from rowmill.engine.counters import users_traceback
 from rowmill.engine.failure_log import FailureLog
 from rowmill.errors import Busy
 from rowmill.events import Events
@@ -166,6 +168,47 @@ async def test_rows_that_died_before_there_was_a_record_show_their_failure_thems
     await failing(db).worker(drain=True).run()
     (family,) = (await recorded(db)).families
     assert (family.count, family.unrecorded) == (1, 2), "one on record, two that are not"
+
+
+async def test_a_family_tells_how_many_of_its_rows_are_dead_now(db: Db, command: Command) -> None:
+    """D10: failures are the past; what is left to retry is what is dead now."""
+    jobs(db, "flaky", "flaky", "forbidden")
+    await failing(db).worker(drain=True).run()
+    db.execute("update jobs set status = 'done' where id = 2")
+    by_shape = {family.shape: family.dead for family in (await recorded(db)).families}
+    assert by_shape == {"ConnectionError: no answer from <address>": 1, "forbidden for customer <n>": 1}
+    command.app(db.url, LANE)
+    assert "Dead now" in _in_thread(command, "errors").out
+
+
+async def test_a_stored_traceback_begins_in_the_users_code(db: Db) -> None:
+    """D10: the engine's own call of the handler is the same for every failure, and nobody's business."""
+    jobs(db, "flaky")
+    await failing(db).worker(drain=True).run()
+    stored = db.value("select traceback from rowmill_failures limit 1")
+    assert "test_failures.py" in stored
+    assert "rowmill/engine" not in stored
+    assert stored.startswith("Traceback (most recent call last):")
+
+
+def test_a_traceback_keeps_every_frame_after_the_first_of_the_user() -> None:
+    """D10: also what the user called, and what caused it; one of the engine alone stays whole."""
+
+    def handler() -> None:
+        try:
+            json.loads("{")
+        except ValueError as error:
+            raise RuntimeError("no page") from error
+
+    with ThreadPoolExecutor(1) as pool:
+        shown = users_traceback(pool.submit(handler).exception()) or ""
+        of_library = users_traceback(pool.submit(json.loads, "{").exception()) or ""
+    assert "json/decoder.py" in shown
+    assert shown.count("test_failures.py") == 2
+    assert "thread.py" not in shown
+    assert shown.endswith("RuntimeError: no page\n")
+    assert "json/decoder.py" in of_library
+    assert users_traceback(ValueError("never raised")) is None
 
 
 async def test_a_family_is_retried_and_no_other_row(db: Db, command: Command) -> None:

@@ -41,8 +41,8 @@ async def errors(views: Sequence[LaneView], *, hours: float = 24.0, buckets: int
     found = Errors(environment, [], recorded)
     log = failures if recorded else None
 
-    async def of_lanes() -> list[list[tuple[str, str]] | None]:
-        return [await _unrecorded(view, log, names) for view in views] if sample else []
+    async def of_lanes() -> list[list[_DeadRow] | None]:
+        return [await _dead_rows(view, log, names) for view in views] if sample else []
 
     async def on_record() -> list[Family]:
         return await failures.families(environment, names, hours=hours, buckets=buckets) if recorded else []
@@ -52,28 +52,41 @@ async def errors(views: Sequence[LaneView], *, hours: float = 24.0, buckets: int
     for view, rows in zip(views, samples, strict=False):
         if rows is None:
             found.unknown.append(view.lane.name)
-        for row_id, said in rows or ():
-            place = (view.lane.name, _of(said))
+        elif "error" in view.binding.roles:
+            for family in found.families:
+                if family.lane == view.lane.name:
+                    family.dead = 0
+        for row in rows or ():
+            place = (view.lane.name, _of(row.error))
             if place not in known:
-                example = {"row_id": row_id, "message": bounded(said, MESSAGE), "outcome": "dead"}
+                if row.recorded:  # its failure is older than what is asked for
+                    continue
+                example = {"row_id": row.id, "message": bounded(row.error, MESSAGE), "outcome": "dead"}
                 known[place] = Family(
-                    environment, *place, shape(said), None, 0, 0, 0, None, None, [0] * buckets, example
+                    environment, *place, shape(row.error), None, 0, 0, 0, None, None, [0] * buckets, example
                 )  # fmt: skip
                 found.families.append(known[place])
-            known[place].unrecorded += 1
+            known[place].dead = (known[place].dead or 0) + 1
+            known[place].unrecorded += not row.recorded
     return found
 
 
-async def _unrecorded(view: LaneView, failures: Failures | None, lanes: Sequence[str]) -> list[tuple[str, str]] | None:
-    """A few dead rows of which nothing is on record, each with what its error column says; None: that took too long."""
+@dataclass(frozen=True, slots=True)
+class _DeadRow:
+    id: str
+    error: str
+    #: It has a failure on record.
+    recorded: bool
+
+
+async def _dead_rows(view: LaneView, failures: Failures | None, lanes: Sequence[str]) -> list[_DeadRow] | None:
+    """A few dead rows, each with what its error column says; None: that took too long."""
     try:
         rows = [(written(_id(key)), said) async for key, said in _errors_of(view, ("dead",), SAMPLE, _SECONDS)]
     except Busy:
         return None
-    if failures is None or not rows:
-        return rows
-    on_record = await failures.recorded(lanes, [row_id for row_id, _ in rows])
-    return [row for row in rows if row[0] not in on_record]
+    on_record = await failures.recorded(lanes, [row_id for row_id, _ in rows]) if failures and rows else set()
+    return [_DeadRow(row_id, said, row_id in on_record) for row_id, said in rows]
 
 
 async def members(view: LaneView, family: str, states: Sequence[str]) -> AsyncIterator[list[Key]]:

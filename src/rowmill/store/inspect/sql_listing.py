@@ -62,43 +62,44 @@ async def _gated(view: LaneView) -> dict[str, str]:
     return {"claim, after running rows are counted": say.claim(also=also)}
 
 
-_HELD = "The claims that still hold: the state, the holder, the claim's own time and count are as the claim left them."
-_PASSED = "What somebody else has locked at this moment is passed over, and tried again at once: nobody waits."
-_TAKEN = "Taken in the statement that found them, with the mark the fence will ask for."
-_OUTCOME = "The outcome, for a whole batch of claims; a handler's own columns are set here, too."
+_HELD = "Claims that are still valid: state, worker, claim time and counter are as the claim left them."
+_PASSED = "Skip rows that another transaction has locked, and retry them at once, so that nothing waits."
+_TAKEN = "Claim them in the statement that found them, and write what the fence checks later."
+_OUTCOME = "Write the outcome of a whole batch of claims, with the columns that handlers returned."
 _FENCE = "The fence: a lost claim writes nothing."
-_WRITTEN = "What was written; the others are read before they are called lost."
+_WRITTEN = "What was written. The others are read again before they count as lost."
 #: Why a step is as it is: the statement's name, how the step's line begins, why.
 _WHY = (
-    ("claim", "with picked", "Materialized: the walk stops at the limit, and is done once."),
-    ("claim", "    and (", "Nothing below where the last claim ended: dead index entries are not walked again."),
-    ("claim", "  for no key", "A row that is locked is being claimed: it is passed over, and nobody gets it twice."
-     " No key: rows that refer to it do not hide it."),
+    ("claim", "with picked", "Materialized: the scan runs once, and stops at the limit."),
+    ("claim", "    and (", "Start where the last claim ended, so that dead index entries are not scanned again."),
+    ("claim", "  for no key", "Skip locked rows: another worker is claiming them, so no row is claimed twice."
+     " No key: foreign keys to a row do not block its claim."),
     ("claim", "), taken", _TAKEN),
-    ("claim", "select ", "Handed over in the lane's order."),
-    ("claim", "update ", _TAKEN + " Nothing comes between looking and taking."),
+    ("claim", "select ", "Return them in the lane's order."),
+    ("claim", "update ", _TAKEN + " No other claim can come in between."),
     ("claim", "  select ", "The ready rows, in the lane's order."),
     ("settle", "with held", _HELD),
     ("renew", "with held", _HELD),
     ("progress", "with held", _HELD),
     ("progress", "where ", _FENCE),
     ("settle", "    for no key", _PASSED),
-    ("renew", "    for no key", _PASSED + " Anything else would deadlock with outcomes that are being written."),
+    ("renew", "    for no key", _PASSED + " Waiting could deadlock with outcomes that are being written."),
     ("progress", "    for no key", _PASSED),
     ("settle", "update ", _OUTCOME),
     ("settle", "  update ", _OUTCOME),
-    ("renew", "update ", "The sign of life and nothing else: no index is touched."),
+    ("renew", "update ", "Write only the heartbeat: no index changes."),
     ("settle", "where ", _FENCE),
     ("settle", "  where t.id = any", _FENCE),
     ("renew", "where ", "The fence: a lost claim is not renewed."),
     ("settle", "returning ", _WRITTEN),
     ("settle", "select array_agg", _WRITTEN),
-    ("renew", "returning ", "What was renewed; the others are read before they are called lost."),
-    ("sweep", "with held", "Running rows without a sign of life for longer than the lease, and whether that is once"
-     " too often."),
-    ("sweep", "  for no key", "A row that is locked is being written by its holder: it lives."),
-    ("sweep", "select ", "Running rows without a sign of life for longer than the lease."),
-    ("sweep", "update ", "Back to ready without counting as a failure; dead where it was taken back too often."),
+    ("renew", "returning ", "What was renewed. The others are read again before they count as lost."),
+    ("sweep", "with held", "Running rows without a heartbeat for longer than the lease, and whether they"
+     " were taken back too often."),
+    ("sweep", "  for no key", "Skip locked rows: their worker is writing to them, so it is alive."),
+    ("sweep", "select ", "Running rows without a heartbeat for longer than the lease."),
+    ("sweep", "update ", "Move them back to ready, without counting a failure; to dead if they were taken"
+     " back too often."),
     ("sweep", "returning ", "Who held them, for the log."),
 )  # fmt: skip
 

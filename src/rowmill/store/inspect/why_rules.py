@@ -15,6 +15,7 @@ from ...plural import counted, plural
 from ..gates.rules import Allowed, GateState, allowances, rate_in_force
 
 INF = math.inf
+_ERROR = 200  # characters of an error that a reason quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,13 +283,20 @@ def _unready(facts: RowFacts) -> Iterable[Reason]:
         if due is None:
             yield Reason("run_after", "scheduled for never: run_after is infinite", changed, INF)
         else:
-            yield Reason("run_after", f"scheduled: due in {span(max(-due, 0.0))}", changed, max(-due, 0.0))
+            text = f"scheduled: due in {span(max(-due, 0.0))}" + _last_error(facts)
+            yield Reason("run_after", text, changed, max(-due, 0.0))
     if "untouched_for" in facts.fails:
         left = max(facts.untouched_for - (age("updated_at") or 0.0), 0.0)
         yield Reason(
             "untouched_for", f"it must stay unchanged for {span(facts.untouched_for)} first (untouched_for)",
             age("updated_at"), left,
         )  # fmt: skip
+
+
+def _last_error(facts: RowFacts) -> str:
+    """The first line of the error that a waiting row shows: that is what it waits after."""
+    line = next(iter((facts.error or "").strip().splitlines()), "")
+    return f"; its last error: {line[:_ERROR]}{'...' if len(line) > _ERROR else ''}" if line else ""
 
 
 def _pauses(facts: RowFacts) -> Iterable[Reason]:

@@ -76,6 +76,8 @@ class Family:
     buckets: list[int]
     #: The latest one, with its id, message and traceback.
     example: dict[str, Any]
+    #: Rows that are dead now and show this error, found in the same sample; None: no error column, or not looked at.
+    dead: int | None = None
 
     def value(self) -> dict[str, Any]:
         """For scripts."""

@@ -31,6 +31,11 @@ _STATUS = re.compile(
     rf"|(?<![\w.])(?P<before>[1-5]\d\d)(?=, message=|[ _](?:{_PHRASES}|(?:Client|Server) Error)\b)",
     re.IGNORECASE,
 )
+#: A name that says what is wrong, in the words of Python's own errors: KeyError: 'title'. An id as a key is a value.
+_NAMED = re.compile(
+    r"(?P<lead>\bKeyError: |\battribute |\bNameError: name |\bkeyword argument )(?P<quote>['\"])"
+    r"(?P<name>[^\W\d](?:[^\W\d]|-){0,39})(?P=quote)"
+)
 #: Digits of a status, while the others are left out.
 _KEEP = str.maketrans("0123456789", "".join(chr(0xE000 + n) for n in range(10)))
 _SHOW = {character: digit for digit, character in _KEEP.items()}
@@ -42,7 +47,7 @@ _ROW_OF_NUMBERS = re.compile(r"<n>(?:\s?[,;:/x.-]\s?<n>)+")
 def shape(text: str) -> str:
     """An error's text with numbers, ids, URLs, e-mail and IP addresses, paths, times and quoted values left out.
 
-    HTTP statuses stay: a 404 and a 503 are two failures.
+    HTTP statuses stay: a 404 and a 503 are two failures. So do names of missing keys, attributes and arguments.
     """
     text = text[:READ]
     text = URL.sub("<url>", text)
@@ -52,6 +57,7 @@ def shape(text: str) -> str:
     text = UUID.sub("<id>", text)
     text = _TIME.sub("<time>", text)
     text = without_addresses(text, "<address>")
+    text = _NAMED.sub(r"\g<lead>\g<name>", text)
     text = _QUOTED.sub(lambda quoted: f"<{' '.join(_KEPT_DIGITS.findall(quoted.group())) or 'value'}>", text)
     text = _PATH.sub("<path>", text)
     text = _HEX.sub("<id>", text)

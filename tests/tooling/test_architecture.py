@@ -82,7 +82,6 @@ _BRANCHES_LEFT = {
     "ops": 8,
     "prove": 11,
     "store": 1,
-    "store/gates": 31,
     "store/inspect": 8,
     "store/jobs": 2,
     "store/lane": 8,

@@ -79,6 +79,10 @@ class Dialect:
         """A placeholder whose type the database cannot tell from the statement."""
         return f"cast({mark} as {kind})"
 
+    def as_type(self, expression: str, sql_type: str) -> str:
+        """A text that the database is to take for a value of this type."""
+        return f"{expression}::{sql_type}"
+
     # -- time
 
     #: The database's time, and the seconds since 1970.
@@ -318,6 +322,9 @@ class SqliteDialect(Dialect):
 
     def typed(self, mark: str, kind: str) -> str:
         return mark
+
+    def as_type(self, expression: str, sql_type: str) -> str:
+        return expression
 
     def later(self, seconds: str) -> str:
         return f"strftime({_LITE_TIME}, 'now', ({seconds}) || ' seconds')"

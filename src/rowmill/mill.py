@@ -415,8 +415,7 @@ class Mill:
         """A hint to idle workers that rows are ready. Never needed: they poll; it saves them the wait."""
         for _, database in self.databases([environment] if environment else None):
             try:
-                if notify := database.sql.notify:
-                    await database.write(lambda run, notify=notify: run(notify, (CHANNEL, "")))  # type: ignore[misc]
+                await database.notify(CHANNEL)
             finally:
                 await database.close()
 

@@ -77,15 +77,13 @@ _BRANCHES_LEFT = {
     ".": 1,
     "client": 2,
     "django": 3,
-    "engine": 4,
-    "migrate": 11,
-    "ops": 8,
-    "prove": 11,
+    "engine": 2,
+    "migrate": 7,
+    "ops": 6,
+    "prove": 10,
     "store": 1,
-    "store/gates": 31,
-    "store/inspect": 8,
-    "store/jobs": 2,
-    "store/lane": 8,
+    "store/inspect": 7,
+    "store/lane": 1,
 }
 
 

@@ -286,7 +286,7 @@ class Finish:
         if self._job.finished is not None:
             raise RowmillError("this run already ended in a finish block", hint="use one job.finish() per run")
         try:
-            if self._store.database.dialect.name == "sqlite":
+            if self._store.database.sql.one_writer:
                 # One writer at a time: a renewal that is under way needs the lock that this block is about to take.
                 await self._lane_state.begin_settle([self._claim])
             self._context = self._store.database.begin()

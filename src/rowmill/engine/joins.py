@@ -31,9 +31,8 @@ class Joins:
     def __init__(self, database: Database, clock: Clock, events: Events, ring: Callable[[], None]) -> None:
         self._database, self._events, self._ring = database, events, ring
         self._say, self._jobs = EnqueueStatements.to(database, clock), Jobs(database, clock)
-        self._postgres = database.dialect.name == "postgresql"
         self._parents: set[int] = set()
-        #: Somebody awaits results until then (monotonic), and is told when jobs are done.
+        #: Somebody awaits results until then (monotonic), and is told when jobs are done. Only who listens asks for it.
         self.awaited_until = 0.0
         self._tell = False
         self._task: asyncio.Task[None] | None = None
@@ -49,7 +48,7 @@ class Joins:
 
     def ended(self, parents: set[int]) -> None:
         """Jobs have ended, those of these parents among them, and that is committed."""
-        self._tell |= self._postgres and time.monotonic() < self.awaited_until
+        self._tell |= time.monotonic() < self.awaited_until
         self._parents |= parents
         if (self._parents or self._tell) and self._task is None:
             self._task = asyncio.create_task(self._follow())
@@ -63,7 +62,7 @@ class Joins:
                         self._ring()
                     if self._tell:
                         self._tell = False
-                        await self._database.write(lambda run: run("select pg_notify($1, '')", (DONE,)))
+                        await self._database.notify(DONE)
                 except DatabaseError as error:
                     # What was not found now, the next look at all of them finds.
                     self._events.emit("join_failed", logging.WARNING, error=error.message)

@@ -137,17 +137,19 @@ def _columns(relation: str, several: Sequence[LaneOutline]) -> list[SchemaChange
     if not lacks:
         return []
     say = plans.statements(several[0].binding)
-    lite = say.binding.dialect.name == "sqlite"
-    why = "; ".join(f"{lack.column}: {lack.why}" for lack in lacks.values())
     records = [
         Record("column", relation, name, f"alter table {relation} add column {lack.ddl(say.name)}",
                f"alter table {relation} drop column {say.name(name)}")
         for name, lack in lacks.items()
     ]  # fmt: skip
-    if lite:  # one at a time
-        return [SchemaChange("columns", relation, r.made, f"{r.name}: {lacks[r.name].why}", (r,)) for r in records]
-    added = ",\n  ".join(f"add column {lack.ddl(say.name)}" for lack in lacks.values())
-    return [SchemaChange("columns", relation, f"alter table {relation}\n  {added}", why, tuple(records))]
+    texts = say.sql.add_columns(relation, [lack.ddl(say.name) for lack in lacks.values()])
+    each = len(records) // len(texts)  # all of them, or one
+    changes = []
+    for position, text in enumerate(texts):
+        added = tuple(records[position * each : (position + 1) * each])
+        why = "; ".join(f"{record.name}: {lacks[record.name].why}" for record in added)
+        changes.append(SchemaChange("columns", relation, text, why, added))
+    return changes
 
 
 def _for_rows(connection: sa.Connection, several: Sequence[LaneOutline]) -> list[SchemaChange]:

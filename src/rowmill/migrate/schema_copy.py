@@ -40,11 +40,15 @@ _TOKEN = re.compile(
 @asynccontextmanager
 async def copied(source: Database, tables: Names, texts: Iterable[str], on: str | None) -> AsyncIterator[str]:
     """The URL of a database that has these tables, and those that the texts (SQL of the lane's) speak of."""
-    if isinstance(source, Sqlite):
-        async with _copied_sqlite(source, on) as url:
-            yield url
-        return
-    assert isinstance(source, Postgres)
+    async with _BY_DIALECT[source.dialect.name](source, tables, texts, on) as url:
+        yield url
+
+
+# -- PostgreSQL
+
+
+@asynccontextmanager
+async def _copied_postgres(source: Postgres, tables: Names, texts: Iterable[str], on: str | None) -> AsyncIterator[str]:
     statements = await source.read_only(lambda c: _structure(runner(c), tables, " ".join(texts)))
     url, made = (on, None) if on else await _fresh(source)
     try:
@@ -57,9 +61,6 @@ async def copied(source: Database, tables: Names, texts: Iterable[str], on: str 
     finally:
         if made is not None:
             await _run(source, f'drop database if exists "{made}" with (force)')
-
-
-# -- PostgreSQL
 
 
 async def _fresh(source: Postgres) -> tuple[str, str]:
@@ -175,7 +176,7 @@ where sql is not null and name not like 'sqlite_%' and tbl_name not like 'rowmil
 
 
 @asynccontextmanager
-async def _copied_sqlite(source: Sqlite, on: str | None) -> AsyncIterator[str]:
+async def _copied_sqlite(source: Sqlite, _tables: Names, _texts: Iterable[str], on: str | None) -> AsyncIterator[str]:
     texts = await source.reflect(lambda connection: connection.exec_driver_sql(_STRUCTURE).fetchall())
     folder = tempfile.mkdtemp(prefix="rowmill-copy-")
     try:
@@ -203,3 +204,6 @@ def without_foreign_keys(sql: str) -> str:
         return text if text[0] in "'\"`[" or text[:2] in ("--", "/*") else ""
 
     return _TOKEN.sub(told, sql)
+
+
+_BY_DIALECT: dict[str, Any] = {"postgresql": _copied_postgres, "sqlite": _copied_sqlite}

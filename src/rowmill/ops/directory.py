@@ -237,9 +237,8 @@ class LaneDirectory:
     async def wake(self, environment: str) -> None:
         """Notify idle workers; they poll as well."""
         database = self.database(environment)
-        if database.dialect.name == "postgresql":
-            with contextlib.suppress(DatabaseError):
-                await database.write(lambda run: run("select pg_notify($1, '')", (CHANNEL,)))
+        with contextlib.suppress(DatabaseError):
+            await database.notify(CHANNEL)
 
     def beside(self, view: LaneView) -> list[Lane]:
         """Other lanes over the same table in the same environment."""

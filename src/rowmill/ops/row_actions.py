@@ -18,7 +18,6 @@ from ..store.inspect.lane_view import LaneView
 from ..store.lane.claim import HookFailed
 from ..store.lane.end_hooks import ending
 from ..store.lane.lane_store import LaneStore
-from ..store.lane.postgres_statements import PostgresStatements
 from ..store.lane.row_keys import Key, Placeholders, among, written
 from ..store.lane.statements import INCARNATION
 
@@ -227,7 +226,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
 
     async def _step(self, test: str, written: dict[str, str], marks: Placeholders, canceled: str | None) -> list[Key]:
         """One step, committed; rows that it ends are told to the lane's ``on_settled`` in the same transaction."""
-        values, texts = marks.given(), self._texts(test, written)
+        values, texts = marks.given(), self.say.write_step(written, test, STEP)
 
         def verb(run: Run) -> list[Key]:
             keys, *_ = [run(text, values) for text in texts]
@@ -244,27 +243,3 @@ values ({", ".join(written.values())}) returning {self._keys}"""
                 " Of these rows nothing was written",
                 hint="mend the hook, or cancel the others one by one with their ids",
             ) from failed.error
-
-    def _texts(self, test: str, written: dict[str, str]) -> list[str]:
-        """What writes one step of rows; the first statement returns their keys."""
-        say, table, keys = self.say, self.say.table, self._keys
-        if not isinstance(say, PostgresStatements):
-            find = f"select {keys} from {table} where {test} order by {keys} limit {STEP}"
-            # One transaction, one writer: the update finds the very rows that were found before it.
-            return [find, f"update {table} set\n    {say.assignments(written)}\nwhere ({keys}) in ({find})"]
-        picked, matching = say._match("picked")
-        return [
-            f"""with picked as materialized (
-  select {picked} from {table}
-  where {test}
-  order by {keys}
-  limit {STEP}
-  for no key update skip locked
-), taken as (
-  update {table} set
-    {say.assignments(written)}
-  where {matching}
-  returning {keys}
-)
-select {keys} from taken order by {keys}"""
-        ]

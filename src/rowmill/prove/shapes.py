@@ -10,6 +10,7 @@ from ..declare.gates import Breaker, Concurrency
 from ..declare.lane import Lane, declare
 from ..declare.task import Queue
 from ..declare.task import queue as declare_queue
+from ..store.dialect import dialect_named
 from .fake_handler import fake_task, nothing
 
 _COLUMNS = """create table {name} (
@@ -39,7 +40,7 @@ _STATES: dict[str, Any] = {
 
 def tables(dialect: str) -> list[str]:
     """The tables of all shapes but tasks."""
-    time = "timestamptz" if dialect == "postgresql" else "text"
+    time = dialect_named(dialect).ddl("timestamptz")
     names = ("prove_plain", "prove_gated", "prove_turned", "prove_walked")
     return [_COLUMNS.format(name=name, time=time) for name in names]
 

@@ -55,7 +55,7 @@ async def examine_lane(lane: Lane, environment: str, database: Database, written
     store = store_for(binding, database, Clock(), "", "")
     await check_conditions(store)
     await check_states(store, written)
-    await bind_gates(binding, database, store.statements, GateRows(database, store.clock, lane.name))
+    await bind_gates(binding, database, store.statements, GateRows.open(database, store.clock, lane.name))
     return store
 
 
@@ -87,13 +87,13 @@ async def open_gates(store: LaneStore, own: schema.OwnTables) -> None:
             f"lane {store.lane.name!r} has gates, but their table rowmill_gates cannot be created: {own.refused}",
             hint="run rowmill migrate APP --apply with a role that may create tables",
         )
-    rows = GateRows(store.database, store.clock, store.lane.name)
+    rows = GateRows.open(store.database, store.clock, store.lane.name)
     set_gates(store, await bind_gates(store.binding, store.database, store.statements, rows))
 
 
 def set_gates(store: LaneStore, dims: Sequence[BoundGates]) -> None:
     """Let a store's claim mind gates that are bound already."""
-    rows = GateRows(store.database, store.clock, store.lane.name)
+    rows = GateRows.open(store.database, store.clock, store.lane.name)
     store.notes = GateLearning(store, dims, rows)
     # One statement where all gates look at one key; what only a transaction of several can tell goes the longer way.
     if isinstance(store, PostgresLane) and len(dims) == 1 and dims[0].phrase is not None:

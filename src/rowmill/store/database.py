@@ -91,6 +91,11 @@ class Database:
         """Run a verb of several statements in one transaction of the engine's own."""
         raise NotImplementedError
 
+    async def notify(self, channel: str, payload: str = "") -> None:
+        """Send a word to those who listen on a channel; nothing where nobody can listen."""
+        if text := self.sql.notify:
+            await self.write(lambda run: run(text, (channel, payload)))
+
     def begin(self) -> Any:
         """An async context manager: a SQLAlchemy connection inside a transaction, from a bounded pool."""
         raise NotImplementedError
@@ -112,8 +117,18 @@ class Database:
         except _RolledBack:
             return answer
 
+    @property
+    def missing_file(self) -> str | None:
+        """The path of the SQLite file, where there is no such file."""
+        return None
+
     def must_exist(self) -> None:
         """Raises DeclarationError where there is no SQLite file."""
+        if (path := self.missing_file) is not None:
+            raise DeclarationError(
+                f"cannot use {self.url}: there is no file {path}",
+                hint="check the path in the URL: sqlite:///relative.db, sqlite:////absolute.db",
+            )
 
     async def create(self) -> None:
         """Create the SQLite file, unless there is one."""

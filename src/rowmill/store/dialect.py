@@ -79,6 +79,10 @@ class Dialect:
         """A placeholder whose type the database cannot tell from the statement."""
         return f"cast({mark} as {kind})"
 
+    def as_type(self, expression: str, sql_type: str) -> str:
+        """A text that the database is to take for a value of this type."""
+        return f"{expression}::{sql_type}"
+
     # -- time
 
     #: The database's time, and the seconds since 1970.
@@ -164,6 +168,8 @@ class Dialect:
     #: The type of a new column for a time, as SQL and as SQLAlchemy has it.
     time_type: str = "timestamp with time zone"
     time_kind: sa.DateTime = sa.DateTime(timezone=True)
+    #: Types of columns that can hold a time.
+    time_kinds: tuple[type[sa.types.TypeEngine[Any]], ...] = (sa.DateTime,)
     #: Schemas whose name may be left out.
     default_schemas: tuple[str, ...] = ()
     #: In an INSERT: a key that counts up is given all the same.
@@ -189,6 +195,11 @@ class Dialect:
     def index_order(self, order: str) -> str:
         """The order of an index, from that of an ORDER BY."""
         return order
+
+    def add_columns(self, table: str, definitions: Sequence[str]) -> list[str]:
+        """The statements that add these columns: all at once where the database can."""
+        added = ",\n  ".join(f"add column {definition}" for definition in definitions)
+        return [f"alter table {table}\n  {added}"]
 
     def time_limits(self, statement: float, lock: float) -> list[str]:
         """Statements that limit, in seconds, what follows in this transaction."""
@@ -293,6 +304,7 @@ class SqliteDialect(Dialect):
 
     typed_columns = False
     time_type, time_kind = "datetime", sa.DateTime()
+    time_kinds = (sa.DateTime, sa.String, sa.Integer, sa.Numeric, sa.Float, sa.types.NullType)
     default_schemas = ("public", "main")
     overriding = concurrently = ""
     json_order = "s.key"
@@ -318,6 +330,9 @@ class SqliteDialect(Dialect):
 
     def typed(self, mark: str, kind: str) -> str:
         return mark
+
+    def as_type(self, expression: str, sql_type: str) -> str:
+        return expression
 
     def later(self, seconds: str) -> str:
         return f"strftime({_LITE_TIME}, 'now', ({seconds}) || ' seconds')"
@@ -366,6 +381,9 @@ class SqliteDialect(Dialect):
 
     def index_order(self, order: str) -> str:
         return order.replace(" nulls last", "")  # an index has no such order
+
+    def add_columns(self, table: str, definitions: Sequence[str]) -> list[str]:
+        return [f"alter table {table} add column {definition}" for definition in definitions]
 
     def time_limits(self, statement: float, lock: float) -> list[str]:
         return []

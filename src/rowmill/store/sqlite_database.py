@@ -14,7 +14,7 @@ from sqlalchemy.dialects.sqlite import dialect as sqlalchemy_sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import DeclarationError, Unreachable, UnreadableReply
+from ..errors import Unreachable, UnreadableReply
 from .database import Database, Run
 from .dialect import SQLITE
 from .driver_errors import translated
@@ -125,12 +125,9 @@ class Sqlite(Database):
         event.listen(engine.sync_engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE") and None)
         return engine
 
-    def must_exist(self) -> None:
-        if not os.path.exists(self.path):
-            raise DeclarationError(
-                f"cannot use {self.url}: there is no file {self.path}",
-                hint="check the path in the URL: sqlite:///relative.db, sqlite:////absolute.db",
-            )
+    @property
+    def missing_file(self) -> str | None:
+        return None if os.path.exists(self.path) else self.path
 
     async def create(self) -> None:
         if self.file.identity() is None:

@@ -68,7 +68,7 @@ async def test_a_value_rendered_into_sql_is_that_value(guarded: Db) -> None:
     gated.lane(mill)
     async with Kit(mill) as kit:
         store = await kit.store()
-        rows = GateRows(store.database, mill.clock, "x")
+        rows = GateRows.open(store.database, mill.clock, "x")
         for text in collected(texts, 150):
             forms = [store.statements.literal("status", text), rows.literal(text), listed([text])]
             asked = f"select {', '.join(forms)}"

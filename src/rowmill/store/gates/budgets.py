@@ -40,7 +40,7 @@ async def take(
             f"budget {name!r}: its table rowmill_gates is not there",
             hint="run rowmill migrate APP --apply with a role that may create tables",
         )
-    rows = GateRows(database, clock, "")
+    rows = GateRows.open(database, clock, "")
 
     def verb(run: Run) -> BudgetTaken:
         limits = [*(limit for limit, _ in asked), *(limit for limit, _, _ in returned)]

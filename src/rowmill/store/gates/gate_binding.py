@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import sqlalchemy as sa
 
 from ...declare.gates import BreakerColumns, Group
 from ...errors import DeclarationError, Refused
@@ -17,9 +14,6 @@ from ..lane.reflect import reflect_table, table_name
 from ..lane.statements import Statements
 from .gate_rows import GateRows
 from .rules import GateState
-
-#: Types of which equal values may be written differently (1.0 and 1.00), or one value by two sessions.
-_LOOSE = ("numeric", "float4", "float8", "interval", "timestamptz", "jsonb", "citext", "record")
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,11 @@ class UserTable:
 
     def of(self, key: str) -> str:
         """The condition for the row of a key (SQL text for the key, as text)."""
-        return f"{self.key} = {key}::{self.key_type}" if self.rows.postgres else f"{self.key} = {key}"
+        return f"{self.key} = {self.rows.sql.as_type(key, self.key_type)}"
+
+    def of_first(self) -> str:
+        """The condition for the row of the key that is the statement's first parameter."""
+        return self.of(self.rows.sql.mark(1))
 
     def value(self, column: str, key: str) -> str:
         """A column of the row of a key, as an SQL expression."""
@@ -44,23 +42,11 @@ class UserTable:
 
     def until(self, column: str) -> str:
         """Seconds from now to the time in a column."""
-        name, kind = self.quote(column), self.types[column]
-        if self.rows.postgres:
-            zoned = "with time zone" in kind
-            moment = self.rows.now() if zoned else f"({self.rows.now()} at time zone 'utc')"
-            return f"extract(epoch from {name} - {moment})::float8"
-        if kind == "seconds":
-            return f"({name} - (julianday({self.rows.now()}) - 2440587.5) * 86400.0)"
-        return self.rows.until(name)
+        return self.rows.until_in(self.quote(column), self.types[column])
 
     def after(self, column: str, seconds: str) -> str:
         """The time so many seconds from now, as the column holds it."""
-        moment = self.rows.after(seconds)
-        if self.rows.postgres and "with time zone" not in self.types[column]:
-            return f"(({moment}) at time zone 'utc')"
-        if self.types[column] == "seconds":
-            return f"cast(strftime('%s', {moment}) as integer)"
-        return moment
+        return self.rows.after_in(self.types[column], seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,18 +89,16 @@ class BoundGates:
     def overlay(self, run: Run, states: dict[str, GateState]) -> dict[str, GateState]:
         """States with what the user's own tables say of them, by key."""
         found = dict(states)
-        mark = "$1::text" if self.kind else ":key"
         for key in states:
-            given: Any = (key,) if self.kind else {"key": key}
             if self.rate is not None and self.group.rate is not None and self.group.rate.source is not None:
                 text = f"select {self.rate.quote(self.group.rate.source.column)} from {self.rate.table}"
-                rows = run(f"{text} where {self.rate.of(mark)}", given)
+                rows = run(f"{text} where {self.rate.of_first()}", (key,))
                 listed = float(rows[0][0]) if rows and rows[0][0] is not None else None
                 found[key] = replace(found[key], listed=listed)
             if self.breaker is not None:
                 names, own = self.columns, self.breaker
                 text = f"select {own.quote(names.streak)}, {own.until(names.open_until)} from {own.table}"
-                rows = run(f"{text} where {own.of(mark)}", given)
+                rows = run(f"{text} where {own.of_first()}", (key,))
                 streak, opened = rows[0] if rows else (0, None)
                 found[key] = replace(found[key], streak=streak or 0, open_for=opened)
         return found
@@ -146,7 +130,7 @@ async def bind_gates(
                 f'{where}: Concurrency(scope="process") needs a column with the role worker',
                 hint='a worker text column, or roles={"worker": "..."}',
             )
-        phrase, kind, nullable = await _key(binding, database, statements, group, where)
+        phrase, kind, nullable = await _key(binding, statements, rows, group, where)
         rate = breaker = None
         if group.rate is not None and (source := group.rate.source) is not None:
             rate = await _foreign(database, rows, source.table, source.key, [source.column], where)
@@ -163,26 +147,20 @@ def key_phrase(binding: Binding, statements: Statements, by: str) -> str:
 
 
 async def _key(
-    binding: Binding, database: Database, statements: Statements, group: Group, where: str
+    binding: Binding, statements: Statements, rows: GateRows, group: Group, where: str
 ) -> tuple[str | None, str, bool]:
     if group.by is None:
         return None, "", False
     by = group.by.strip()
-    postgres = database.dialect.name == "postgresql"
     phrase, nullable = key_phrase(binding, statements, by), by not in binding.table.c or binding.nullable(by)
-    # The database reads the expression, and says of what type it is, without looking at a row.
-    probe = f"(select {phrase} from {statements.table} limit 0)"
-    kind, collation = "", None
-    try:
-        if postgres:
-            kind = (await database.read(lambda run: run(f"select pg_typeof({probe})::text", ())))[0][0]
-            collates = f"select typcollation <> 0 from pg_type where oid = '{kind}'::regtype"
-            if (await database.read(lambda run: run(collates, ())))[0][0]:
-                collation = (await database.read(lambda run: run(f"select pg_collation_for({probe})", ())))[0][0]
+
+    def verb(run: Run) -> tuple[str, bool]:
         # Keys are compared and put in order, which not every type can be.
-        order = f"select 1 from {statements.table} where {phrase} > {phrase} limit 0"
-        await database.read(lambda run: run(order, ()))
-        loose = await database.read(lambda run: _loosely_written(run, phrase, statements.table, kind, collation))
+        run(f"select 1 from {statements.table} where {phrase} > {phrase} limit 0", ())
+        return rows.key_kind(run, phrase, statements.table)
+
+    try:
+        kind, loose = await rows.database.read(verb)
     except Refused as error:
         if by in binding.lane.fills:
             raise DeclarationError(
@@ -198,28 +176,7 @@ async def _key(
             f"{where}: by={by!r} cannot be a gate's key: equal values of it may be written differently",
             hint='SQL that gives each one form: "lower(domain::text)", "trim_scale(amount)::text"',
         )
-    if not postgres:
-        return phrase, "", nullable
-    kind = "bpchar" if kind == "character" else kind
-    # The gate's key has an order of its own; without the column's no index on the column could be used.
-    return phrase, f"{kind} collate {collation}" if collation else kind, nullable
-
-
-def _loosely_written(run: Run, phrase: str, table: str, kind: str, collation: str | None) -> bool:
-    """Whether equal keys may be written differently: each would have a gate's row, and a limit, of its own."""
-    if not kind:  # SQLite
-        return bool(
-            run(f"select k = 'A' from (select {phrase} as k from {table} where 0 union all select 'a')", ())[0][0]
-        )
-    if collation is not None:
-        exact = "select collisdeterministic from pg_collation where oid = $1::text::regcollation"
-        if not run(exact, (collation,))[0][0]:
-            return True
-    text = """select b.typname, e.typname from pg_type t
-join pg_type b on b.oid = case when t.typbasetype <> 0 then t.typbasetype else t.oid end
-left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
-where t.oid = $1::text::regtype"""
-    return any(name in _LOOSE for name in run(text, (kind,))[0])
+    return phrase, kind, nullable
 
 
 async def _foreign(
@@ -236,7 +193,5 @@ async def _foreign(
                 f"{where}: a gate looks at {table}.{column}, and there is no such column",
                 hint=f"one of {', '.join(reflected.c.keys())}",
             )
-    numeric = (sa.Integer, sa.Numeric, sa.Float)
-    if database.dialect.name == "sqlite":
-        types = {c: "seconds" if isinstance(kinds[c], numeric) else "text" for c in kinds}
+    types = rows.time_kinds(types, kinds)
     return UserTable(rows, preparer.format_table(reflected), preparer.quote(key), types[key], types, preparer.quote)

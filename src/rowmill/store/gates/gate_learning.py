@@ -152,20 +152,19 @@ class GateLearning:
         """A breaker whose state stands in the user's own table is written there, and there only."""
         own, names = dim.breaker, dim.columns
         assert own is not None
-        written, values = [], dict[str, Any]()
-        postgres = self.rows.postgres
+        written: list[str] = []
+        values: list[Any] = [key]
         for name in ("streak", "open_until", "last_success_at", "last_failure_at"):
             if name not in learned.values:
                 continue
             value, column = learned.values.pop(name), getattr(names, name)
             if column is None:
                 continue
-            values[f"v{len(values)}"] = value
-            mark = f"${len(values) + 1}::float8" if postgres else f":v{len(values) - 1}"
-            to = f"{mark}::integer" if postgres else mark
+            values.append(value)
+            mark = self.rows.sql.mark(len(values), "float8")
+            to = self.rows.sql.as_type(mark, "integer")
             if name != "streak":
                 to = f"case when {mark} is null then null else {own.after(column, mark)} end"
             written.append(f"{own.quote(column)} = {to}")
         if written:
-            text = f"update {own.table} set {', '.join(written)} where {own.of('$1::text' if postgres else ':key')}"
-            run(text, (key, *values.values()) if postgres else {"key": key, **values})
+            run(f"update {own.table} set {', '.join(written)} where {own.of_first()}", tuple(values))

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sqlalchemy as sa
+
 from ...clock import Clock
 from ..database import Database, Run
 from .rules import GateState
@@ -22,6 +24,8 @@ ENDLESS = 1e11
 _ENDLESS_FROM, _NEVER = 3e10, "9999-12-31 00:00:00"
 #: Bytes of a key beyond which no index of PostgreSQL takes it: its rows are not let through, and hold nobody else up.
 LONGEST = 2000
+#: Types of which equal values may be written differently (1.0 and 1.00), or one value by two sessions.
+_LOOSE = ("numeric", "float4", "float8", "interval", "timestamptz", "jsonb", "citext", "record")
 _FORMAT = "'%Y-%m-%d %H:%M:%f'"
 #: What may be written: plainly, or as a time so many seconds from now.
 _PLAIN = {"tokens": "double precision", "delay": "double precision", "cells": "text", "streak": "integer",
@@ -44,17 +48,18 @@ class GateRows:
 
     def __init__(self, database: Database, clock: Clock, lane: str) -> None:
         self.database, self.clock, self.lane = database, clock, lane
-        self.postgres = database.dialect.name == "postgresql"
-        self.table = database.own("rowmill_gates")
+        self.sql, self.table = database.sql, database.own("rowmill_gates")
+
+    @staticmethod
+    def open(database: Database, clock: Clock, lane: str) -> GateRows:
+        """The rows of a lane, as this database has them."""
+        return _BY_DIALECT[database.dialect.name](database, clock, lane)
 
     # -- time, told by the database
 
     def now(self) -> str:
         """The database's time, as these rows hold it: on PostgreSQL when the transaction began."""
-        shift = self.clock.shift.total_seconds()
-        if self.postgres:
-            return f"(now() + interval '{shift} seconds')" if shift else "now()"
-        return f"strftime({_FORMAT}, 'now', '{shift:+} seconds')"
+        raise NotImplementedError
 
     def present(self) -> str:
         """The time as it goes on within a transaction, which may have waited for a lock."""
@@ -62,21 +67,22 @@ class GateRows:
 
     def until(self, column: str) -> str:
         """Seconds from the present to a column's time; negative where it is past."""
-        if self.postgres:
-            return f"extract(epoch from {column} - {self.present()})::float8"
-        return f"(julianday({column}) - julianday({self.present()})) * 86400.0"
+        raise NotImplementedError
 
     def after(self, seconds: str) -> str:
         """The time so many seconds (an SQL expression) from the present."""
-        if self.postgres:
-            return f"{self.present()} + {seconds} * interval '1 second'"
-        return f"strftime({_FORMAT}, {self.present()}, ({seconds}) || ' seconds')"
+        raise NotImplementedError
+
+    def at(self, epoch: str) -> str:
+        """The time so many seconds after 1970."""
+        raise NotImplementedError
 
     def _epoch(self) -> str:
         """The present in seconds since 1970."""
-        if self.postgres:
-            return f"extract(epoch from {self.present()})::float8"
-        return f"(julianday({self.present()}) - 2440587.5) * 86400.0"
+        raise NotImplementedError
+
+    #: What stands in the row of a pause without an end.
+    never: str
 
     def endless(self) -> str:
         """The condition for a pause that has no end."""
@@ -127,18 +133,7 @@ class GateRows:
 
     def read(self, run: Run, spots: Iterable[Spot], *, lock: str = "") -> dict[Spot, GateState]:
         """These rows, as far as they are there; ``lock``: PostgreSQL's words for how they are locked."""
-        wanted = list(dict.fromkeys(spots))
-        lane = self.literal(self.lane)
-        if self.postgres:
-            text = f"""select {self.fields("g.")} from {self.table} g
-where g.lane = {lane} and (g.dim, g.key) in (
-  select s.dim, s.key from jsonb_to_recordset($1::text::jsonb) as s(dim text, key text))
-order by g.dim, g.key {lock}"""
-            rows = run(text, (json.dumps([{"dim": dim, "key": key} for dim, key in wanted]),))
-        else:
-            text = f"select {self.fields()} from {self.table} where lane = {lane} and dim = :dim and key = :key"
-            rows = [row for dim, key in wanted for row in run(text, {"dim": dim, "key": key})]
-        return dict(self.state(row) for row in rows)
+        raise NotImplementedError
 
     def lock(self, run: Run, spots: Iterable[Spot], *, wait: bool) -> dict[Spot, GateState]:
         """These rows, made where they are missing, and held until the transaction ends.
@@ -159,17 +154,7 @@ order by g.dim, g.key {lock}"""
 
     def make(self, run: Run, spots: Sequence[Spot]) -> None:
         """Rows for keys that have none."""
-        lane = self.literal(self.lane)
-        if not self.postgres:
-            text = f"insert or ignore into {self.table} (lane, dim, key) values ({lane}, :dim, :key)"
-            for dim, key in spots:
-                run(text, {"dim": dim, "key": key})
-            return
-        text = f"""insert into {self.table} (lane, dim, key, touched_at)
-select {lane}, s.dim, s.key, {self.now()} from jsonb_to_recordset($1::text::jsonb) as s(dim text, key text)
-order by s.dim collate "C", s.key collate "C"
-on conflict do nothing"""
-        run(text, (json.dumps([{"dim": dim, "key": key} for dim, key in spots]),))
+        raise NotImplementedError
 
     # -- write
 
@@ -179,27 +164,11 @@ on conflict do nothing"""
         for change in changes:
             alike.setdefault(tuple(sorted(change.values)), []).append(change)
         for names, group in alike.items():
-            if self.postgres:
-                self._write_postgres(run, names, group)
-            else:
-                self._write_sqlite(run, names, group)
+            self._write_alike(run, names, group)
 
-    def _write_postgres(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
-        kinds = ["dim text", "key text"] + [f"v{i} {_PLAIN.get(name, 'float8')}" for i, name in enumerate(names)]
-        written = self._assigned(names, [f"s.v{i}" for i in range(len(names))], "g.version")
-        text = f"""update {self.table} g set {written}
-from jsonb_to_recordset($1::text::jsonb) as s({", ".join(kinds)})
-where g.lane = {self.literal(self.lane)} and g.dim = s.dim and g.key = s.key"""
-        rows = [{"dim": c.dim, "key": c.key} | {f"v{i}": c.values[name] for i, name in enumerate(names)} for c in group]
-        run(text, (json.dumps(rows),))
-
-    def _write_sqlite(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
-        written = self._assigned(names, [f":v{i}" for i in range(len(names))], "version")
-        text = f"""update {self.table} set {written}
-where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""
-        for change in group:
-            values = {f"v{i}": change.values[name] for i, name in enumerate(names)}
-            run(text, {"dim": change.dim, "key": change.key, **values})
+    def _write_alike(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
+        """Write changes that all have values for these columns."""
+        raise NotImplementedError
 
     def _assigned(self, names: Sequence[str], marks: Sequence[str], version: str) -> str:
         parts = [f"version = {version} + 1"]
@@ -213,11 +182,179 @@ where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""
 
     def _moment(self, name: str, mark: str) -> str:
         if name == "refilled_at":  # of the very moment at which its tokens were told
-            return f"to_timestamp({mark})" if self.postgres else f"strftime({_FORMAT}, {mark}, 'unixepoch')"
+            return self.at(mark)
         if name != "paused_until":
             return self.after(mark)
-        never = f"timestamptz '{_NEVER}Z'" if self.postgres else f"'{_NEVER}'"
-        return f"case when {mark} > {_ENDLESS_FROM} then {never} else {self.after(mark)} end"
+        return f"case when {mark} > {_ENDLESS_FROM} then {self.never} else {self.after(mark)} end"
+
+    # -- keys, and tables of the user's own
+
+    def too_long(self, key: str) -> bool:
+        """Whether no index takes this key: its rows are not let through, and hold nobody else up."""
+        raise NotImplementedError
+
+    def key_kind(self, run: Run, phrase: str, table: str) -> tuple[str, bool]:
+        """The type of a key as SQL, empty where types are not told; and whether equal keys may be written differently:
+        each would have a gate's row, and a limit, of its own. The database does not look at a row.
+        """
+        raise NotImplementedError
+
+    def time_kinds(self, types: dict[str, str], kinds: dict[str, Any]) -> dict[str, str]:
+        """How the columns of a user's table hold times, as ``until_in`` and ``after_in`` take it."""
+        raise NotImplementedError
+
+    def until_in(self, name: str, kind: str) -> str:
+        """Seconds from now to the time in a column of a user's table."""
+        raise NotImplementedError
+
+    def after_in(self, kind: str, seconds: str) -> str:
+        """The time so many seconds from the present, as a column of a user's table holds it."""
+        raise NotImplementedError
+
+
+class PostgresGateRows(GateRows):
+    """Many rows are read and written in one statement; keys are compared in their own type and collation."""
+
+    never = f"timestamptz '{_NEVER}Z'"
+
+    def now(self) -> str:
+        shift = self.clock.shift.total_seconds()
+        return f"(now() + interval '{shift} seconds')" if shift else "now()"
+
+    def until(self, column: str) -> str:
+        return f"extract(epoch from {column} - {self.present()})::float8"
+
+    def after(self, seconds: str) -> str:
+        return f"{self.present()} + {seconds} * interval '1 second'"
+
+    def at(self, epoch: str) -> str:
+        return f"to_timestamp({epoch})"
+
+    def _epoch(self) -> str:
+        return f"extract(epoch from {self.present()})::float8"
+
+    def read(self, run: Run, spots: Iterable[Spot], *, lock: str = "") -> dict[Spot, GateState]:
+        text = f"""select {self.fields("g.")} from {self.table} g
+where g.lane = {self.literal(self.lane)} and (g.dim, g.key) in (
+  select s.dim, s.key from jsonb_to_recordset($1::text::jsonb) as s(dim text, key text))
+order by g.dim, g.key {lock}"""
+        return dict(self.state(row) for row in run(text, (_as_json(dict.fromkeys(spots)),)))
+
+    def make(self, run: Run, spots: Sequence[Spot]) -> None:
+        text = f"""insert into {self.table} (lane, dim, key, touched_at)
+select {self.literal(self.lane)}, s.dim, s.key, {self.now()}
+from jsonb_to_recordset($1::text::jsonb) as s(dim text, key text)
+order by s.dim collate "C", s.key collate "C"
+on conflict do nothing"""
+        run(text, (_as_json(spots),))
+
+    def _write_alike(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
+        kinds = ["dim text", "key text"] + [f"v{i} {_PLAIN.get(name, 'float8')}" for i, name in enumerate(names)]
+        written = self._assigned(names, [f"s.v{i}" for i in range(len(names))], "g.version")
+        text = f"""update {self.table} g set {written}
+from jsonb_to_recordset($1::text::jsonb) as s({", ".join(kinds)})
+where g.lane = {self.literal(self.lane)} and g.dim = s.dim and g.key = s.key"""
+        rows = [{"dim": c.dim, "key": c.key} | {f"v{i}": c.values[name] for i, name in enumerate(names)} for c in group]
+        run(text, (json.dumps(rows),))
+
+    def too_long(self, key: str) -> bool:
+        return len(key.encode()) > LONGEST
+
+    def key_kind(self, run: Run, phrase: str, table: str) -> tuple[str, bool]:
+        probe, collation, loose = f"(select {phrase} from {table} limit 0)", None, False
+        kind = run(f"select pg_typeof({probe})::text", ())[0][0]
+        if run(f"select typcollation <> 0 from pg_type where oid = '{kind}'::regtype", ())[0][0]:
+            collation = run(f"select pg_collation_for({probe})", ())[0][0]
+        if collation is not None:
+            exact = "select collisdeterministic from pg_collation where oid = $1::text::regcollation"
+            loose = not run(exact, (collation,))[0][0]
+        text = """select b.typname, e.typname from pg_type t
+join pg_type b on b.oid = case when t.typbasetype <> 0 then t.typbasetype else t.oid end
+left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
+where t.oid = $1::text::regtype"""
+        loose = loose or any(name in _LOOSE for name in run(text, (kind,))[0])
+        kind = "bpchar" if kind == "character" else kind
+        # The gate's key has an order of its own; without the column's no index on the column could be used.
+        return f"{kind} collate {collation}" if collation else kind, loose
+
+    def time_kinds(self, types: dict[str, str], kinds: dict[str, Any]) -> dict[str, str]:
+        return types
+
+    def until_in(self, name: str, kind: str) -> str:
+        moment = self.now() if "with time zone" in kind else f"({self.now()} at time zone 'utc')"
+        return f"extract(epoch from {name} - {moment})::float8"
+
+    def after_in(self, kind: str, seconds: str) -> str:
+        moment = self.after(seconds)
+        return moment if "with time zone" in kind else f"(({moment}) at time zone 'utc')"
+
+
+class SqliteGateRows(GateRows):
+    """One writer at a time, so nothing is locked; rows are read and written one by one."""
+
+    never = f"'{_NEVER}'"
+
+    def now(self) -> str:
+        return f"strftime({_FORMAT}, 'now', '{self.clock.shift.total_seconds():+} seconds')"
+
+    def until(self, column: str) -> str:
+        return f"(julianday({column}) - julianday({self.present()})) * 86400.0"
+
+    def after(self, seconds: str) -> str:
+        return f"strftime({_FORMAT}, {self.present()}, ({seconds}) || ' seconds')"
+
+    def at(self, epoch: str) -> str:
+        return f"strftime({_FORMAT}, {epoch}, 'unixepoch')"
+
+    def _epoch(self) -> str:
+        return f"(julianday({self.present()}) - 2440587.5) * 86400.0"
+
+    def read(self, run: Run, spots: Iterable[Spot], *, lock: str = "") -> dict[Spot, GateState]:
+        lane = self.literal(self.lane)
+        text = f"select {self.fields()} from {self.table} where lane = {lane} and dim = :dim and key = :key"
+        wanted = dict.fromkeys(spots)
+        return dict(self.state(row) for dim, key in wanted for row in run(text, {"dim": dim, "key": key}))
+
+    def make(self, run: Run, spots: Sequence[Spot]) -> None:
+        lane = self.literal(self.lane)
+        text = f"insert or ignore into {self.table} (lane, dim, key) values ({lane}, :dim, :key)"
+        for dim, key in spots:
+            run(text, {"dim": dim, "key": key})
+
+    def _write_alike(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
+        written = self._assigned(names, [f":v{i}" for i in range(len(names))], "version")
+        text = f"""update {self.table} set {written}
+where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""
+        for change in group:
+            values = {f"v{i}": change.values[name] for i, name in enumerate(names)}
+            run(text, {"dim": change.dim, "key": change.key, **values})
+
+    def too_long(self, key: str) -> bool:
+        return False
+
+    def key_kind(self, run: Run, phrase: str, table: str) -> tuple[str, bool]:
+        text = f"select k = 'A' from (select {phrase} as k from {table} where 0 union all select 'a')"
+        return "", bool(run(text, ())[0][0])
+
+    def time_kinds(self, types: dict[str, str], kinds: dict[str, Any]) -> dict[str, str]:
+        numeric = (sa.Integer, sa.Numeric, sa.Float)
+        return {column: "seconds" if isinstance(kind, numeric) else "text" for column, kind in kinds.items()}
+
+    def until_in(self, name: str, kind: str) -> str:
+        if kind == "seconds":
+            return f"({name} - (julianday({self.now()}) - 2440587.5) * 86400.0)"
+        return self.until(name)
+
+    def after_in(self, kind: str, seconds: str) -> str:
+        moment = self.after(seconds)
+        return f"cast(strftime('%s', {moment}) as integer)" if kind == "seconds" else moment
+
+
+_BY_DIALECT: dict[str, type[GateRows]] = {"postgresql": PostgresGateRows, "sqlite": SqliteGateRows}
+
+
+def _as_json(spots: Iterable[Spot]) -> str:
+    return json.dumps([{"dim": dim, "key": key} for dim, key in spots])
 
 
 def as_text(value: str) -> str:

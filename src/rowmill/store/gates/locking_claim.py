@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..database import Run
 from ..lane.claim import Claim
 from .gate_binding import BoundGates, KeylessShare
-from .gate_rows import LONGEST, GateChange, GateRows, Spot
+from .gate_rows import GateChange, GateRows, Spot
 from .rules import LAG_SHARE, Allowed, GateState, Window, allowance, rate_in_force, refill_delay, tokens_now
 
 if TYPE_CHECKING:
@@ -40,12 +40,13 @@ class LockingClaim:
         #: The unit served last, by which of its keys are there.
         self._last: dict[tuple[BoundGates, ...], Unit] = {}
         self.share = KeylessShare()
+        self._kind = _BY_DIALECT[store.database.dialect.name]
 
     async def claim(self, count: int) -> list[Claim]:
         """Rows of as many units as it takes."""
         began = time.monotonic()
         step = await self.store.database.transact(
-            lambda run: _Claim(self, run, count).take(), tolerant=self.store.tolerant
+            lambda run: self._kind(self, run, count).take(), tolerant=self.store.tolerant
         )
         claims = self.store.make_claims([row for _, row in step.rows], began)
         for claim, (keys, _) in zip(claims, step.rows, strict=True):
@@ -192,10 +193,9 @@ class _Claim:
         """Lock gate rows, then count what runs, then say how many may start."""
         if not spots:
             return
-        if self.gate_rows.postgres:
-            long = [spot for spot in spots if len(spot[1].encode()) > LONGEST]
-            self._why |= dict.fromkeys(long, Allowed(0, "too long a key"))
-            spots = [spot for spot in spots if spot not in self._why]
+        long = [spot for spot in spots if self.gate_rows.too_long(spot[1])]
+        self._why |= dict.fromkeys(long, Allowed(0, "too long a key"))
+        spots = [spot for spot in spots if spot not in self._why]
         states = self.gate_rows.lock(self.run, spots, wait=wait)
         for dim in dims:
             mine = {key: state for (label, key), state in states.items() if label == dim.label}
@@ -211,34 +211,29 @@ class _Claim:
         """Running rows by key, and those of this process among them; where a gate asks for it."""
         if not keys or not (dim.group.counts_running or dim.group.process is not None):
             return {}
-        text, postgres = self.walk.text(("count", dim.label), lambda: self._count(dim)), self.gate_rows.postgres
-        me: Any = {"worker": self.store.worker}
-        if postgres:
-            me = (self.store.worker,) if dim.group.process is not None else ()
+        text = self.walk.text(("count", dim.label), lambda: self._count(dim))
         if dim.phrase is None:
-            n, mine = self.run(text, me)[0]
+            n, mine = self.run(text, self._worker_value(dim))[0]
             return {"": (n, mine)}
-        if postgres:
-            return {row[0]: (row[1], row[2]) for row in self.run(text, (json.dumps(keys), *me))}
-        found = {}
-        for key in keys:
-            n, mine = self.run(text, me | {"key": self._raw.get((dim.label, key), key)})[0]
-            found[key] = (n, mine)
-        return found
+        return self._running_by_key(text, dim, keys)
+
+    def _worker_value(self, dim: BoundGates) -> Any:
+        """This worker, as a parameter of ``_count``."""
+        raise NotImplementedError
+
+    def _running_by_key(self, text: str, dim: BoundGates, keys: list[str]) -> dict[str, tuple[int, int]]:
+        raise NotImplementedError
 
     def _count(self, dim: BoundGates) -> str:
-        """PostgreSQL: $1 the keys, if any, then worker if it is asked for. SQLite: one :key, and :worker."""
-        say, postgres = self.say, self.gate_rows.postgres
+        """The statement that counts what runs, and which of it this worker runs."""
+        raise NotImplementedError
+
+    def _count_all(self, dim: BoundGates, worker_mark: str) -> str:
+        """The same whatever the key."""
+        say = self.say
         worker = say.roles.get("worker") if dim.group.process is not None else None
-        mark = ("$1::text" if dim.phrase is None else "$2::text") if postgres else ":worker"
-        fields = f"count(*), {f'count(case when {say.name(worker)} = {mark} then 1 end)' if worker else '0'}"
-        text = f"select {fields} from {say.table} where {say.running()}"
-        if dim.phrase is None:
-            return text
-        if not postgres:
-            return f"{text} and {dim.matches(':key')}"
-        return f"""select s.key, r.* from jsonb_array_elements_text($1::text::jsonb) as s(key)
-cross join lateral ({text} and {dim.matches("s.key")}) r"""
+        mine = f"count(case when {say.name(worker)} = {worker_mark} then 1 end)" if worker else "0"
+        return f"select count(*), {mine} from {say.table} where {say.running()}"
 
     def _write(self) -> None:
         changes = []
@@ -272,8 +267,92 @@ cross join lateral ({text} and {dim.matches("s.key")}) r"""
             ("units", *(dim.label for dim in present), after is None, until is None),
             lambda: self._next_units(present, after is not None, until is not None),
         )
-        if self.gate_rows.postgres:
-            return [tuple(row) for row in self.run(text, (most, *(after or ()), *(until or ())))]
+        return self._fetch_units(text, present, after, until, most)
+
+    def _fetch_units(
+        self, text: str, present: tuple[BoundGates, ...], after: Unit | None, until: Unit | None, most: int
+    ) -> list[Unit]:
+        raise NotImplementedError
+
+    def _next_units(self, present: tuple[BoundGates, ...], after: bool, until: bool) -> str:
+        """The statement of ``_units``: whether it comes behind a unit, and ends with one."""
+        raise NotImplementedError
+
+    def _of_units(self, present: tuple[BoundGates, ...]) -> tuple[str, list[str]]:
+        """The parts of a unit, and the conditions for a ready row that has just these keys."""
+        tests = [self.say.ready(), *(f"{dim.phrase} is not null" for dim in present if dim.nullable)]
+        tests += [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
+        return ", ".join(str(dim.phrase) for dim in present), tests
+
+    def _take(self, present: tuple[BoundGates, ...], asked: list[tuple[Unit, int]]) -> list[list[Any]]:
+        """Claim up to so many rows of each unit; the rows of each, in order."""
+        absent = [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
+        return self.store.take_units(self.run, present, absent, asked)
+
+
+class _PostgresClaim(_Claim):
+    """One statement for all keys of a step."""
+
+    def _worker_value(self, dim: BoundGates) -> Any:
+        return (self.store.worker,) if dim.group.process is not None else ()
+
+    def _running_by_key(self, text: str, dim: BoundGates, keys: list[str]) -> dict[str, tuple[int, int]]:
+        rows = self.run(text, (json.dumps(keys), *self._worker_value(dim)))
+        return {key: (running, mine) for key, running, mine in rows}
+
+    def _count(self, dim: BoundGates) -> str:
+        """$1 the keys, if any, then worker if it is asked for."""
+        if dim.phrase is None:
+            return self._count_all(dim, "$1::text")
+        return f"""select s.key, r.* from jsonb_array_elements_text($1::text::jsonb) as s(key)
+cross join lateral ({self._count_all(dim, "$2::text")} and {dim.matches("s.key")}) r"""
+
+    def _fetch_units(
+        self, text: str, present: tuple[BoundGates, ...], after: Unit | None, until: Unit | None, most: int
+    ) -> list[Unit]:
+        return [tuple(row) for row in self.run(text, (most, *(after or ()), *(until or ())))]
+
+    def _next_units(self, present: tuple[BoundGates, ...], after: bool, until: bool) -> str:
+        """$1 how many, then the parts of the units to come behind, and to end with."""
+        say, width = self.say, len(present)
+        names, tests = self._of_units(present)
+        marks = [f"${i}::text::{present[(i - 2) % width].kind}" for i in range(2, 2 + 2 * width)]
+        behind, end = marks[:width], marks[width:] if after else marks[:width]
+        tests += [f"({names}) <= ({', '.join(end)})"] if until else []
+        first = " and ".join([*tests, *([f"({names}) > ({', '.join(behind)})"] if after else [])])
+        listed = ", ".join(f"{dim.phrase} as k{i}" for i, dim in enumerate(present))
+        on = " and ".join([*tests, f"({names}) > ({', '.join(f'k.k{i}' for i in range(width))})"])
+        return f"""with recursive k as (
+  (select {listed} from {say.table} where {first} order by {names} limit 1)
+  union all
+  select _n.* from k cross join lateral (
+    select {listed} from {say.table} where {on} order by {names} limit 1) _n
+)
+select {", ".join(f"k{i}::text" for i in range(width))} from k limit $1::bigint"""
+
+
+class _SqliteClaim(_Claim):
+    """One statement for each key: there is no round trip to save."""
+
+    def _worker_value(self, dim: BoundGates) -> Any:
+        return {"worker": self.store.worker}
+
+    def _running_by_key(self, text: str, dim: BoundGates, keys: list[str]) -> dict[str, tuple[int, int]]:
+        counts = {}
+        for key in keys:
+            raw = self._raw.get((dim.label, key), key)
+            running, mine = self.run(text, self._worker_value(dim) | {"key": raw})[0]
+            counts[key] = (running, mine)
+        return counts
+
+    def _count(self, dim: BoundGates) -> str:
+        """:worker, and one :key, if any."""
+        text = self._count_all(dim, ":worker")
+        return text if dim.phrase is None else f"{text} and {dim.matches(':key')}"
+
+    def _fetch_units(
+        self, text: str, present: tuple[BoundGates, ...], after: Unit | None, until: Unit | None, most: int
+    ) -> list[Unit]:
         units: list[Unit] = []
         while len(units) < most:
             values = {f"a{i}": part for i, part in enumerate(after or ())}
@@ -287,33 +366,12 @@ cross join lateral ({text} and {dim.matches("s.key")}) r"""
         return units
 
     def _next_units(self, present: tuple[BoundGates, ...], after: bool, until: bool) -> str:
-        """PostgreSQL: $1 how many, then the parts of the units to come behind, and to end with. SQLite: one unit, with
-        the parts as :a0 and :u0.
-        """
-        say, width = self.say, len(present)
-        tests = [say.ready(), *(f"{dim.phrase} is not null" for dim in present if dim.nullable)]
-        tests += [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
-        names = ", ".join(str(dim.phrase) for dim in present)
-        if self.gate_rows.postgres:
-            marks = [f"${i}::text::{present[(i - 2) % width].kind}" for i in range(2, 2 + 2 * width)]
-            behind, end = marks[:width], marks[width:] if after else marks[:width]
-        else:
-            behind, end = ([f":{letter}{i}" for i in range(width)] for letter in "au")
-        tests += [f"({names}) <= ({', '.join(end)})"] if until else []
-        first = " and ".join([*tests, *([f"({names}) > ({', '.join(behind)})"] if after else [])])
-        if not self.gate_rows.postgres:
-            return f"select {names} from {say.table} where {first} order by {names} limit 1"
-        listed = ", ".join(f"{dim.phrase} as k{i}" for i, dim in enumerate(present))
-        on = " and ".join([*tests, f"({names}) > ({', '.join(f'k.k{i}' for i in range(width))})"])
-        return f"""with recursive k as (
-  (select {listed} from {say.table} where {first} order by {names} limit 1)
-  union all
-  select _n.* from k cross join lateral (
-    select {listed} from {say.table} where {on} order by {names} limit 1) _n
-)
-select {", ".join(f"k{i}::text" for i in range(width))} from k limit $1::bigint"""
+        """One unit. The parts of the one to come behind are :a0 and so on, of the one to end with :u0."""
+        names, tests = self._of_units(present)
+        behind, end = (", ".join(f":{letter}{i}" for i in range(len(present))) for letter in "au")
+        tests += [f"({names}) <= ({end})"] if until else []
+        tests += [f"({names}) > ({behind})"] if after else []
+        return f"select {names} from {self.say.table} where {' and '.join(tests)} order by {names} limit 1"
 
-    def _take(self, present: tuple[BoundGates, ...], asked: list[tuple[Unit, int]]) -> list[list[Any]]:
-        """Claim up to so many rows of each unit; the rows of each, in order."""
-        absent = [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
-        return self.store.take_units(self.run, present, absent, asked)
+
+_BY_DIALECT: dict[str, type[_Claim]] = {"postgresql": _PostgresClaim, "sqlite": _SqliteClaim}

@@ -70,7 +70,7 @@ async def standing(database: Database, clock: Clock, lanes: Iterable[str]) -> li
     """The pauses of an environment and of these lanes that have not ended: the environment's first, keys last."""
     if not (await schema.taken(database)).has(schema.GATES):
         return []
-    return await database.read(lambda run: read_standing(run, GateRows(database, clock, ""), lanes))
+    return await database.read(lambda run: read_standing(run, GateRows.open(database, clock, ""), lanes))
 
 
 def read_standing(run: Run, rows: GateRows, lanes: Iterable[str]) -> list[Pause]:
@@ -93,7 +93,7 @@ async def pause(
     """Pause from now on, until ``end``, or until somebody resumes. One that is paused already gets this end."""
 
     def verb(run: Run) -> Pause:
-        rows = GateRows(database, clock, target.lane)
+        rows = GateRows.open(database, clock, target.lane)
         left = ENDLESS
         if isinstance(end, timedelta):
             left = end.total_seconds()
@@ -118,7 +118,7 @@ async def resume(database: Database, clock: Clock, target: Target) -> Pause | No
         return None
 
     def verb(run: Run) -> Pause | None:
-        rows = GateRows(database, clock, target.lane)
+        rows = GateRows.open(database, clock, target.lane)
         stood = read_one(run, rows, target)
         if stood:
             rows.lock(run, [(target.dim, target.key)], wait=True)
@@ -141,7 +141,7 @@ async def held_back(store: LaneStore) -> HeldBack | None:
     """Where nothing of a lane runs and every ready row is paused without end: those rows. None: some may still run."""
     if store.statements.gates is None:
         return None
-    rows, say = GateRows(store.database, store.clock, store.lane.name), store.statements
+    rows, say = GateRows.open(store.database, store.clock, store.lane.name), store.statements
     dims = [dim for dim in (store.notes.dims.values() if store.notes else ()) if dim.phrase is not None]
 
     def verb(run: Run) -> HeldBack | None:
@@ -155,10 +155,9 @@ async def held_back(store: LaneStore) -> HeldBack | None:
             tests.append("1 = 0")
         for dim in dims:
             # Outside of the inner select: a column of the user's may have the name of one of the gate's.
-            key = f"({dim.phrase})::text" if rows.postgres else f"cast({dim.phrase} as text)"
             paused = f"""select key from {rows.table} where lane = {rows.literal(rows.lane)}
   and dim = {rows.literal(dim.label)} and paused_until > {rows.now()} and {rows.endless()}"""
-            tests.append(f"coalesce({key} not in ({paused}), {'true' if rows.postgres else '1'})")
+            tests.append(f"coalesce(cast({dim.phrase} as text) not in ({paused}), true)")
         free = f"exists (select 1 from {say.table} where {' and '.join(tests)})"
         if run(f"select 1 where {store.running_probe()} or {free}", ()):
             return None

@@ -258,7 +258,7 @@ where {self._of([dim])} and key > {self.rows.literal(after)} order by key limit 
 
 async def lane_gates(view: LaneView) -> LaneGates:
     """Bind a lane's gates, to look at them; raises DeclarationError for what cannot work."""
-    rows = GateRows(view.database, view.store.clock, view.lane.name)
+    rows = GateRows.open(view.database, view.store.clock, view.lane.name)
     return LaneGates(view, await bind_gates(view.binding, view.database, view.statements, rows), rows)
 
 

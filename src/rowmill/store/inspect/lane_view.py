@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,7 +33,6 @@ from ..lane.sqlite import SqliteLane, SqliteStatements
 from ..lane.statements import INCARNATION
 from ..own import schema
 from ..own.workers import WorkersTable
-from ..sqlite_database import Sqlite
 
 #: A count beyond this is "at least".
 MOST = 100_000
@@ -421,8 +419,8 @@ async def view_lane(lane: Lane, environment: str, database: Database, clock: Clo
 
 def check_file(database: Database, hint: str | None = None) -> None:
     """Refuse a SQLite file that is not there: a look would make an empty one of a mistyped name."""
-    if isinstance(database, Sqlite) and not Path(database.path).exists():
-        raise Unreachable(f"there is no file {database.path!r}", hint=hint or "check the database URL")
+    if (path := database.missing_file) is not None:
+        raise Unreachable(f"there is no file {path!r}", hint=hint or "check the database URL")
 
 
 def age_seconds(age: Any) -> float | None:

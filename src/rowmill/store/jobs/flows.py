@@ -8,7 +8,6 @@ child's end, and a job goes on once, whichever worker finds it first.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +20,8 @@ from ..caller_transactions import drive
 from ..database import Database, runner
 from ..driver_errors import translated
 from ..handler_connections import uncut
-from ..json_documents import clean
 from ..lane.claim import Claim, Settlement
 from ..lane.lane_store import LaneStore
-from ..lane.postgres import PostgresLane
 from .enqueue import CHANNEL, EnqueueStatements, FlowPosition, add
 from .job_rows import listed
 
@@ -108,23 +105,7 @@ async def steps(store: LaneStore, id: int) -> dict[str, Any]:
 
 async def keep_step(store: LaneStore, claim: Claim, name: str, result: Any) -> bool:
     """Write what a step returned, only while the claim holds; False where the row was locked at that moment."""
-    table = store.database.own("rowmill_steps")
-    if isinstance(store, PostgresLane):
-        say = store.statements
-        text = f"""{say._held(say.sent(extra=("_name text", "_result jsonb")))}
-insert into {table} (job_id, name, result) select held._k0, held._name, held._result from held
-on conflict (job_id, name) do update set result = excluded.result
-returning 1"""
-        document = store._document([claim], [{"_name": name, "_result": clean(result)}])
-        return bool(await store.database.write(lambda run: run(text, store._parameters(document))))
-    say_lite: Any = store.statements
-    text = f"""insert into {table} (job_id, name, result)
-select :_k0, :_name, :_result where exists (select 1 from {say_lite.table} where {say_lite._this()})
-on conflict (job_id, name) do update set result = excluded.result
-returning 1"""
-    lite: Any = store
-    values = {**lite._values(claim), "_name": name, "_result": json.dumps(result)}
-    return bool(await store.database.write(lambda run: run(text, values)))
+    return await store.keep_step(claim, store.database.own("rowmill_steps"), name, result)
 
 
 async def results(database: Database, say: EnqueueStatements, parent: int, branch: str | None) -> list[Any]:

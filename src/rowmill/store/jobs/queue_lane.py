@@ -23,7 +23,7 @@ from ..lane.column_readers import Reader, unreadable
 from ..lane.postgres import PostgresLane
 from ..lane.postgres_statements import MOST, PostgresStatements
 from ..lane.sqlite import SqliteLane
-from ..postgres_database import Postgres, SingleStatement
+from ..postgres_database import SingleStatement
 from ..unreadable_values import Unreadable
 
 _READ_LATER = ("args", "history")
@@ -85,14 +85,19 @@ class QueueLane(PostgresLane):
         return each[0] if len(each) == 1 else lambda run: set[int]().union(*[one(run) for one in each])
 
 
+#: The lane over a user's table, and the one over rowmill's own.
+_LANES: dict[str, tuple[type[PostgresLane | SqliteLane], type[PostgresLane | SqliteLane]]] = {
+    "postgresql": (PostgresLane, QueueLane),
+    "sqlite": (SqliteLane, SqliteLane),
+}
+
+
 def store_for(
     binding: Binding, database: Database, clock: Clock, worker: str, incarnation: str, gates: bool = False
 ) -> PostgresLane | SqliteLane:
     """The verbs over a lane that is bound already."""
-    kind: type[PostgresLane | SqliteLane] = SqliteLane
-    if isinstance(database, Postgres):
-        kind = QueueLane if binding.lane.own else PostgresLane
-    return kind(binding, database, clock, worker, incarnation, gates)
+    user_lane, own_lane = _LANES[database.dialect.name]
+    return (own_lane if binding.lane.own else user_lane)(binding, database, clock, worker, incarnation, gates)
 
 
 def _comparable(value: Any) -> Any:

@@ -22,6 +22,7 @@ from ...declare import states
 from ...declare.lane import Lane
 from ...errors import DeclarationError, did_you_mean
 from ..database import Database
+from ..dialect import dialect_named
 from .missing_columns import MissingColumn, lacking
 from .reflect import reflect_table, table_name
 
@@ -213,7 +214,7 @@ async def _table(
 ) -> tuple[sa.Table, dict[str, str], bool, dict[str, Any]]:
     schema, name = table_name(lane.table, database.dialect.name)
     if lane.own:
-        schema = database.schema if database.dialect.name == "postgresql" else None
+        schema = database.schema
     where, place = f"lane {lane.name!r}", f" in environment {environment!r}"
     found = await database.reflect(lambda c: reflect_table(c, lane.table, schema, name, where, place))
     if lane.own:
@@ -317,9 +318,7 @@ def _fits(of: Any, kind: str, dialect: str) -> bool:
     if kind == roles_words.COUNT:
         return isinstance(of, sa.Integer)
     if kind == roles_words.TIME:
-        if dialect == "sqlite":
-            return isinstance(of, (sa.DateTime, sa.String, sa.Integer, sa.Numeric, sa.Float, sa.types.NullType))
-        return isinstance(of, sa.DateTime)
+        return isinstance(of, dialect_named(dialect).time_kinds)
     return True
 
 

@@ -270,13 +270,20 @@ class LaneStore:
     def reader(self, column: str) -> Reader:
         """What reads this column from a row as the driver gives it."""
         kind = self.binding.table.c[column].type
-        # asyncpg gives numbers as they are; its dialect's own processor wants to know the wire type.
-        native = self.database.dialect.name == "postgresql" and isinstance(kind, (sa.Numeric, sa.Float))
-        known = None if native else kind.dialect_impl(self.database.dialect)
-        decode = known.result_processor(self.database.dialect, None) if known else None
         return reading(
-            self._at[column], column, decode, checked=self.tolerant or not self.marked or isinstance(kind, sa.JSON)
+            self._at[column],
+            column,
+            self._decoder(kind),
+            checked=self.tolerant or not self.marked or isinstance(kind, sa.JSON),
         )
+
+    async def keep_step(self, claim: Claim, table: str, name: str, result: Any) -> bool:
+        """Write what a job's step returned, only while the claim holds; False where the row was locked."""
+        raise NotImplementedError
+
+    def _decoder(self, kind: sa.types.TypeEngine[Any]) -> Any:
+        """What makes a Python value of what the driver gives for a column of this type; None: it is one already."""
+        return kind.dialect_impl(self.database.dialect).result_processor(self.database.dialect, None)
 
     def policy(self, claim: Claim) -> Any:
         """What says ``backoff`` and ``classify`` for a claimed row."""

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import sqlalchemy as sa
+
 from ...clock import Clock
 from ..database import Database, Run
 from ..gates.gate_binding import BoundGates
@@ -165,6 +167,19 @@ class PostgresLane(LaneStore):
         return [found[unit] for unit, _ in asked]
 
     # -- settle, renew, read
+
+    async def keep_step(self, claim: Claim, table: str, name: str, result: Any) -> bool:
+        say = self.statements
+        text = f"""{say._held(say.sent(extra=("_name text", "_result jsonb")))}
+insert into {table} (job_id, name, result) select held._k0, held._name, held._result from held
+on conflict (job_id, name) do update set result = excluded.result
+returning 1"""
+        document = self._document([claim], [{"_name": name, "_result": clean(result)}])
+        return bool(await self.database.write(lambda run: run(text, self._parameters(document))))
+
+    def _decoder(self, kind: sa.types.TypeEngine[Any]) -> Any:
+        # asyncpg gives numbers as they are; its dialect's own processor wants to know the wire type.
+        return None if isinstance(kind, (sa.Numeric, sa.Float)) else super()._decoder(kind)
 
     def _parameters(self, document: str) -> tuple[str, ...]:
         return (document, self.worker) if self._asks_for_worker else (document,)

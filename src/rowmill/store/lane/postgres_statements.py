@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from .statements import Statements
@@ -96,6 +96,33 @@ class PostgresStatements(Statements):
         # A ctid repeats from partition to partition.
         keys = self.names(self.binding.key)
         return keys, f"({keys}) in (select {keys} from {step})"
+
+    def write_rows(self, written: Mapping[str, str], condition: str) -> str:
+        picked, matching = self._match("picked")
+        return f"""with picked as materialized (
+  select {picked} from {self.table} where {condition} for no key update skip locked
+)
+update {self.table} set
+    {self.assignments(written)}
+where {matching} returning 1"""
+
+    def write_step(self, written: Mapping[str, str], condition: str, limit: int) -> list[str]:
+        keys, (picked, matching) = self.names(self.binding.key), self._match("picked")
+        return [
+            f"""with picked as materialized (
+  select {picked} from {self.table}
+  where {condition}
+  order by {keys}
+  limit {limit}
+  for no key update skip locked
+), taken as (
+  update {self.table} set
+    {self.assignments(written)}
+  where {matching}
+  returning {keys}
+)
+select {keys} from taken order by {keys}"""
+        ]
 
     def bound(self) -> str | None:
         """The lower bound on the order, as a condition over the last parameters; None where the order goes down."""

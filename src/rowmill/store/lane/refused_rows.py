@@ -184,16 +184,5 @@ def write_rows(
 ) -> Callable[[Run], int]:
     """Write rows by key, where a condition still holds and nobody else has them locked; how many were written."""
     say = store.statements
-    mine = f"{among(say.names(store.binding.key), keys, marks)} and {condition}"
-    assignments = say.assignments(written)
-    if store.database.dialect.name == "postgresql":
-        picked, found = say._match("picked")  # type: ignore[attr-defined]
-        text = f"""with picked as materialized (
-  select {picked} from {say.table} where {mine} for no key update skip locked
-)
-update {say.table} set
-    {assignments}
-where {found} returning 1"""
-    else:
-        text = f"update {say.table} set\n    {assignments}\nwhere {mine} returning 1"
+    text = say.write_rows(written, f"{among(say.names(store.binding.key), keys, marks)} and {condition}")
     return lambda run: len(run(text, marks.given()))

@@ -18,7 +18,6 @@ from ...declare import states
 from ...errors import DatabaseError, DeclarationError, Refused, did_you_mean
 from ..database import Run
 from .lane_store import LaneStore
-from .postgres_statements import PostgresStatements
 from .row_keys import Placeholders, among
 from .sql_literals import allowed_by_check, mentions
 
@@ -39,6 +38,8 @@ where c.contype = 'f' and c.conrelid = to_regclass($1::text)
 #: 16: on update. Its definition has its WHEN condition, the function has the rest.
 _TRIGGERS = """select pg_get_triggerdef(t.oid) || ' ' || p.prosrc from pg_trigger t join pg_proc p on p.oid = t.tgfoid
 where t.tgrelid = to_regclass($1::text) and not t.tgisinternal and t.tgenabled <> 'D' and t.tgtype & 16 <> 0"""
+#: A foreign key: the columns, the table they refer to as it stands in SQL, and its columns.
+Reference = tuple[Sequence[str], str, Sequence[str]]
 #: How many values of a table that is referred to are named.
 _NAMED = 20
 
@@ -50,10 +51,10 @@ async def check_states(store: LaneStore, written: Sequence[str] = states.WRITTEN
     """
     if store.lane.own:
         return
-    for text in await _constraints(store):
+    for text in await _constraints_of(store).checks():
         for state in written:
             await _ask(store, text, state, _plain(getattr(store.lane, state)))
-    for reference in await _references(store):
+    for reference in await _constraints_of(store).references():
         for state in written:
             await _look_up(store, reference, state, _plain(getattr(store.lane, state)))
     for state, reason in (await _tried(store, written, certain=True) if trial else {}).items():
@@ -83,22 +84,6 @@ def _plain(values: Any) -> Mapping[str, Any]:
     return {column: value for column, value in states.written(values).items() if value is not states.NOW}
 
 
-async def _constraints(store: LaneStore) -> Sequence[str]:
-    if isinstance(store.statements, PostgresStatements):
-        rows = await store.database.read(lambda run: run(_CHECKS, (store.statements.table,)))
-        return [row[0] for row in rows]
-
-    def read(connection: sa.Connection) -> list[str]:
-        table = store.binding.table
-        text = connection.exec_driver_sql("select sql from sqlite_master where name = ?", (table.name,)).scalar()
-        # Which texts are the same, a collation of the table's own says, and a row that is nowhere does not have it.
-        if "collate" in str(text).lower():
-            return []
-        return [str(check["sqltext"]) for check in sa.inspect(connection).get_check_constraints(table.name)]
-
-    return await store.database.reflect(read)
-
-
 async def _ask(store: LaneStore, text: str, state: str, values: Mapping[str, Any]) -> None:
     say, table = store.statements, store.binding.table
     about = [column.name for column in table.c if mentions(text, column.name)]
@@ -122,23 +107,7 @@ async def _ask(store: LaneStore, text: str, state: str, values: Mapping[str, Any
         )
 
 
-async def _references(store: LaneStore) -> Sequence[tuple[Sequence[str], str, Sequence[str]]]:
-    """Foreign keys: the columns, the table they refer to as it stands in SQL, and its columns."""
-    if isinstance(store.statements, PostgresStatements):
-        rows = await store.database.read(lambda run: run(_REFERENCES, (store.statements.table,)))
-        return [(row[0], row[1], row[2]) for row in rows]
-
-    def read(connection: sa.Connection) -> list[tuple[Sequence[str], str, Sequence[str]]]:
-        quote = connection.dialect.identifier_preparer.quote
-        keys = sa.inspect(connection).get_foreign_keys(store.binding.table.name)
-        return [(key["constrained_columns"], quote(key["referred_table"]), key["referred_columns"]) for key in keys]
-
-    return await store.database.reflect(read)
-
-
-async def _look_up(
-    store: LaneStore, reference: tuple[Sequence[str], str, Sequence[str]], state: str, values: Mapping[str, Any]
-) -> None:
+async def _look_up(store: LaneStore, reference: Reference, state: str, values: Mapping[str, Any]) -> None:
     columns, relation, referred = reference
     if any(values.get(column) is None for column in columns):
         return  # NULL refers to nothing; a column outside of the state is the row's own
@@ -166,7 +135,7 @@ async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> 
     """States that a trigger refused on one ready row, with what it said. ``certain``: only states for which the
     triggers look at nothing but the state's own columns; otherwise only the others.
     """
-    sources = await _triggers(store)
+    sources = await _constraints_of(store).triggers()
     about = {column.name for column in store.binding.table.c if any(mentions(text, column.name) for text in sources)}
     wanted = [s for s in written if (v := getattr(store.lane, s)) and (about <= _plain(v).keys()) is certain]
     refused: dict[str, str] = {}
@@ -176,14 +145,6 @@ async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> 
     with suppress(DatabaseError, sa.exc.DBAPIError):
         await store.database.trial(lambda run: _try(store, run, wanted, refused))
     return refused
-
-
-async def _triggers(store: LaneStore) -> Sequence[str]:
-    """The triggers that run when a row is updated, as SQL."""
-    if isinstance(store.statements, PostgresStatements):
-        return [row[0] for row in await store.database.read(lambda run: run(_TRIGGERS, (store.statements.table,)))]
-    text = "select sql from sqlite_master where type = 'trigger' and tbl_name = :n and sql like '%update%'"
-    return [row[0] for row in await store.database.read(lambda run: run(text, {"n": store.binding.table.name}))]
 
 
 def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, str]) -> None:
@@ -227,3 +188,69 @@ def _raised_by_trigger(error: BaseException | None) -> str | None:
 def _typed(store: LaneStore, column: str, value: Any) -> str:
     say = store.statements
     return say.sql.typed(say.literal(column, value), store.binding.sql_types.get(column, ""))
+
+
+class PostgresConstraints:
+    """What PostgreSQL's catalog says of what a table refuses."""
+
+    def __init__(self, store: LaneStore) -> None:
+        self.store = store
+
+    async def _rows(self, text: str) -> Sequence[Any]:
+        return await self.store.database.read(lambda run: run(text, (self.store.statements.table,)))
+
+    async def checks(self) -> Sequence[str]:
+        """The check constraints, as SQL."""
+        return [row[0] for row in await self._rows(_CHECKS)]
+
+    async def references(self) -> Sequence[Reference]:
+        """The foreign keys."""
+        return [(row[0], row[1], row[2]) for row in await self._rows(_REFERENCES)]
+
+    async def triggers(self) -> Sequence[str]:
+        """The triggers that run when a row is updated, as SQL."""
+        return [row[0] for row in await self._rows(_TRIGGERS)]
+
+
+class SqliteConstraints:
+    """The same on SQLite, from the texts that made the table."""
+
+    def __init__(self, store: LaneStore) -> None:
+        self.store, self.table = store, store.binding.table.name
+
+    async def checks(self) -> Sequence[str]:
+        """The check constraints, as SQL."""
+
+        def read(connection: sa.Connection) -> list[str]:
+            text = connection.exec_driver_sql("select sql from sqlite_master where name = ?", (self.table,)).scalar()
+            # Which texts are the same, a collation of the table's own says, and a row that is nowhere does not have it.
+            if "collate" in str(text).lower():
+                return []
+            return [str(check["sqltext"]) for check in sa.inspect(connection).get_check_constraints(self.table)]
+
+        return await self.store.database.reflect(read)
+
+    async def references(self) -> Sequence[Reference]:
+        """The foreign keys."""
+
+        def read(connection: sa.Connection) -> list[Reference]:
+            quote = connection.dialect.identifier_preparer.quote
+            keys = sa.inspect(connection).get_foreign_keys(self.table)
+            return [(key["constrained_columns"], quote(key["referred_table"]), key["referred_columns"]) for key in keys]
+
+        return await self.store.database.reflect(read)
+
+    async def triggers(self) -> Sequence[str]:
+        """The triggers that run when a row is updated, as SQL."""
+        text = "select sql from sqlite_master where type = 'trigger' and tbl_name = :n and sql like '%update%'"
+        return [row[0] for row in await self.store.database.read(lambda run: run(text, {"n": self.table}))]
+
+
+def _constraints_of(store: LaneStore) -> PostgresConstraints | SqliteConstraints:
+    return _BY_DIALECT[store.database.dialect.name](store)
+
+
+_BY_DIALECT: dict[str, type[PostgresConstraints | SqliteConstraints]] = {
+    "postgresql": PostgresConstraints,
+    "sqlite": SqliteConstraints,
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from datetime import time as clock_time
 from decimal import Decimal
@@ -104,6 +104,15 @@ class SqliteStatements(Statements):
             last = " nulls last" if n and not descending and self.binding.nullable(column) else ""
             parts.append(f"{self.name(column)}{' desc' if descending else ''}{last}")
         return ", ".join(parts)
+
+    def write_rows(self, written: Mapping[str, str], condition: str) -> str:
+        return f"update {self.table} set\n    {self.assignments(written)}\nwhere {condition} returning 1"
+
+    def write_step(self, written: Mapping[str, str], condition: str, limit: int) -> list[str]:
+        keys = self.names(self.binding.key)
+        find = f"select {keys} from {self.table} where {condition} order by {keys} limit {limit}"
+        # One transaction, one writer: the update finds the very rows that were found before it.
+        return [find, f"update {self.table} set\n    {self.assignments(written)}\nwhere ({keys}) in ({find})"]
 
     def loose(self) -> str | None:
         """The leading column of the order, if it goes up and may be NULL: rows without a place in it go last."""
@@ -233,6 +242,15 @@ class SqliteLane(LaneStore):
     def _values(self, claim: Claim) -> dict[str, Any]:
         values = {f"_k{i}": part for i, part in enumerate(claim.key)}
         return {**values, "_at": claim.claimed_at, "_n": claim.attempts, "worker": self.worker}
+
+    async def keep_step(self, claim: Claim, table: str, name: str, result: Any) -> bool:
+        say = self.statements
+        text = f"""insert into {table} (job_id, name, result)
+select :_k0, :_name, :_result where exists (select 1 from {say.table} where {say._this()})
+on conflict (job_id, name) do update set result = excluded.result
+returning 1"""
+        values = {**self._values(claim), "_name": name, "_result": json.dumps(result)}
+        return bool(await self.database.write(lambda run: run(text, values)))
 
     def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
         return lambda run: self._settle_one_by_one(run, group)

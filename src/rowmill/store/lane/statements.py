@@ -402,6 +402,14 @@ class Statements:
             parts.append(f"{self.name(at)} >= {since}")
         return f"select {self.names(self.binding.columns)} from {self.table}\nwhere {' and '.join(parts)}"
 
+    def write_rows(self, written: Mapping[str, str], condition: str) -> str:
+        """The statement that writes rows where a condition holds, those left out that somebody else has locked."""
+        raise NotImplementedError
+
+    def write_step(self, written: Mapping[str, str], condition: str, limit: int) -> list[str]:
+        """The same for so many rows at most, in the order of their keys; the first statement returns these."""
+        raise NotImplementedError
+
     def assignments(self, written: Mapping[str, str], indent: str = "    ") -> str:
         return f",\n{indent}".join(f"{self.name(column)} = {value}" for column, value in written.items())
 

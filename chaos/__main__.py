@@ -108,6 +108,11 @@ def failings(results: list[Result], fleet: fleets.Fleet | None) -> list[str]:
     """What makes the run fail, told on standard error."""
     words = [f"{result.fault}: {kind}" for result in results for kind in KINDS if result.verdict.found[kind]]
     words += [f"{result.fault}: it was not felt: {result.unfelt}" for result in results if result.unfelt]
+    words += [
+        f"{result.fault}: {result.verdict.from_living} rows were taken from live workers"
+        for result in results
+        if result.spares and result.verdict.from_living
+    ]
     words += fleet.faults if fleet is not None and fleet.drained.not_tried is None else []
     for word in words:
         print(f"chaos: {word}", file=sys.stderr)

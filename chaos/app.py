@@ -32,6 +32,7 @@ if lease := float(os.environ.get("CHAOS_LEASE", "0")):
 #: No other process has this name, also where the number of a dead one is given away again.
 ME = f"{os.getpid()}-{os.urandom(4).hex()}"
 _numbers = itertools.count(1)
+_BLOCKED = 12.0  # seconds for which SIGUSR1 blocks the event loop
 _file = os.open(
     os.path.join(os.environ["CHAOS_RECORDS"], ME), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
 )  # made even where nothing is run: who is there can be counted
@@ -95,7 +96,8 @@ async def work(job: Job) -> dict[str, str] | None:
 
 
 def serve(name: str) -> None:
-    """Work under this name until stopped."""
+    """Work under this name until stopped. SIGUSR1 blocks the event loop for a while."""
+    signal.signal(signal.SIGUSR1, lambda *_: time.sleep(_BLOCKED))
     configure_logs("json", stream=sys.stderr)
     mill.run(worker_id=name, grace=5.0)
 

@@ -109,6 +109,9 @@ class Books:
     def unfinished(self) -> int:
         return int(self.query("select count(*) from chaos_rows where status <> 'done'")[0][0])
 
+    def running(self) -> int:
+        return int(self.query("select count(*) from chaos_rows where status = 'running'")[0][0])
+
     def moment(self, wall: float) -> Any:
         return datetime.fromtimestamp(wall, UTC)
 

@@ -38,10 +38,14 @@ class Result:
     not_tried: str | None = None
     #: Why one must think that the fault was not felt: then the bout proves nothing.
     unfelt: str | None = None
+    #: The fault ends so soon that no row may be taken from a live worker.
+    spares: bool = False
+    #: Rows that ran when it was injected, over all injections.
+    running: int = 0
 
     @property
     def clean(self) -> bool:
-        return self.verdict.clean and self.unfelt is None
+        return self.verdict.clean and self.unfelt is None and not (self.spares and self.verdict.from_living)
 
     @property
     def median(self) -> float:
@@ -60,7 +64,7 @@ def fight(
 ) -> Result:
     """One bout. What cannot be tried here is told, never passed over in silence."""
     began = time.monotonic()
-    result = Result(fault.name, fault.says)
+    result = Result(fault.name, fault.says, spares=fault.spares)
     if why := fault.unable():
         result.not_tried = why
         say(f"{fault.name:24} not tried: {why}")
@@ -91,6 +95,9 @@ def fight(
 
 def _one(fault: Fault, stage: Stage, result: Result) -> None:
     fault.victims = None
+    if fault.spares:
+        until(lambda: stage.books.running() > 0, _UP, "no row runs")
+        result.running += stage.books.running()
     fault.inject(stage)
     result.injected += 1
     time.sleep(fault.hold)

@@ -51,6 +51,8 @@ class Verdict:
     #: Runs that went on after their lease had run out while another had the row: they may, but must not write.
     outlived: int = 0
     swept: int = 0
+    #: Rows taken back from a worker that nobody had killed.
+    from_living: int = 0
     by_hand: int = 0
     found: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
 
@@ -154,6 +156,7 @@ class _Row:
         self._verdict.swept += 1
         silent = self._lease if entry.beat_at is None else entry.at - entry.beat_at
         dead = entry.at >= self._killed.get(entry.held_by or "", math.inf) - 0.002  # SQLite's times have three digits
+        self._verdict.from_living += not dead
         if silent < self._lease - 0.002 and not dead:
             self._say("doubled", f"taken from {entry.held_by} {silent:.3f} s after its last sign of life")
 

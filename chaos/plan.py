@@ -16,11 +16,13 @@ from .faults.network import Cut
 from .faults.processes import Kill, KillChild, LiteKill, LiteStop, Stop
 from .faults.restarts import Immediate, KillServer, Restart
 from .faults.sessions import Exhaust, Terminate
+from .faults.short import BlockedLoop, RestartForty, ShortCut, ShortStop, TerminateAll
 
 _TIMES: Mapping[type[Fault], int] = {
     Kill: 120, KillChild: 8, Stop: 12, Terminate: 90, Exhaust: 6, Restart: 6, Immediate: 6, KillServer: 6, Failover: 2,
     TablesFull: 3, ServerFull: 2, Cut: 4, Skew: 25, LongTransaction: 3, LockTable: 5, VacuumFull: 30, Delete: 70,
     Edit: 70, LiteKill: 50, LiteStop: 4, LiteFull: 4, Reader: 3, Writer: 3,
+    ShortStop: 5, BlockedLoop: 3, ShortCut: 5, TerminateAll: 5, RestartForty: 3,
 }  # fmt: skip
 
 

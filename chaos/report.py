@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .bout import Result
 from .check import KINDS, totals
+from .faults.short import LONG_LEASE
 from .figures import Figures
 from .fleet import MOST_A_MINUTE, MOST_GROWTH, Fleet
 from .stage import LEASE
@@ -45,6 +46,7 @@ def write(path: Path, figures: Figures, versions: str) -> None:
         "|---|---|",
         *(f"| {result.fault} | {result.says} |" for result in tried),
         "",
+        *_spared([result for result in tried if result.spares]),
         *_found(tried),
         *(_fleet(figures.fleet) if figures.fleet is not None and figures.fleet.idle else []),
     ]
@@ -81,6 +83,26 @@ def _row(result: Result) -> str:
 def _untried(figures: Figures) -> list[str]:
     left = [result for result in figures.all() if result.not_tried is not None]
     return [*(f"Not tried: {result.fault}: {result.not_tried}." for result in left), *([""] if left else [])]
+
+
+def _spared(results: Sequence[Result]) -> list[str]:
+    """Workers that were away for less than the suspicion time."""
+    if not results:
+        return []
+    return [
+        "## Workers that come back in time",
+        "",
+        f"The lease is {LONG_LEASE:g} s in these, the suspicion time the default: a worker loses a row only if it"
+        " is wrongly called dead. The run fails if one does.",
+        "",
+        "| fault | injected | rows running at that moment | rows taken from live workers |",
+        "|---|---:|---:|---:|",
+        *(
+            f"| {result.fault} | {result.injected} | {result.running:,} | {result.verdict.from_living} |"
+            for result in results
+        ),
+        "",
+    ]
 
 
 def _found(results: Sequence[Result]) -> list[str]:

@@ -76,6 +76,7 @@ def postgres(
     app: Sequence[str] | None = None,
     url: Callable[[str], str] | None = None,
     space: str | None = None,
+    lease: float = LEASE,
 ) -> Iterator[Stage]:
     """A fresh database on a server. ``url``: how workers and the suite reach it, where that is special."""
     name = f"bout{next(_numbers)}"
@@ -88,7 +89,7 @@ def postgres(
     books = Books(address)
     books.prepare()
     with contextlib.ExitStack() as undo:
-        crew = Crew(address, mine, LEASE, app)
+        crew = Crew(address, mine, lease, app)
         undo.callback(crew.close)
         yield Stage(books, crew, mine, server, name, undo)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .. import stage as stages
 from ..check import Verdict
 from ..records import Run
-from ..stage import Ground, Stage
+from ..stage import LEASE, Ground, Stage
 
 
 class Fault:
@@ -26,6 +26,10 @@ class Fault:
     workers = 4
     #: The longest run among the rows, in seconds.
     longest_run = 1.0
+    #: Seconds; the workers' lease.
+    lease = LEASE
+    #: Every worker comes back in time: no row may be taken from a live one.
+    spares = False
     #: What the workers or the server say of it in their logs: without a trace it was not felt, and proves nothing.
     trace = ""
 

@@ -31,7 +31,7 @@ class Cut(Fault):
         server = self.ground.server
         with hosts.network(2) as self._network:
             url = lambda name: server.url(name, server.role, self._network.address)  # noqa: E731
-            with stages.postgres(server, self.ground.folder, url=url) as stage:
+            with stages.postgres(server, self.ground.folder, url=url, lease=self.lease) as stage:
                 yield stage
 
     def prepare(self, stage: Stage) -> None:

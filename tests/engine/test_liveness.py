@@ -272,11 +272,33 @@ async def test_only_one_of_those_who_find_a_worker_dead_is_told_so(db: Db) -> No
     assert not await table.declare_dead("w", me.incarnation, "2000-01-01")
     assert await table.declare_dead("w", me.incarnation, None)
     assert not await table.declare_dead("w", me.incarnation, None)
+    assert [p.dead for p in await table.peers(observer)] == [True]
+    await table.rows_given_back("w", me.incarnation)
     assert await table.peers(observer) == []
     assert seen_at
     await table.beat(me)  # it lives after all
     assert [p.id for p in await table.peers(observer)] == ["w"]
     await table.database.close()
+
+
+async def test_rows_of_a_dead_worker_come_back_when_the_worker_that_found_it_dead_fails(
+    db: Db, no_kernel: None
+) -> None:
+    """It wrote that the worker is dead, and lost the database before it gave the rows back."""
+    jobs(db, 3)
+    mill, go = holding(db)
+    lost = mill.worker(worker_id="lost")
+    task = asyncio.create_task(lost.run())
+    await until(lambda: holders(db) == ["lost"] * 3)
+    await cut_off(lost)
+    db.execute("update rowmill_workers set state = 'dead', process = 'boot namespace 1 1' where id = 'lost'")
+    async with working(mill, worker_id="other"):
+        await until(lambda: holders(db) == ["other"] * 3, 60)
+        await until(lambda: db.value("select process from rowmill_workers where id = 'lost'") is None, 60)
+        go.set()
+        await until(lambda: db.value("select count(*) from jobs where status = 'done'") == 3)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_rows_that_a_successor_of_the_same_id_holds_are_not_given_back(db: Db) -> None:

@@ -49,7 +49,7 @@ def test_a_run_that_outlived_its_lease_and_wrote_nothing_is_counted_and_is_fine(
     verdict = judged([CLAIMED, SWEPT, BY_B, DONE_BY_B], [late, RUN_OF_B], Row("done", "b.1"))
     assert verdict.clean
     assert verdict.outlived == 1
-    assert verdict.swept == 1
+    assert verdict.swept == verdict.from_living == 1
 
 
 @pytest.mark.parametrize(("killed", "fine"), [(11.9, True), (12.5, False)])

@@ -327,17 +327,20 @@ class Environment:
         """Give back at once what another worker held that is dead, if nobody else does so already."""
         if not self.opened or self._workers_table is None:
             return
-        if not await self._workers_table.declare_dead(dead.id, dead.incarnation, dead.seen_at):
-            return
-        self._worker.events.emit(
-            "worker_dead",
-            logging.WARNING,
-            worker=dead.id,
-            environment=self.name,
-            found_by=self._worker.id,
-            presumed=dead.seen_at is not None,
-        )
-        if await self._give_back(dead, self.lane_states):
+        if not dead.declared:
+            if not await self._workers_table.declare_dead(dead.id, dead.incarnation, dead.seen_at):
+                return
+            self._worker.events.emit(
+                "worker_dead",
+                logging.WARNING,
+                worker=dead.id,
+                environment=self.name,
+                found_by=self._worker.id,
+                presumed=dead.seen_at is not None,
+            )
+        gave_back = await self._give_back(dead, self.lane_states)
+        await self._workers_table.rows_given_back(dead.id, dead.incarnation)
+        if gave_back:
             self.wake()
             if notify := self.database.sql.notify:  # other workers may have room, too
                 await self.database.write(lambda run: run(notify, (CHANNEL, "")))

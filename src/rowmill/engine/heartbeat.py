@@ -252,7 +252,10 @@ class Heartbeat(threading.Thread):
                         self.replaced |= await workers_table.register(me) is not None
                     self._answered_at = at
                 if due or one_host or self._peers.suspects:
-                    self._take_over(self._peers.update(await workers_table.peers(me), session.age))
+                    peers = await workers_table.peers(me)
+                    self._take_over(self._peers.update([peer for peer in peers if not peer.dead], session.age))
+                    if due:  # the looks are a heartbeat apart
+                        self._take_over(self._peers.find_unfinished(peers))
                 if not due:
                     await asyncio.sleep(min(_SOON, every))
             except Exception as error:

@@ -28,6 +28,8 @@ class DeadWorker:
     running: frozenset[int] | None = None
     #: When it was last heard of, where its death is presumed: a later sign of life proves it alive.
     seen_at: str | None = None
+    #: Another worker declared it dead, and may have failed before it gave the rows back.
+    declared: bool = False
 
 
 @functools.cache
@@ -82,6 +84,8 @@ class Peers:
         self._gone: set[str] = set()
         #: Since when (monotonic) the lock of a worker is missing, by incarnation.
         self._missing: dict[str, float] = {}
+        #: Dead workers at the last look whose rows were not given back yet.
+        self._unfinished: set[str] = set()
 
     def update(self, peers: Sequence[Peer], session_age: float | None) -> list[DeadWorker]:
         """What the workers table tells now; who is presumed dead by it.
@@ -107,6 +111,20 @@ class Peers:
     def suspects(self) -> bool:
         """Somebody's lock is missing: look again soon."""
         return bool(self._missing)
+
+    def find_unfinished(self, peers: Sequence[Peer]) -> list[DeadWorker]:
+        """Dead workers whose rows nobody has given back, at two looks one after the other.
+
+        The worker that declared them dead has the time between the two looks. It may have died or lost the database.
+        """
+        dead = [peer for peer in peers if peer.dead]
+        again = [
+            DeadWorker(peer.id, peer.incarnation, declared=True)
+            for peer in dead
+            if peer.incarnation in self._unfinished
+        ]
+        self._unfinished = {peer.incarnation for peer in dead}
+        return again
 
     def find_gone(self) -> list[DeadWorker]:
         """Workers whose process this host's kernel does not have any more, at two looks one after the other.

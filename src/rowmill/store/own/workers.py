@@ -56,6 +56,8 @@ class Peer:
     process: str | None
     #: It said that it holds its lock, and nobody does.
     lock_missing: bool
+    #: It was declared dead, and nobody has reported yet that its rows were given back.
+    dead: bool = False
 
 
 def lock_id(incarnation: str) -> int:
@@ -128,16 +130,19 @@ where id = {marks[5]} and incarnation = {marks[6]} returning id"""
         return bool(await self.database.write(lambda run: run(text, values)))
 
     async def peers(self, me: WorkerState) -> list[Peer]:
-        """The other workers that have neither stopped nor been found dead."""
+        """The other workers that have not stopped, without the dead ones whose rows were given back."""
         if not await self._has(schema.LIVENESS):
             return []
         sql = self.database.sql
-        text = f"""select id, incarnation, cast(seen_at as text), {self._age}, process, {sql.lock_missing("lock_id")}
+        text = f"""select id, incarnation, cast(seen_at as text), {self._age}, process, {sql.lock_missing("lock_id")},
+  case when state = 'dead' then 1 else 0 end
 from {self.table}
-where state not in ('stopped', 'dead') and incarnation <> {sql.mark(1)}"""
+where state <> 'stopped' and incarnation <> {sql.mark(1)}
+  and (state <> 'dead' or process is not null or lock_id is not null)"""
         rows = await self.database.read(lambda run: run(text, (me.incarnation,)))
         return [
-            Peer(id, life, seen, float(age), process, bool(missing)) for id, life, seen, age, process, missing in rows
+            Peer(id, life, seen, float(age), process, bool(missing), bool(dead))
+            for id, life, seen, age, process, missing, dead in rows
         ]
 
     async def declare_dead(self, id: str, incarnation: str, seen_at: str | None) -> bool:
@@ -152,6 +157,15 @@ where state not in ('stopped', 'dead') and incarnation <> {sql.mark(1)}"""
 where id = {marks[0]} and incarnation = {marks[1]} and state not in ('stopped', 'dead'){silent} returning id"""
         values = (id, incarnation, seen_at) if seen_at else (id, incarnation)
         return bool(await self.database.write(lambda run: run(text, values)))
+
+    async def rows_given_back(self, id: str, incarnation: str) -> None:
+        """Everything that this dead worker held was given back: nobody needs to look for its rows again."""
+        if not await self._has(schema.LIVENESS):
+            return
+        marks = self.database.sql.marks(2)
+        text = f"""update {self.table} set process = null, lock_id = null
+where id = {marks[0]} and incarnation = {marks[1]} and state = 'dead' returning id"""
+        await self.database.write(lambda run: run(text, (id, incarnation)))
 
     async def all(self) -> list[dict[str, Any]]:
         """Every worker that has not been forgotten, the latest heard of first."""

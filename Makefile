@@ -36,8 +36,9 @@ registre: browser
 ocr: $(STAMP)
 	@$(PY) -m apps.ocr show $(ARGS)
 
+# Twice as many as the two cores that it is meant for: half of the time tests wait, for a lease or for a process.
 test: check browser node pgbouncer
-	$(PY) -m pytest -n 3 --dist worksteal
+	$(PY) -m pytest -n 4 --dist worksteal
 
 # The edit loop: no browser, no npm, no pooler, no processes; SQLite, and a core on PostgreSQL.
 test-fast: $(STAMP)

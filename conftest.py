@@ -12,7 +12,7 @@ from hypothesis import settings
 
 import pooler
 import quick_processes
-from databases import Db, Server, quick_ground
+from databases import Db, Server, prepared_file, quick_ground
 from rowmill import Mill
 
 os.environ["ENV_FILE"] = ""  # the applications' settings in tests are those of the tests
@@ -26,6 +26,8 @@ _SLOW = {"processes", "browser", "docs", "apps", "integrations", "prove", "tooli
 _LONG = {"test_hostile_names", "test_secrets", "test_adopted_tables", "test_gate_columns", "test_gates_command"}
 _PROCESSES = {"subprocess", "multiprocessing", "farm", "gate_farm", "quick_processes"}
 _CORE = {"test_fence", "test_settle", "test_recover", "test_golden", "test_act", "test_gates"}
+#: In these folders of tests a fresh database has rowmill's own tables already, unless a test is marked ``bare``.
+_PREPARED = {"client", "engine", "store/gates", "store/inspect", "store/jobs", "store/lane", "web"}
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("rowmill", deadline=None)
 settings.load_profile("rowmill")
@@ -86,6 +88,12 @@ def _starts_processes(item: pytest.Item) -> bool:
     return bool(_PROCESSES & {str(home).split(".")[0] for home in homes})
 
 
+def _is_prepared(item: pytest.Item) -> bool:
+    """Whether a test's databases have rowmill's own tables from the beginning."""
+    folders = "/".join(item.path.relative_to(item.config.rootpath).parts[1:-1])
+    return folders in _PREPARED and item.get_closest_marker("bare") is None
+
+
 def _is_core(item: pytest.Item) -> bool:
     return item.path.stem in _CORE
 
@@ -117,13 +125,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Db]]:
     """Makes a fresh database of a dialect, as often as a test asks; for tests with several environments."""
     dropped_later: list[str] = []
+    prepared = _is_prepared(request.node)
 
     def make(dialect: str) -> Db:
         name = f"test_{next(_numbers)}"
         if dialect == "sqlite":
-            return Db(f"sqlite:///{tmp_path / name}.db")
+            path = tmp_path / f"{name}.db"
+            if prepared:
+                path.write_bytes(prepared_file())
+            return Db(f"sqlite:///{path}")
         # The server is asked for here, not as an argument: a run of SQLite tests alone starts none.
-        url = request.getfixturevalue("server").create_database(name)
+        server: Server = request.getfixturevalue("server")
+        url = server.create_database(name, server.prepared if prepared else "template1")
         dropped_later.append(name)
         return Db(url)
 

@@ -310,7 +310,7 @@ def test_at_a_terminal_it_asks_what_it_does_not_know(lite: Db, tmp_path: Path) -
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         os.close(main)
     assert process.returncode == 0, shown
     text = (tmp_path / "t.py").read_text()

@@ -138,7 +138,7 @@ def locked(db: Db, table: str, key: Any) -> Iterator[threading.Event]:
 
     thread = threading.Thread(target=lambda: asyncio.run(hold()))
     thread.start()
-    assert held.wait(20)
+    assert held.wait(60)
     try:
         yield let_go
     finally:
@@ -170,7 +170,7 @@ async def test_workers_are_told_that_rows_are_ready(pg: Db, command: Command) ->
     rung = asyncio.Event()
     await connection.add_listener("rowmill", lambda *_: rung.set())
     assert (await asyncio.to_thread(command, "retry", "--id", str(key))).code == 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await rung.wait()
     await connection.close()
 

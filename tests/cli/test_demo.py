@@ -76,7 +76,7 @@ def test_ctrl_c_ends_the_demo_cleanly(start: Start, tmp_path: Path) -> None:
         lines.append(process.stdout.readline())
         assert lines[-1], lines
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "Stopped before it finished.\n"
     assert "\x1b" not in "".join(lines) + out
@@ -88,7 +88,7 @@ def test_a_directory_in_use_is_not_touched(start: Start, tmp_path: Path) -> None
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "app.py").write_text("mine")
     process = start("--keep", str(tmp_path / "mine"))
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "not empty" in err
     assert "Try: --keep with a new directory" in err

@@ -96,18 +96,18 @@ def test_a_server_serves_until_it_is_told_to_end(db: Db, command: Command, tmp_p
         lines = (server.stderr.readline() for _ in range(20))
         said = next(found for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
         address = said[0]
-        assert httpx.get(f"{address}/healthz", timeout=30).json() == {"status": "ok"}
+        assert httpx.get(f"{address}/healthz", timeout=60).json() == {"status": "ok"}
         here = f"{address}/api/v1/environments/default"
-        assert httpx.post(f"{here}/pause", json={"lane": "fetch"}, timeout=30).status_code == 200
-        assert httpx.get(f"{address}/api/v1/status", headers={"Host": "evil.example"}, timeout=30).status_code == 421
-        assert httpx.get(f"{address}/", headers={"Accept": "text/html"}, timeout=30).status_code == 200
+        assert httpx.post(f"{here}/pause", json={"lane": "fetch"}, timeout=60).status_code == 200
+        assert httpx.get(f"{address}/api/v1/status", headers={"Host": "evil.example"}, timeout=60).status_code == 421
+        assert httpx.get(f"{address}/", headers={"Accept": "text/html"}, timeout=60).status_code == 200
         (entry,) = command.json("audit")["entries"]
         assert (entry["who"], entry["action"], entry["lane"], entry["outcome"]) == ("open", "pause", "fetch", "done")
         assert "pause" in command("audit").out
         taken = command("serve", "--port", address.rpartition(":")[2])
         assert (taken.code, "Try: another --port" in taken.err) == (1, True), taken
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) in (0, -signal.SIGTERM)
+        assert server.wait(60) in (0, -signal.SIGTERM)
         (told,) = [line for line in server.stderr if "'action'" in line]
         assert "'action': 'pause'" in told, "the audit log is in the log as well"
         assert "'lane': 'fetch'" in told

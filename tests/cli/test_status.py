@@ -310,7 +310,7 @@ def test_watching_goes_on_until_it_is_interrupted(lite: Db, command: Command, tm
             while "Ctrl-C" not in process.stdout.readline():
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=60)
         finally:
             process.kill()
     assert (process.returncode, said) == (0, "")

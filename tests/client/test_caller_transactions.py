@@ -262,6 +262,7 @@ async def test_in_a_finish_block(db: Db, mill: Mill) -> None:
     assert db.value("select count(*) from rowmill_jobs where task = 'note' and state = 'done'") == 5
 
 
+@pytest.mark.bare
 async def test_a_wrong_transaction_and_a_missing_table_are_explained(lite: Db) -> None:
     mill = Mill(lite.url)
 

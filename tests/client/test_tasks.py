@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from rowmill import (
 from rowmill.client import connection
 from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
+from workers import until
 
 td = timedelta
 
@@ -48,7 +48,7 @@ async def working(mill: Mill, **options: Any) -> AsyncIterator[Any]:
         yield worker
     finally:
         worker.stop()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
 
 
 # -- enqueue and run
@@ -63,7 +63,7 @@ async def test_a_task_is_enqueued_run_and_its_result_given_back(mill: Mill, db: 
     row = db.one("select * from rowmill_jobs")
     assert (row["task"], row["state"], row["queue"], row["max_attempts"]) == ("add", "ready", "default", 5)
     await mill.worker(drain=True).run()
-    assert await handle.result(timeout=5) == 42
+    assert await handle.result(timeout=60) == 42
     row = db.one("select * from rowmill_jobs")
     assert (row["state"], row["attempts"]) == ("done", 1)
     assert row["worker"] is not None
@@ -179,23 +179,18 @@ async def test_jobs_of_tasks_that_a_worker_does_not_know_are_left_alone(mill: Mi
 
 @pytest.mark.no_pooler("a transaction pooler loses LISTEN with the transaction: the next poll is the wake-up there")
 async def test_what_is_enqueued_is_picked_up_at_once_by_an_idle_worker(mill: Mill) -> None:
-    """The median within 50 ms, on both databases; loosely here, for a machine with other work."""
-    began: asyncio.Queue[float] = asyncio.Queue()
+    """On both databases, without the next poll, which is an hour away. How fast: bench/ measures that."""
+    began: asyncio.Queue[int] = asyncio.Queue()
 
-    @mill.task
-    async def note() -> None:
-        began.put_nowait(time.monotonic())
+    @mill.task(poll=timedelta(hours=1))
+    async def note(n: int) -> None:
+        began.put_nowait(n)
 
-    async with working(mill):
-        await note.enqueue()
-        await asyncio.wait_for(began.get(), 10)
-        took = []
-        for _ in range(15):
-            await asyncio.sleep(0.06)  # let the worker fall idle: that is what is measured
-            sent = time.monotonic()
-            await note.enqueue()
-            took.append(await asyncio.wait_for(began.get(), 10) - sent)
-    assert statistics.median(took) < 0.15
+    async with working(mill) as worker:
+        for n in range(15):
+            await until(lambda: all(e.opened and not e.look for e in worker.environments))
+            await note.enqueue(n)
+            assert await asyncio.wait_for(began.get(), 60) == n
 
 
 # -- queues
@@ -363,7 +358,7 @@ async def test_a_failure_is_retried_and_its_history_kept(mill: Mill) -> None:
     ]  # fmt: skip
     assert datetime.fromisoformat(status.history[0]["started_at"]).tzinfo is not None
     with pytest.raises(TaskFailed, match="is dead: ValueError: no 7") as failed:
-        await handle.result(timeout=5)
+        await handle.result(timeout=60)
     assert failed.value.traceback is not None
     assert "in fail" in failed.value.traceback
     assert "In the worker:" in str(failed.value)
@@ -494,7 +489,7 @@ async def test_progress_is_seen_from_outside(mill: Mill) -> None:
 
     async with working(mill):
         handle = await long.enqueue()
-        await asyncio.wait_for(told.wait(), 10)
+        await asyncio.wait_for(told.wait(), 60)
         status = await handle.status()
         assert status is not None
         assert status.progress == {"fraction": 0.25, "note": "page 1 of 4"}
@@ -511,7 +506,7 @@ async def test_ready_and_running_jobs_are_canceled(mill: Mill, db: Db) -> None:
     async def long() -> str:
         started.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         finally:
             ended.set()
         return "never"
@@ -523,9 +518,9 @@ async def test_ready_and_running_jobs_are_canceled(mill: Mill, db: Db) -> None:
         await later.result(5)
     async with working(mill):
         handle = await long.enqueue()
-        await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(started.wait(), 60)
         assert await handle.cancel()
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
     status = await handle.status()
     assert status is not None
     assert (status.state, status.result) == ("canceled", None)

@@ -230,11 +230,11 @@ async def test_who_asks_while_a_watch_ends_is_watched_for(lite: Db, monkeypatch:
     monkeypatch.setattr("rowmill.client.connection.listen", slow_to_end)
     waiting = asyncio.create_task(counter.ended(first.id))
     lite.execute("update rowmill_jobs set state = 'done', finished_at = created_at where id = ?", first.id)
-    await asyncio.wait_for(waiting, 10)
-    await asyncio.wait_for(ending.wait(), 10)
+    await asyncio.wait_for(waiting, 60)
+    await asyncio.wait_for(ending.wait(), 60)
     lite.execute("update rowmill_jobs set state = 'done', finished_at = created_at where id = ?", second.id)
     try:
-        await asyncio.wait_for(counter.ended(second.id), 5)
+        await asyncio.wait_for(counter.ended(second.id), 60)
     finally:
         going_on.set()
     await mill.close()
@@ -280,9 +280,9 @@ def test_closing_in_one_loop_leaves_the_calls_of_other_threads_alone(lite: Db) -
 
     handle = work.enqueue_sync()
     results: list[int] = []
-    waiter = threading.Thread(target=lambda: results.append(handle.result_sync(timeout=30)), daemon=True)
+    waiter = threading.Thread(target=lambda: results.append(handle.result_sync(timeout=60)), daemon=True)
     waiter.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while mill._desk._own is None or not mill._desk._own.calls:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -293,13 +293,13 @@ def test_closing_in_one_loop_leaves_the_calls_of_other_threads_alone(lite: Db) -
             await kit.drain()
 
     asyncio.run(drain())
-    waiter.join(20)
+    waiter.join(60)
     assert results == [7]
     assert not [thread for thread in threading.enumerate() if thread.name == "rowmill-desk" and _outlives(thread)]
 
 
 def _outlives(thread: threading.Thread) -> bool:
-    thread.join(5)
+    thread.join(60)
     return thread.is_alive()
 
 
@@ -311,13 +311,13 @@ async def test_who_awaits_a_result_is_told_that_the_mill_was_closed(lite: Db) ->
 
     handle = await work.enqueue()
     waiting = asyncio.create_task(handle.result())
-    for _ in range(500):
+    for _ in range(6000):
         if (await mill._desk.counter())._awaited:
             break
         await asyncio.sleep(0.01)
     await mill.close()
     with pytest.raises(RowmillError, match="closed"):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
 
 
 # -- crons after a long stop

@@ -84,7 +84,7 @@ async def work(queries, driver):
     async def other(job: Job) -> None: ...
 
     from pgqueuer.types import QueueExecutionMode
-    await asyncio.wait_for(manager.run(mode=QueueExecutionMode.drain), 20)
+    await asyncio.wait_for(manager.run(mode=QueueExecutionMode.drain), 60)
 """
         + TAIL
     )

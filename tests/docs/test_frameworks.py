@@ -70,7 +70,7 @@ class Web:
         self.http.close()
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_fastapi_application_under_uvicorn_works_and_stops_clean(web: Web, db:
     late = [web.order(to="late@example.org", seconds=600) for _ in range(2)]
     eventually(lambda: web.http.get("/health").json()["busy"] == 5)
     web.process.send_signal(signal.SIGTERM)
-    code = web.process.wait(timeout=30)
+    code = web.process.wait(timeout=60)
     log = web.log.read_text()
     assert code in (0, -signal.SIGTERM), log  # Uvicorn ends by the signal that it was sent
     assert "Application shutdown complete" in log
@@ -132,7 +132,7 @@ async def serve():
     async def receive():
         message = next(messages)
         if message["type"] == "lifespan.shutdown":
-            said.append(await (await confirm.enqueue(order_id=1)).result(timeout=20))
+            said.append(await (await confirm.enqueue(order_id=1)).result(timeout=60))
         return message
     async def send(message):
         said.append(message["type"])

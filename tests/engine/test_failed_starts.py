@@ -44,6 +44,7 @@ def own_tables(db: Db) -> int:
     return count
 
 
+@pytest.mark.bare
 @pytest.mark.parametrize("mistake", MISTAKES)
 async def test_a_mistake_is_told_before_any_table_is_made(db: Db, mistake: str) -> None:
     """Issue 19.14"""
@@ -54,6 +55,7 @@ async def test_a_mistake_is_told_before_any_table_is_made(db: Db, mistake: str) 
     assert own_tables(db) == 0
 
 
+@pytest.mark.bare
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 async def test_a_mistake_in_one_environment_makes_no_table_in_another(fresh: Callable[[str], Db], dialect: str) -> None:
     """Issue 19.14"""

@@ -210,7 +210,7 @@ async def test_a_blip_inside_a_settled_hook_costs_no_attempt(pg: Db, blip: str) 
         if len(calls) == 1:
             await tx.execute(sa.text(blip))
 
-    await asyncio.wait_for(mill.worker(drain=True).run(), 20)
+    await asyncio.wait_for(mill.worker(drain=True).run(), 60)
     assert statuses(pg) == ["done"]
     assert pg.value("select count(*) from runs") == 1
 
@@ -313,7 +313,7 @@ async def test_rows_at_hand_behind_slow_runs_are_given_back(db: Db) -> None:
 
     async with working(mill, grace=1):
         await until(lambda: db.value("select count(*) from jobs where status = 'done'") >= 99)
-        await until(lambda: db.value("select count(*) from jobs where status = 'running'") == 2, 8)
+        await until(lambda: db.value("select count(*) from jobs where status = 'running'") == 2, 60)
         for _ in range(20):  # nor are they taken again: what was short before is not any more
             await asyncio.sleep(0.05)
             assert db.value("select count(*) from jobs where status = 'running'") == 2

@@ -106,7 +106,7 @@ async def test_an_outcome_that_the_table_refuses_ends_dead_with_the_reason(db: D
     async def work(job: Any) -> Any:
         return {"note": "here"} if job.id == 1 else None
 
-    await asyncio.wait_for(mill.worker(drain=True).run(), 10)
+    await asyncio.wait_for(mill.worker(drain=True).run(), 60)
     assert statuses(db) == ["done", "dead"]
     assert "the database refused the outcome done" in db.value("select error from jobs where id = 2")
 
@@ -132,7 +132,7 @@ async def test_a_handler_that_ends_oddly_fails_its_run_and_keeps_its_slot(db: Db
     jobs(db, 2)
     mill = Mill(db.url)
     mill.lane("jobs", name="work", concurrency=1, max_attempts=1, **STATES)(handler)
-    tally = await asyncio.wait_for(mill.worker(drain=True).run(), 10)
+    tally = await asyncio.wait_for(mill.worker(drain=True).run(), 60)
     assert statuses(db) == ["dead", "dead"]
     assert tally.died == 2
 
@@ -153,7 +153,7 @@ async def test_a_cancellation_left_behind_by_one_run_does_not_hit_the_next(db: D
     async with working(mill):
         await until(lambda: struck)
         add(db, 2)
-        await until(lambda: statuses(db) == ["done"] * 3, 5)
+        await until(lambda: statuses(db) == ["done"] * 3, 60)
 
 
 async def test_text_of_a_state_may_look_like_a_parameter(db: Db) -> None:
@@ -166,7 +166,7 @@ async def test_text_of_a_state_may_look_like_a_parameter(db: Db) -> None:
     @mill.lane("jobs", name="work", max_attempts=1, **states)
     async def work(job: Any) -> None: ...
 
-    await asyncio.wait_for(mill.worker(drain=True).run(), 10)
+    await asyncio.wait_for(mill.worker(drain=True).run(), 60)
     assert statuses(db) == ["paid $20, at :now"]
 
 
@@ -187,7 +187,7 @@ async def test_a_run_that_swallows_its_cancellation_keeps_its_row(lite: Db) -> N
     task = asyncio.create_task(worker.run())
     await begun.wait()
     worker.stop()
-    await asyncio.wait_for(task, 15)
+    await asyncio.wait_for(task, 60)
     assert lite.one("select status, worker from jobs") == {"status": "running", "worker": "w"}
     over = True
     await until(lambda: not worker.slots["work"].busy)

@@ -152,14 +152,14 @@ def test_one_port_stands_for_all_processes(lite: Db, tmp_path: Path) -> None:
             or sum(found.get(name, 0) for name in workers) != 2
         ):
             assert time.monotonic() < deadline, found
-            with urllib.request.urlopen(url, timeout=20) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 found = samples(answer.read().decode())
             time.sleep(0.1)
         assert found["rowmill_claims_total", "prod", "fetch"] == 40
         assert found["rowmill_up", "prod"] == 1
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert process.returncode == 0
     assert not list(made.glob("rowmill-metrics-*"))
 

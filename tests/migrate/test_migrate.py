@@ -346,7 +346,7 @@ class Writers:
 
     def stop(self) -> None:
         self._stop = True
-        self._task.result(timeout=30)
+        self._task.result(timeout=60)
 
 
 @contextmanager
@@ -403,7 +403,7 @@ class Migrations:
         for process in self.started:
             if process.poll() is None:
                 process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
 
 def test_migrate_gives_way_to_writers_and_to_a_long_transaction_and_goes_on_after_a_kill(
@@ -423,7 +423,7 @@ def test_migrate_gives_way_to_writers_and_to_a_long_transaction_and_goes_on_afte
                 first.close()
                 eventually(lambda: "waiting for old snapshots" in migrations.said())
                 os.kill(process.pid, signal.SIGKILL)
-                process.wait(timeout=10)
+                process.wait(timeout=60)
                 assert pg.value("select count(*) from pg_index where not indisvalid") == 1
                 again = migrations.start()
                 eventually(lambda: "another migration is running here" in migrations.said())
@@ -444,7 +444,7 @@ def test_a_build_that_was_cut_off_for_good_is_found_and_done_again(pg: Db, comma
         process = migrations.start()
         eventually(lambda: "waiting for old snapshots" in migrations.said())
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         pg.execute("select pg_terminate_backend(pid) from pg_stat_progress_create_index")
         eventually(lambda: pg.value("select count(*) from pg_stat_progress_create_index") == 0)
     assert pg.value("select count(*) from pg_index where not indisvalid") == 1

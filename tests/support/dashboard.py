@@ -91,7 +91,7 @@ class Site:
 
     def __enter__(self) -> Site:
         self._thread.start()
-        for _ in range(500):
+        for _ in range(3000):
             if self._server.started:
                 return self
             threading.Event().wait(0.02)
@@ -99,7 +99,7 @@ class Site:
 
     def __exit__(self, *exc: object) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=15)
+        self._thread.join(timeout=60)
         self._listening.close()
 
     def drain(self, lanes: list[str] | None = None) -> None:
@@ -138,7 +138,7 @@ class Visitor:
         page.on("console", lambda said: said.type == "error" and self.wrong.append(f"console: {said.text}"))
         page.on("dialog", lambda dialog: self.wrong.append("a dialog") or dialog.dismiss())
         page.on("request", lambda asked: asked.url.startswith(site.url) or self.wrong.append(f"asked: {asked.url}"))
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
 
     def open(self, path: str) -> Visitor:
         """Go to a page; it must be there."""

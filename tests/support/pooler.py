@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from psycopg import pq
 
 _PORT = 6432
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 #: As Debian ships it, but for where it listens. Users are looked up in the server: roles that tests make work, too.
 _SETTINGS = """[databases]
 * = host={host} port={port}

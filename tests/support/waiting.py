@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], object], seconds: float = 30, every: float = 0.05) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 60, every: float = 0.05) -> None:
     """Wait until something holds; fail when it does not within the time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -107,11 +107,11 @@ def listening(mill: Mill, **options: Any) -> Iterator[tuple[str, Any]]:
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not server.started and time.monotonic() < deadline:
             time.sleep(0.01)
         assert server.started
         yield f"http://127.0.0.1:{sock.getsockname()[1]}", app
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)

@@ -297,6 +297,7 @@ def test_the_overview_and_the_metrics_tell_how_lanes_stand(site: Db, client: Tes
     assert client.get("/metrics").status_code == 403
 
 
+@pytest.mark.bare
 def test_rows_that_where_excludes_are_told_apart(db: Db) -> None:
     """D10; issue: on the pages and in the API."""
     systems.create(db, "prices")

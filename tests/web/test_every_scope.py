@@ -207,11 +207,11 @@ def test_a_stream_of_events_shows_no_row_of_another_lane(site: Db) -> None:
     some = web.bearer(web.token(site, "read", lanes=["fetch", "mail"]))
     with web.listening(web.make_mill(site)) as (address, _):
         for path in ("/row?lane=fetch&id=2&live=1", "/row?lane=mail&id=1&live=1"):
-            with httpx.stream("GET", address + path, headers=some, timeout=30) as answer:
+            with httpx.stream("GET", address + path, headers=some, timeout=60) as answer:
                 lines = (line for line in answer.iter_lines() if line.startswith(("event:", "data:")))
                 assert next(lines) == "event: away", path
         for path in ("/row?lane=read&id=2&live=1", "/lane?lane=read&live=1"):
-            assert httpx.get(address + path, headers=some, timeout=30).status_code == 403
-        with httpx.stream("GET", f"{address}/row?lane=fetch&id=1&live=1", headers=some, timeout=30) as answer:
+            assert httpx.get(address + path, headers=some, timeout=60).status_code == 403
+        with httpx.stream("GET", f"{address}/row?lane=fetch&id=1&live=1", headers=some, timeout=60) as answer:
             lines = (line for line in answer.iter_lines() if line.startswith(("event:", "data:")))
             assert "live_row" in json.loads(next(lines).removeprefix("data: "))

@@ -128,7 +128,7 @@ def test_names_that_there_are_not_are_not_found_and_strange_ones_do_no_harm(site
 
 def test_a_stream_sends_what_changed_and_nothing_else(site: Site) -> None:
     with (
-        httpx.Client(base_url=site.url, timeout=30) as client,
+        httpx.Client(base_url=site.url, timeout=60) as client,
         client.stream("GET", "/?live=1", headers={"accept": "text/event-stream"}) as stream,
     ):
         assert stream.headers["content-type"].startswith("text/event-stream")

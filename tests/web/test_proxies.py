@@ -99,7 +99,7 @@ def test_serve_takes_the_addresses_of_trusted_proxies(
         assert server.stderr is not None
         lines = (server.stderr.readline() for _ in range(20))
         address = next(found for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))[0]
-        with httpx.Client(base_url=address, headers={**HTML, **FORWARDED}, timeout=30) as client:
+        with httpx.Client(base_url=address, headers={**HTML, **FORWARDED}, timeout=60) as client:
             page = client.get("/login")
             form = {"csrf": web.csrf(page.text), "token": secret}
             visit = page.headers["set-cookie"].partition(";")[0]  # a Secure cookie does not go over this plain line
@@ -109,6 +109,6 @@ def test_serve_takes_the_addresses_of_trusted_proxies(
         assert lite.value("select address from rowmill_audit") == "203.0.113.9"
     finally:
         server.kill()
-        server.wait(30)
+        server.wait(60)
         if server.stderr is not None:
             server.stderr.close()

@@ -162,7 +162,7 @@ def test_a_stream_ends_with_its_token_and_outlives_an_outage(db: Db, monkeypatch
             away += 1
             raise Unreachable("cannot reach it")
 
-        with httpx.stream("GET", f"{url}/?live=1", headers=headers, timeout=30) as stream:
+        with httpx.stream("GET", f"{url}/?live=1", headers=headers, timeout=60) as stream:
             lines = (line for line in stream.iter_lines() if line)
             assert any(line.startswith("data: ") for line in islice(lines, 50))
             monkeypatch.setattr(tokens, "find", none)

@@ -125,10 +125,10 @@ class Workers:
                 process.terminate()
         for process in self.running.values():
             try:
-                process.wait(timeout=15)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(timeout=10)
+                process.wait(timeout=60)
 
     def start(self, name: str, processes: int = 1) -> None:
         """A supervisor with so many workers under it, named ``{name}-{n}``."""
@@ -158,7 +158,7 @@ class Workers:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in self.running.values():
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
     def events(self, name: str) -> Sequence[str]:
         """Log lines with that event."""

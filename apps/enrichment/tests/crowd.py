@@ -142,10 +142,10 @@ class Workers:
                 process.send_signal(signal.SIGTERM)
         for process in self.processes:
             try:
-                process.wait(timeout=15)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(timeout=10)
+                process.wait(timeout=60)
 
 
 def work(crowd: Crowd, db: Db, processes: int = 2, patience: float = 120) -> Seen:

@@ -96,7 +96,7 @@ class App:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def coin(number: int) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_a_worker_in_node_shares_jobs_rate_and_breaker_with_one_in_python(app: A
     app.coins(24, first=2)  # now that both are there
     app.all_final()
     node.terminate()
-    assert node.wait(30) == 0, (app.folder / "node.out").read_text()
+    assert node.wait(60) == 0, (app.folder / "node.out").read_text()
 
     counted = app.db.query("select status, locked_by, count(*) as n from scrape_jobs group by 1, 2")
     by = {(row["status"], row["locked_by"]): row["n"] for row in counted}

@@ -114,7 +114,7 @@ def test_a_killed_workers_job_is_finished_by_another(app: App) -> None:
     first = app.db.value(beat)
     eventually(lambda: app.db.value(beat) > first)  # it is alive, and says so
     victim.send_signal(signal.SIGKILL)
-    victim.wait(10)
+    victim.wait(60)
     app.sites.moods["api"].latency = 0
     app.start("rescuer", **short)
     app.all_final()

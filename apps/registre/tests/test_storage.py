@@ -43,7 +43,7 @@ def s3() -> Iterator[str]:
     urllib.request.urlopen(urllib.request.Request(f"{endpoint}/documents", method="PUT")).close()
     yield endpoint
     process.stdin.close()
-    process.wait(30)
+    process.wait(60)
     process.stdout.close()
 
 
@@ -125,7 +125,7 @@ store.put("prod/1.pdf", b"%PDF" * 50_000_000)
         while not any(part.stat().st_size for part in parts.glob("*.part")) and time.monotonic() < deadline:
             time.sleep(0.01)
         upload.send_signal(signal.SIGKILL)
-        assert upload.wait(30) == -signal.SIGKILL
+        assert upload.wait(60) == -signal.SIGKILL
     (part,) = parts.glob("*.part")
     assert Storage(str(tmp_path)).paths() == []
     assert part.exists(), "it might be another process's upload that is under way"

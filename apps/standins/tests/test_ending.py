@@ -71,7 +71,7 @@ def test_a_demonstration_that_is_stopped_leaves_nothing_and_says_nothing(app: st
     finally:
         for left in marked(mark):
             os.kill(left, signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
 
 
 #: Stops itself as soon as somebody fills the database's folder, and says what is left of the folder.

@@ -68,6 +68,8 @@ class Postgres(Database):
         self._direct: AsyncpgPool | None = None
         self._tolerant: AsyncpgPool | None = None
         self._handlers: HandlerConnections | None = None
+        # Kept: an engine asks the server for its version first, and remembers the queries that it has compiled.
+        self._reflection: AsyncEngine | None = None
 
     def _make(self, command_timeout: float | None, **options: Any) -> AsyncEngine:
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
@@ -161,9 +163,10 @@ class Postgres(Database):
             await connection.close()
 
     async def reflect(self, verb: Callable[[sa.Connection], T]) -> T:
-        engine = self._make(self.patience, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        if self._reflection is None:
+            self._reflection = self._make(self.patience, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         with translated(self):
-            async with engine.connect() as connection:
+            async with self._reflection.connect() as connection:
                 return await connection.run_sync(verb)
 
     async def read_only(self, verb: Callable[[sa.Connection], T], seconds: int = 8) -> T:

@@ -43,7 +43,7 @@ def states(db: Db) -> list[str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 (health is asked, it does not tell)
             await asyncio.sleep(0.01)
 
@@ -57,11 +57,11 @@ def test_a_fastapi_application_works_on_what_its_views_enqueue(db: Db) -> None:
 
     @app.post("/double/{n}")
     async def order(n: int) -> int:
-        return await (await double.enqueue(n)).result(timeout=20)
+        return await (await double.enqueue(n)).result(timeout=60)
 
     @app.post("/plain/{n}")
     def plain(n: int) -> int:
-        return double.enqueue_sync(n).result_sync(timeout=20)
+        return double.enqueue_sync(n).result_sync(timeout=60)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_the_applications_own_lifespan_is_around_the_worker_and_may_enqueue(lite
 
     @app.get("/state")
     async def state(request: Request) -> str:
-        await asyncio.wait_for(finished.wait(), 10)
+        await asyncio.wait_for(finished.wait(), 60)
         return str(request.state.opened)
 
     with TestClient(app) as client:
@@ -145,7 +145,7 @@ async def test_on_shutdown_runs_finish_within_the_grace_and_the_others_are_given
     async with lifespan():
         await slow.enqueue_many([{}, {}, {}])
         await endless.enqueue()
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), 60)
         await until(lambda: lifespan.health()["busy"] == 2)
         asyncio.get_running_loop().call_later(0.2, may_end.set)
     assert states(db) == ["done", "ready", "ready", "ready"]
@@ -190,11 +190,11 @@ async def test_a_worker_that_crashes_is_told_and_started_again(
     lifespan = mill.lifespan(worker=True, worker_id="web")
     double = mill.tasks["double"]
     async with lifespan():
-        assert await (await double.enqueue(1)).result(timeout=20) == 2
+        assert await (await double.enqueue(1)).result(timeout=60) == 2
         workers[0].fail(ValueError("the engine's own mistake"))
         await until(lambda: lifespan.health()["state"] == "restarting")
         assert not lifespan.health()["ok"]
-        assert await (await double.enqueue(2)).result(timeout=20) == 4
+        assert await (await double.enqueue(2)).result(timeout=60) == 4
         told = lifespan.health()
         assert (told["ok"], told["restarts"], told["completed"]) == (True, 1, 2)
         assert told["error"] == "ValueError: the engine's own mistake"
@@ -238,7 +238,7 @@ async def test_a_handler_that_cannot_be_stopped_is_left_alone_and_the_work_goes_
             await endless.enqueue()
             await until(lambda: lifespan.health()["restarts"] == 1)
             assert "could not be stopped" in lifespan.health()["error"]
-            assert await (await mill.tasks["double"].enqueue(1)).result(timeout=20) == 2
+            assert await (await mill.tasks["double"].enqueue(1)).result(timeout=60) == 2
     finally:
         may_end.set()
 
@@ -320,7 +320,7 @@ async def test_any_asgi_application_can_be_wrapped(lite: Db) -> None:
         raise ValueError("can only handle HTTP")
 
     async def work() -> None:
-        assert await (await mill.tasks["double"].enqueue(3)).result(timeout=20) == 6
+        assert await (await mill.tasks["double"].enqueue(3)).result(timeout=60) == 6
         assert lifespan.health()["ok"]
 
     both = ["startup.complete, working", "shutdown.complete, stopped"]

@@ -73,7 +73,7 @@ async def test_many_that_spend_at_once_never_spend_more_than_there_is(db: Db) ->
             if len(ended) == 40:
                 worker.stop()
 
-    await asyncio.wait_for(worker.run(), 20)
+    await asyncio.wait_for(worker.run(), 60)
     assert set(ended) == {"done", "snooze"}
     assert 70 < sum(spent) <= 100
     assert db.value("select count(*) from pages where attempts > 1") == 0

@@ -422,6 +422,6 @@ async def test_a_worker_drains_a_gated_lane(db: Db, beside: list[Any]) -> None:
 
     gated.lane(mill, crawl, gates=[Concurrency(2, by="domain"), *beside], concurrency=20)
     async with Kit(mill) as kit:
-        tally = await asyncio.wait_for(kit.drain(), 20)
+        tally = await asyncio.wait_for(kit.drain(), 60)
     assert tally.completed == 200
     assert max(most.values()) == 2

@@ -175,7 +175,7 @@ def test_resume_wakes_idle_workers(pg: Db, command: Command) -> None:
         told = asyncio.Event()
         await connection.add_listener("rowmill", lambda *_: (heard.append("woken"), told.set()))
         await asyncio.to_thread(command.json, "resume", "--lane", "crawl")
-        await asyncio.wait_for(told.wait(), 10)
+        await asyncio.wait_for(told.wait(), 60)
         await connection.close()
 
     asyncio.run(work())
@@ -220,6 +220,7 @@ def test_several_environments_are_asked_for_by_name(fresh: Callable[[str], Db], 
     assert paused == {"prod": False, "staging": True}
 
 
+@pytest.mark.bare
 def test_a_role_that_may_not_make_the_table_is_told_who_may(pg: Db, command: Command) -> None:
     gated.make(pg)
     role = f"reader_{pg.url.partition('?')[0].rpartition('/')[2]}"
@@ -244,7 +245,7 @@ def drain(db: Db, **options: Any) -> tuple[Any, list[Event]]:
         mill = Mill(db.url)
         gated.lane(mill, poll=timedelta(milliseconds=100), **options)
         mill.on_event(told.append)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await mill.worker(drain=True).run()
 
     return asyncio.run(work()), told
@@ -301,7 +302,7 @@ def test_the_closing_words_of_a_drain_say_what_was_held_back(lite: Db, command: 
     command.json("pause", "--lane", "enrichment", "--reason", "night")
     ended = subprocess.run(
         [sys.executable, "-m", "rowmill", "run", "--drain", "--json"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=30,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ended.returncode == 6, ended.stderr
     assert "2 ready in lane 'enrichment' of 'default' held back, the lane is paused: night" in ended.stderr

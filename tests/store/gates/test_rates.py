@@ -98,7 +98,7 @@ async def work(
         end = time.time()
     for worker in workers:
         worker.stop()
-    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    await asyncio.wait_for(asyncio.gather(*tasks), 60)
     return starts, wakes, begin, end
 
 

@@ -26,7 +26,7 @@ async def test_a_task_is_limited_by_an_argument_across_workers(db: Db) -> None:
     await mill.prepare()
     await crawl.enqueue_many([{"domain": f"d{n % 3}", "n": n} for n in range(60)])
     async with Kit(mill) as kit:
-        tally = await asyncio.wait_for(kit.drain(), 30)
+        tally = await asyncio.wait_for(kit.drain(), 60)
     await mill.close()
     assert tally.completed == 60
     assert most == {"d0": 2, "d1": 2, "d2": 2}

@@ -101,6 +101,7 @@ async def test_outcomes_wait_while_a_returned_column_has_another_name(db: Db) ->
     assert told[0].fields["lane"] == "jobs"
 
 
+@pytest.mark.bare
 async def test_a_missing_right_ends_no_row(pg: Db) -> None:
     make(pg)
     insert(pg, 1, 4)

@@ -147,7 +147,7 @@ async def test_at_the_end_such_an_outcome_is_not_written_in_a_loop(db: Db) -> No
     mill, told = declared(db)
     worker = mill.worker()
     mill.on_event(lambda event: worker.stop() if event.name == "settle_refused" else None)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await worker.run()
     assert len([event for event in told if event.name == "settle_refused"]) <= 3
     assert ended(db) == {"done": [1, 3], "running": [2]}

@@ -159,7 +159,7 @@ def test_check_warns_of_a_trigger_that_may_refuse(db: Db, command: Command) -> N
     trigger(db, "new.st = 3 and new.note is null")
     ended = checked(command, db)
     assert ended.code == 0
-    assert "warning: on a trial, a trigger of the table refused done (st = 3): the guard says no" in " ".join(
+    assert "warning: a trigger of the table refused a test update to done (st = 3): the guard says no" in " ".join(
         ended.out.split()
     )
 

@@ -78,6 +78,7 @@ def watched(pg: Db) -> Iterator[str]:
     pg.execute(f"drop owned by {ROLE}; drop role {ROLE}")
 
 
+@pytest.mark.bare
 @pytest.mark.parametrize("how", WAKES)
 async def test_on_postgresql_a_row_found_stale_and_then_alive_is_not_taken_back(pg: Db, watched: str, how: str) -> None:
     """DESIGN, sweep: the sweep has seen the stale row, its holder commits, and only then does the sweep go on."""

@@ -373,12 +373,12 @@ def _stopped_when(mill: Mill, db: Db, question: str, answer: int) -> Any:
     async def work() -> Any:
         worker = mill.worker()
         task = asyncio.create_task(worker.run())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while db.value(question) != answer:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
         worker.stop()
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, 60)
         yield
 
     return work()

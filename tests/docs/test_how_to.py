@@ -84,6 +84,18 @@ def test_a_guide_works_its_rows_off(page: str, file: str, table: str, done: tupl
     assert (row["status"], row["n"]) == done
 
 
+def test_a_row_is_tried_and_written_only_when_asked(guide: Guide) -> None:
+    guide.follow("docs/how-to/try-a-row.md")
+    rows = Db(f"sqlite:///{guide.folder}/shop.db").query("select status, description from products order by id")
+    assert [tuple(row.values()) for row in rows] == [("done", "A fine lamp."), ("new", None)]
+
+
+def test_a_new_version_is_rehearsed_and_writes_nothing(guide: Guide) -> None:
+    guide.follow("docs/how-to/rehearse.md")
+    rows = Db(f"sqlite:///{guide.folder}/prices.db").query("select cents from prices order by id")
+    assert [row["cents"] for row in rows] == [110, 25]
+
+
 class Refusing(BaseHTTPRequestHandler):
     """Answers with a page, and with 429 where the path says so."""
 

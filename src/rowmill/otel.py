@@ -19,15 +19,18 @@ try:
     from opentelemetry import trace as api
     from opentelemetry.propagate import extract, inject
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:  # pragma: no cover - the extra is there in the tests
     raise DeclarationError("rowmill.otel needs opentelemetry-api", hint="pip install 'rowmill[otel]'") from error
 
+_TRACE_CONTEXT = TraceContextTextMapPropagator()
 FLUSH = 5000  # milliseconds
 
 
 def trace(mill: Mill, provider: TracerProvider | None = None) -> None:
     """Trace this Mill: spans for enqueue, claim, run and settle. A run's span is the current one inside its handler,
-    wherever that runs, so that your own spans are its children; it is linked to the span that enqueued its job.
+    wherever that runs, so that your own spans are its children; it is linked to the span that enqueued its job. Where a
+    lane has the role ``traceparent``, the run continues the trace that wrote the row.
 
     ``provider``: else the global one. What has not left yet when a worker stops, or when a handler's process answers,
     is flushed.
@@ -51,11 +54,15 @@ class _Tracer:
             yield self.here()
 
     @contextlib.contextmanager
-    def run(self, facts: Mapping[str, Any], enqueued: Carrier | None) -> Iterator[Callable[[Settlement | None], None]]:
+    def run(
+        self, facts: Mapping[str, Any], enqueued: Carrier | None, wrote_row: Carrier | None = None
+    ) -> Iterator[Callable[[Settlement | None], None]]:
         linked = api.get_current_span(extract(enqueued)).get_span_context() if enqueued else None
         with self._tracer.start_as_current_span(
             f"run {facts['lane']}",
-            context.Context(),  # a run is nobody's child: the caller that enqueued it is long gone, and linked
+            # The run of a job is nobody's child: the caller that enqueued it is long gone, and linked. A run of a row
+            # with a traceparent continues the trace that wrote the row; one that cannot be read is ignored.
+            _TRACE_CONTEXT.extract(wrote_row, context.Context()) if wrote_row else context.Context(),
             SpanKind.CONSUMER,
             {f"rowmill.{name}": value for name, value in facts.items() if value is not None},
             [Link(linked)] if linked is not None and linked.is_valid else [],

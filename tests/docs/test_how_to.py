@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -82,6 +83,25 @@ def test_a_guide_works_its_rows_off(page: str, file: str, table: str, done: tupl
     guide.follow(f"docs/how-to/{page}.md")
     row = Db(f"sqlite:///{guide.folder}/{file}").one(f"select status, count(*) as n from {table} group by 1")
     assert (row["status"], row["n"]) == done
+
+
+def test_a_row_is_tried_and_written_only_when_asked(guide: Guide) -> None:
+    guide.follow("docs/how-to/try-a-row.md")
+    rows = Db(f"sqlite:///{guide.folder}/shop.db").query("select status, description from products order by id")
+    assert [tuple(row.values()) for row in rows] == [("done", "A fine lamp."), ("new", None)]
+
+
+def test_a_new_version_is_rehearsed_and_writes_nothing(guide: Guide) -> None:
+    guide.follow("docs/how-to/rehearse.md")
+    rows = Db(f"sqlite:///{guide.folder}/prices.db").query("select cents from prices order by id")
+    assert [row["cents"] for row in rows] == [110, 25]
+
+
+async def test_many_calls_make_one_job_with_the_last_arguments(guide: Guide) -> None:
+    guide.write("docs/how-to/debounce.md")
+    await runpy.run_path(str(guide.folder / "documents.py"))["save"]()
+    (row,) = Db(f"sqlite:///{guide.folder}/documents.db").query("select state, args from rowmill_jobs")
+    assert (row["state"], json.loads(row["args"])) == ("ready", {"document": 7, "version": 3})
 
 
 class Refusing(BaseHTTPRequestHandler):

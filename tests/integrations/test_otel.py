@@ -180,3 +180,36 @@ async def test_nothing_that_was_done_is_untold_when_a_worker_has_stopped(lite: D
     await mill.worker(drain=True).run()
     assert {span.name for span in exporter.get_finished_spans()} == {"run read", "claim read", "settle read"}
     provider.shutdown()
+
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.mark.parametrize(
+    ("value", "continued"),
+    [
+        (f"00-{TRACE_ID}-00f067aa0ba902b7-01", True),
+        ("garbage", False),
+        ("00-" + "0" * 32 + "-00-01", False),
+        (None, False),
+    ],
+)
+async def test_a_run_continues_the_trace_that_wrote_its_row(
+    db: Db, traces: Traces, value: str | None, continued: bool
+) -> None:
+    """A malformed value is ignored, and the row is worked on all the same."""
+    db.execute(
+        "create table pages (id integer primary key, status text, worker text, claimed_at timestamp, traceparent text)"
+    )
+    db.execute("insert into pages (id, status, traceparent) values (1, 'queued', ?)", value)
+    mill = Mill(db.url)
+    trace(mill, traces.provider)
+
+    @mill.lane("pages", max_attempts=1, **STATES)
+    async def fetch(job: Any) -> None: ...
+
+    await mill.worker(drain=True).run()
+    span = traces.one("run fetch")
+    assert (f"{span.get_span_context().trace_id:032x}" == TRACE_ID) is continued
+    assert (parent(span) == 0x00F067AA0BA902B7) is continued
+    assert db.value("select status from pages") == "done"

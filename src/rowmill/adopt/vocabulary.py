@@ -341,6 +341,7 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
                    "update_time", "updated_time", "mtime"),
     "priority": ("priority",),
     "progress": ("progress",),
+    "traceparent": ("traceparent", "trace_parent"),
 }  # fmt: skip
 
 #: Columns that say when a row was made, beyond those that a lane orders by without being told.

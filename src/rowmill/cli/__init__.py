@@ -17,6 +17,7 @@ from . import serve as serve
 from . import sql as sql
 from . import token as token
 from . import top as top
+from . import try_rows as try_rows
 from . import why as why
 from .app import app, main
 

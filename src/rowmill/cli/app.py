@@ -46,7 +46,7 @@ def exit_code(error: RowmillError) -> int:
 #: The commands by what they are for, in the order in which people need them.
 PANELS = {
     "Start": ["demo", "check"],
-    "Run": ["run"],
+    "Run": ["run", "try", "rehearse"],
     "Look": ["status", "top", "jobs", "why", "errors", "stuck", "workers", "health", "gates"],
     "Act": ["retry", "cancel", "release", "pause", "resume"],
     "Adopt": ["adopt", "migrate", "sql"],

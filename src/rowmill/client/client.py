@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from ..clock import Clock
 from ..declare.call import Call, CallBatch, Handle, Status
+from ..declare.dry_run import dry_calls
 from ..engine.tracing import enqueued
 from ..errors import RowmillError, TaskCanceled, TaskFailed, WrongArguments, did_you_mean, no_such_table
 from ..events import Events
@@ -89,6 +90,8 @@ class Client:
 
     async def enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         """Hand in calls; in one transaction where they are for one environment."""
+        if (listed := dry_calls.get()) is not None:
+            return self._only_listed(listed, calls)
         with enqueued(self._events.tracer, calls) as traced:
             return await self._enqueue(traced)
 
@@ -112,6 +115,8 @@ class Client:
 
     def enqueue_sync(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         """The same for code that does not await."""
+        if (listed := dry_calls.get()) is not None:
+            return self._only_listed(listed, calls)
         groups = self._groups(calls)
         if not any(tx is not None for tx, _ in groups):
             found: list[Handle[Any]] = self.wait(self.enqueue(calls))
@@ -127,6 +132,11 @@ class Client:
             for place, id in zip(places, ids, strict=True):
                 handles[place] = Handle(self, calls[place].task, environment, id)
         return [handle for handle in handles if handle is not None]
+
+    def _only_listed(self, listed: list[Call], calls: Sequence[Call]) -> list[Handle[Any]]:
+        """In a dry run: nothing is enqueued, and the handles are those of job 0, which does not exist."""
+        listed += calls
+        return [Handle(self, call.task, self._environment_of(call), 0) for call in calls]
 
     def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], Sequence[int]]:
         """Which calls, by their places, go together: into which transaction, of which environment."""
@@ -193,6 +203,8 @@ class Client:
                 raise WrongArguments("a call in a flow cannot have a key: an existing job cannot join the flow")
         if any(call.options.tx is not None or call.options.env is not None for call in others):
             raise WrongArguments("tx and env are for a flow as a whole", hint="give them to its last call")
+        if (listed := dry_calls.get()) is not None:
+            return self._only_listed(listed, [*others, last])[-1]
         environment, tx = self._environment_of(last), last.options.tx
         if tx is not None:
             theirs = caller(tx)

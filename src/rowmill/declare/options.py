@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..errors import DeclarationError, WrongArguments, did_you_mean
-from .states import FINAL, UNFINISHED
+from .states import FINAL, READY, UNFINISHED
 
 #: States of a job that is not over; ``joining`` is one that waits for its children.
 STATES = (*UNFINISHED, *FINAL)
@@ -26,12 +26,17 @@ class Key:
 
     ``conflict`` is what a second call does: ``ignore`` (it gets the handle of the first), ``replace`` (the first gets
     its arguments, time and priority, if it has not begun) or ``raise``.
+
+    ``debounce``: the job waits for so long after the last call, and runs once with that call's arguments; but no longer
+    than ``at_most`` after the first call. A call while it runs makes the next job.
     """
 
     value: str
     within: timedelta | None = None
     states: Sequence[str] = ()
     conflict: str = "ignore"
+    debounce: timedelta | None = None
+    at_most: timedelta | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, str) or not self.value:
@@ -43,6 +48,8 @@ class Key:
                 f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} letters, no NUL or surrogate",
                 hint="use a hash of it",
             )
+        if self.debounce is not None or self.at_most is not None:
+            self._check_debounce()
         if not self.states:
             object.__setattr__(self, "states", UNFINISHED if self.within is None else (*UNFINISHED, "done"))
         for state in self.states:
@@ -56,6 +63,27 @@ class Key:
             )
         if self.within is not None and not (isinstance(self.within, timedelta) and _ZERO < self.within <= FARTHEST):
             raise WrongArguments(f"key {self.value!r}: within is a positive timedelta, not {self.within!r}")
+
+    def _check_debounce(self) -> None:
+        for name in ("debounce", "at_most"):
+            given = getattr(self, name)
+            if given is not None and not (isinstance(given, timedelta) and _ZERO < given <= FARTHEST):
+                raise WrongArguments(f"key {self.value!r}: {name} is a positive timedelta, not {given!r}")
+        if self.debounce is None:
+            raise WrongArguments(
+                f"key {self.value!r}: at_most limits a debounce", hint="Key(value, debounce=..., at_most=...)"
+            )
+        if self.at_most is not None and self.at_most < self.debounce:
+            raise WrongArguments(
+                f"key {self.value!r}: at_most={self.at_most} is shorter than debounce={self.debounce}",
+                hint="at_most is the longest wait after the first call",
+            )
+        if self.within is not None or self.states or self.conflict != "ignore":
+            raise WrongArguments(
+                f"key {self.value!r}: debounce says what a second call does", hint="leave out within, states, conflict"
+            )
+        object.__setattr__(self, "states", (READY,))
+        object.__setattr__(self, "conflict", "replace")
 
     @property
     def strict(self) -> bool:
@@ -130,6 +158,10 @@ class Options:
             raise WrongArguments(f"key is text or a Key, not {self.key!r}")
         if isinstance(self.key, str):
             Key(self.key)
+        if isinstance(self.key, Key) and self.key.debounce is not None and after is not None:
+            raise WrongArguments(
+                f"key {self.key.value!r}: debounce says when the job runs", hint="leave out run_after, or debounce"
+            )
 
     def under(self, common: Options) -> Options:
         """These, and the common ones where these say nothing."""

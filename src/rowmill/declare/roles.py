@@ -28,9 +28,10 @@ ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "updated_at": (TIME, ("updated_at",)),
     "priority": (COUNT, ("priority",)),
     "progress": (ANY, ("progress",)),
+    "traceparent": (TEXT, ("traceparent",)),
 }
 #: Roles whose columns the engine reads and never writes.
-READ_ONLY = ("max_attempts", "priority")
+READ_ONLY = ("max_attempts", "priority", "traceparent")
 #: Roles that a row is shown with.
 SHOWN = tuple(role for role in ROLES if role not in READ_ONLY)
 #: Roles that count what happened to a row.

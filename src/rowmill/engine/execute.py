@@ -31,7 +31,7 @@ from .isolate import HandlerDied, HandlerProcess
 from .job import Job, SyncJob
 from .lane_state import LaneState
 from .resources import Resources
-from .tracing import Tracer, kept_with
+from .tracing import Tracer, kept_with, wrote_row
 
 #: What a job's row keeps of its failed runs, and of each run's traceback.
 HISTORY, TRACEBACK = 20, 4000
@@ -111,7 +111,9 @@ class Execution:
         self, tracer: Tracer, plan: RunPlan, job: Job, claim: Claim, child: HandlerProcess | None
     ) -> Settlement | None:
         facts = {name: getattr(job, name) for name in ("lane", "environment", "attempt", "worker", "slot")}
-        with tracer.run({**facts, "id": written(claim.id)}, kept_with(self.store, claim)) as ended:
+        with tracer.run(
+            {**facts, "id": written(claim.id)}, kept_with(self.store, claim), wrote_row(self.store, claim)
+        ) as ended:
             settlement = await self._run(plan, job, claim, child)
             ended(settlement or job.finished)
             return settlement

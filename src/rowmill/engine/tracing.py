@@ -27,9 +27,11 @@ class Tracer(Protocol):
         """Around the enqueueing of jobs of these tasks: what is to be kept with each of them."""
 
     def run(
-        self, facts: Mapping[str, Any], enqueued: Carrier | None
+        self, facts: Mapping[str, Any], enqueued: Carrier | None, wrote_row: Carrier | None = None
     ) -> AbstractContextManager[Callable[[Settlement | None], None]]:
-        """Around a run, with what was kept with its job; is told how it ended, where something is to be written."""
+        """Around a run, with what was kept with its job, or the trace that wrote its row. Is told how it ended, where
+        something is to be written.
+        """
 
     def wrote(self, verb: str, lane: str, environment: str, began: int, rows: int) -> None:
         """A claim or a settle took so many rows; ``began`` in nanoseconds since 1970."""
@@ -71,6 +73,13 @@ def trace_lane(lane_state: LaneState, tracer: Tracer) -> None:
         return report
 
     store.claim, store.settle = traced_claim, traced_settle  # type: ignore[method-assign, assignment]
+
+
+def wrote_row(store: LaneStore, claim: Claim) -> Carrier | None:
+    """The trace that wrote a row of the user's own table, where the lane has the role ``traceparent``."""
+    column = store.binding.roles.get("traceparent")
+    value = claim.row[claim.holder.at[column]] if column and column in claim.holder.at else None
+    return {"traceparent": value} if isinstance(value, str) else None
 
 
 def kept_with(store: LaneStore, claim: Claim) -> Carrier | None:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
 
 
-class _RolledBack(Exception):
+class RolledBack(Exception):
     """Ends a trial's transaction without a commit."""
 
 
@@ -113,8 +113,8 @@ class Database:
             async with self.begin() as connection:
                 with translated(self):
                     answer: T = await uncut(connection.run_sync(lambda c: verb(runner(c))))
-                raise _RolledBack
-        except _RolledBack:
+                raise RolledBack
+        except RolledBack:
             return answer
 
     @property

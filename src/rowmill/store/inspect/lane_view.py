@@ -128,10 +128,10 @@ class LaneView:
                 return say.ready()
             case "waiting":
                 eligible = f" and ({say.further()})" if lane.where is not None else ""
-                return f"{self._idle()}{eligible} and ({say.ready()}) is not true{self._alive()}"
+                return f"{self.idle()}{eligible} and ({say.ready()}) is not true{self._alive()}"
             case "excluded":
                 return (
-                    f"{self._idle()} and ({say.further()}) is not true{self._alive()}"
+                    f"{self.idle()} and ({say.further()}) is not true{self._alive()}"
                     if lane.where is not None
                     else None
                 )
@@ -143,11 +143,11 @@ class LaneView:
             case "done":
                 return say.final(lane.done)
             case "dead":
-                return say.final(lane.dead) if lane.dead else f"{self._idle()} and {self._spent()}"
+                return say.final(lane.dead) if lane.dead else f"{self.idle()} and {self._spent()}"
             case _:
                 return say.final(lane.canceled) if lane.canceled else None
 
-    def _idle(self) -> str:
+    def idle(self) -> str:
         """Ready or waiting to be, by the state alone; a retried row counts even where ``ready`` does not name it."""
         lane, say = self.lane, self.statements
         if lane.retry is None or isinstance(lane.ready, str) or overlaps(lane.ready, lane.retry):
@@ -326,7 +326,7 @@ class LaneView:
 
     def any_state(self) -> str:
         """True for rows that are in one of the lane's states, as SQL."""
-        known = [self._idle(), *(self.condition(s) for s in (RUNNING, *FINAL))]
+        known = [self.idle(), *(self.condition(s) for s in (RUNNING, *FINAL))]
         return " or ".join(f"({part})" for part in known if part)
 
     async def select(self, rest: str, marks: Placeholders, seconds: float, further: Sequence[str] = ()) -> list[Row]:

@@ -116,10 +116,14 @@ class EnqueueStatements:
             " order by id desc limit 1"
         )
 
-    def replace(self, wake: bool) -> str:
-        """New arguments for a job that has not begun."""
+    def replace(self, wake: bool, at_most: timedelta | None = None) -> str:
+        """New arguments for a job that has not begun. ``at_most``: it runs no later than so long after it was made."""
         args, after = self.sent(":args", "jsonb"), self.sent(":run_after", "timestamptz")
-        due = self.now(self.sql.typed(":delay", "double precision"))
+        delay = self.sql.typed(":delay", "double precision")
+        if at_most is not None:
+            left = f"{at_most.total_seconds()} - {self.sql.seconds(self.now(), 'created_at')}"
+            delay = f"case when {left} < {delay} then {left} else {delay} end"
+        due = self.now(delay)
         return self._told(
             f"update {self.table} set args = {args}, priority = :priority, run_after = coalesce({after}, {due})"
             " where id = :id and state = 'ready' returning id",
@@ -187,8 +191,8 @@ def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) ->
         raise KeyTaken(f"task {call.task.name!r}: job {id} has the key {key.value!r}", id=id)
     if key.conflict == "replace":
         timing = _timing(say, call)
-        yield (
-            say.replace(wake),
+        replaced = yield (
+            say.replace(wake, key.at_most),
             {
                 "id": id,
                 **_plain_values(call),
@@ -196,11 +200,15 @@ def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) ->
                 "run_after": timing.get("run_after"),
             },
         )
+        if key.debounce is not None and not replaced:
+            return None  # it has begun meanwhile: this call makes the next job
     return id
 
 
 def _timing(say: EnqueueStatements, call: Call) -> dict[str, Any]:
-    after = call.options.run_after
+    after, unique = call.options.run_after, call.options.unique
+    if unique is not None and unique.debounce is not None:
+        after = unique.debounce
     if isinstance(after, timedelta):
         return {"delay": after.total_seconds()}
     if isinstance(after, datetime):

@@ -383,12 +383,12 @@ class LaneStore:
             await self._settle(group[half:], report)
         elif group[0].columns or group[0].kind != "dead":
             inner = Report()
-            await self._settle([self._refused(group[0], error)], inner)
+            await self._settle([self.refused(group[0], error)], inner)
             self._add_refused(report, inner)
         else:
             report.stuck.append((group[0], error.message))
 
-    def _refused(self, settlement: Settlement, error: Refused) -> Settlement:
+    def refused(self, settlement: Settlement, error: Refused) -> Settlement:
         """The same run as a permanent failure, without the values that the database would not take."""
         columns = ", ".join(sorted(settlement.columns))
         what = f"what the handler returned ({columns})" if columns else f"the outcome {settlement.kind}"
@@ -490,7 +490,7 @@ class LaneStore:
                 report.unhooked.append((batch[0], error.error))
             elif batch[0].columns or batch[0].kind != "dead":
                 inner = Report()
-                await self._settle_hooked([self._refused(batch[0], error)], inner)
+                await self._settle_hooked([self.refused(batch[0], error)], inner)
                 self._add_refused(report, inner)
             else:
                 report.stuck.append((batch[0], str(error)))

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+import quick_processes
 from databases import Db
 from waiting import eventually
 
@@ -191,6 +192,7 @@ def test_flask_scripts_and_pytest_work(tmp_path: Path) -> None:
     assert ended.stdout.splitlines() == [
         "{'result': 'sent to f@example.org', 'state': 'done'}", "404 sent to a@example.org", "done",
     ]  # fmt: skip
-    tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    with quick_processes.real_processes():  # pytest warns of plugins that were imported before it
+        tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert tested.returncode == 0, tested.stdout
     assert "2 passed" in tested.stdout

@@ -222,7 +222,7 @@ async def test_a_worker_that_lost_its_session_and_beats_keeps_its_rows(pg: Db, n
         real.locked_since = 0.0
         async with working(mill, worker_id="other") as other:
             peers = other.environments[0]
-            assert peers._renewer is not None
+            await until(lambda: peers._renewer is not None)
             # However late a busy machine makes its beats: each one counts for ten minutes here.
             peers._renewer._peers._beat_every = 600.0
             await until(lambda: (peers.session.age or 0.0) > SUSPICION)

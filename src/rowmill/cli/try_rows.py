@@ -171,7 +171,8 @@ def rehearse_command(
     if other is not None:
         other.select([name])
     limit = timedelta(seconds=timeout) if timeout is not None else None
-    with _foreground(as_json), errors.status(f"{name}: up to {rows} rows") if not as_json else contextlib.nullcontext():
+    spinner = contextlib.nullcontext() if as_json else errors.status(f"{name}: up to {counted(rows, 'row')}")
+    with _foreground(as_json), spinner:
         document = ask(
             mill,
             lambda d: try_rows.rehearse(d, environment, name, rows, seed=seed, against=other, timeout=limit),

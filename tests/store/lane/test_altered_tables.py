@@ -12,6 +12,8 @@ import pytest
 from databases import Db
 from rowmill import Mill
 from rowmill.engine.worker import Worker
+from rowmill.store import Database
+from rowmill.store.lane import reflect
 
 STATES = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
 
@@ -99,6 +101,26 @@ async def test_outcomes_wait_while_a_returned_column_has_another_name(db: Db) ->
         await until(lambda: done(db) == 6)
     assert db.value("select count(*) from jobs where attempts = 1 and error is null and title = 'x'") == 6
     assert told[0].fields["lane"] == "jobs"
+
+
+async def test_a_table_altered_while_it_is_read_is_read_again(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns and their types come from two reads: of a column of the second the first must know the type."""
+    make(pg)
+    plain, reads = reflect._described, list[Any]()
+
+    def described(*given: Any) -> Any:
+        reads.append(plain(*given))
+        if len(reads) == 1:
+            pg.execute("alter table jobs rename column title to headline")
+        return reads[-1]
+
+    monkeypatch.setattr(reflect, "_described", described)
+    database = Database.open(pg.url)
+    table, types, *_ = await database.reflect(lambda c: reflect.reflect_table(c, "jobs", None, "jobs", "lane 'jobs'"))
+    await database.close()
+    assert len(reads) == 2
+    assert "headline" in table.c
+    assert types["headline"] == "text"
 
 
 @pytest.mark.bare

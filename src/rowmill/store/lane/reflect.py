@@ -60,6 +60,10 @@ def reflect_table(
                     hint="name the table behind it; what the view leaves out can stand in the lane's where=",
                 )
             table = _read(connection, schema, name, described, where)
+            while described is not None and not {row[0] for row in described}.issuperset(table.c.keys()):
+                # Somebody altered the table between the two reads.
+                described = _described(connection, schema, name)
+                table = _read(connection, schema, name, described, where)
         except (sa.exc.NoSuchTableError, sa.exc.OperationalError) as error:
             if isinstance(error, sa.exc.OperationalError) and "unknown database" not in str(error):
                 raise

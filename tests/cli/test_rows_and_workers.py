@@ -91,6 +91,33 @@ def test_stuck_lists_rows_without_a_sign_of_life_and_those_that_never_gave_one(d
     shown = command("stuck").out
     assert "never had one" in shown
     assert "7 min" in shown
+    assert "no live worker" in shown
+    assert "so nothing takes these rows back. Try: rowmill run, or rowmill release --stuck" in shown
+
+
+def test_stuck_says_when_a_row_without_a_time_comes_back_and_what_to_do(db: Db, command: Command) -> None:
+    """D10: such a row is taken back a lease after a worker first saw it."""
+    systems.create(db, "prices")
+    systems.insert_scrape(db, 2, status="running")
+    command.app(db.url, "scrape")
+    register(db, "w-1", silent=1, lane="scrape")
+    (one, other) = command.json("stuck")["rows"]
+    assert one["swept"], "a live worker serves the lane"
+    seconds = (datetime.fromisoformat(one["until"]) - datetime.now(UTC)).total_seconds()
+    lease, sweep = one["lease_seconds"], 60
+    assert lease < seconds <= lease + 2 * sweep, "nobody has seen it yet: the next sweep does"
+    db.execute("insert into rowmill_sightings (lane, row_id, seen_at) values ('scrape', ?, ?)", str(other["id"]),
+               ago(seconds=200))  # fmt: skip
+    (known,) = [row for row in command.json("stuck")["rows"] if row["id"] == other["id"]]
+    left = (datetime.fromisoformat(known["until"]) - datetime.now(UTC)).total_seconds()
+    assert left <= lease + sweep - 200
+    shown = " ".join(command("stuck").out.split())
+    assert "A worker takes it back 5 min (the lease) after it first saw it" in shown
+    assert "To take it back now: rowmill release --stuck" in shown
+    answer = command.json("why", "scrape", str(other["id"]))
+    assert answer["by_itself"]
+    assert 0 < answer["runs_in_seconds"] <= lease + sweep - 200
+    assert "shows no time of a claim or a heartbeat" in answer["reasons"][0]["text"]
 
 
 def test_where_only_the_workers_table_can_tell_it_is_asked(db: Db, command: Command) -> None:

@@ -122,14 +122,16 @@ def create_parts(db: Db) -> None:
     )
 
 
-def register(db: Db, name: str, *, silent: float = 0, state: str = "idle", **said: Any) -> None:
+def register(
+    db: Db, name: str, *, silent: float = 0, state: str = "idle", lane: str = "enrichment", **said: Any
+) -> None:
     """A worker that said this of itself, that long ago."""
 
     async def work() -> None:
         database = Database.open(db.url)
         fleet = WorkersTable(database)
         await fleet.ensure()
-        me = WorkerState(name, f"inc-{name}", "host", 42, ["enrichment"], "0.1.0")
+        me = WorkerState(name, f"inc-{name}", "host", 42, [lane], "0.1.0")
         assert await fleet.register(me) is None
         for word, value in said.items():
             setattr(me, word, value)

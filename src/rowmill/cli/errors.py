@@ -65,9 +65,11 @@ def _shown(document: dict[str, Any], environments: int, *, whole: bool) -> Rende
     parts: list[RenderableType] = []
     families = [family for part in document["environments"] for family in part["families"]]
     if whole:
-        parts += [line for family in families for line in _one(family)]
+        parts += [line for family in families for line in _one(family, document["hours"])]
     elif families:
         parts.append(_table(families, environments, document["hours"]))
+    if any(family["dead_at_least"] for family in families):
+        parts.append(Text(f"+: at least so many; only {SAMPLE:,} dead rows of each lane were read", "dim"))
     elif not any(part["errors"] for part in document["environments"]):
         parts.append(Text("No failures."))
     for part in document["environments"]:
@@ -106,12 +108,12 @@ def _table(families: Sequence[dict[str, Any]], environments: int, hours: float) 
 
 
 def _dead_now(family: dict[str, Any]) -> str:
-    """How many rows are dead of it now, as far as was looked."""
+    """How many rows are dead of it now; with a plus where there may be more."""
     dead = family["dead"]
-    return "" if dead is None else f"{dead:,}{'+' if dead >= SAMPLE else ''}"
+    return "" if dead is None else f"{dead:,}{'+' if family['dead_at_least'] else ''}"
 
 
-def _one(family: dict[str, Any]) -> list[RenderableType]:
+def _one(family: dict[str, Any], hours: float) -> list[RenderableType]:
     """All that is known of a family."""
     example, unrecorded = family["example"], family["unrecorded"]
     seen = "not recorded"
@@ -124,8 +126,9 @@ def _one(family: dict[str, Any]) -> list[RenderableType]:
     head = Text(f"{family['fingerprint']}  ", "bold").append_text(plain(family["shape"]))
     lines: list[RenderableType] = [head, plain(f"lane {family['lane']} in {family['environment']}: {seen}")]
     if family["first_seen"]:
-        times = Text(f"first {family['first_seen']}, last {family['last_seen']}  ")
-        lines.append(times.append(bars(halved(family["buckets"])), "red"))
+        first, last = (f"{show.span(show.ago(family[name]))} ago" for name in ("first_seen", "last_seen"))
+        times = Text(f"first seen {first}, last seen {last}; last {hours:g} hours: ")
+        lines.append(times.append(bars(halved(family["buckets"])).lstrip(), "red"))
     told = f"row {example.get('row_id')}"
     told += f", attempt {example['attempt']}" if example.get("attempt") else ""
     told += f", {example['outcome']}" if example.get("outcome") else ""

@@ -131,6 +131,7 @@ def stuck(
     held = document["held_by_dead"]
     none = _none(document, "Nothing is stuck yet." if held else "Nothing is stuck.")
     parts: list[RenderableType] = [show.stuck_table(rows, asked(mill, env))] if rows else [none] if none else []
+    parts += show.stuck_notes(rows)
     parts += [show.held_by_dead_line(entry, asked(mill, env)) for entry in held]
     answer(document, Group(*parts) if parts else None, as_json=as_json)
 

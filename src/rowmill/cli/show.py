@@ -158,8 +158,24 @@ def stuck_table(rows: Sequence[Document], environments: int) -> Table:
         cells = [plain(row["environment"])] if environments > 1 else []
         silent = "never had one" if row["silent_seconds"] is None else span(row["silent_seconds"])
         cells += [plain(row["lane"]), plain(row["key"]), holder(row)]
-        made.add_row(*cells, Text(silent, "red"), span(row["running_seconds"]), clock_time(row["until"]))
+        back = clock_time(row["until"]) or ("next sweep" if row["swept"] else "no live worker")
+        made.add_row(*cells, Text(silent, "red"), span(row["running_seconds"]), back)
     return made
+
+
+def stuck_notes(rows: Sequence[Document]) -> list[Text]:
+    """What will happen to stuck rows, and what to do."""
+    notes = []
+    if lanes := sorted({row["lane"] for row in rows if not row["swept"]}):
+        which = f"{plural(len(lanes), 'lane')} {', '.join(map(repr, lanes))}"
+        told = f"No live worker serves {which}, so nothing takes these rows back. Try: rowmill run"
+        notes.append(plain(f"{told}, or rowmill release --stuck"))
+    if never := [row for row in rows if row["silent_seconds"] is None and row["running_seconds"] is None]:
+        lease = span(max(row["lease_seconds"] for row in never))
+        told = "never had one: the row shows no time of a claim or a heartbeat. Another program may have set its state."
+        notes.append(plain(f"{told} A worker takes it back {lease} (the lease) after it first saw it."))
+        notes.append(plain("To take it back now: rowmill release --stuck"))
+    return notes
 
 
 def held_by_dead_line(entry: Document, environments: int) -> Text:

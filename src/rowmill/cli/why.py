@@ -29,7 +29,7 @@ from .app import (
 
 #: How a reason's start is told, where not as "for 5 min so far"; and reasons whose text already says when they end.
 _SINCE = {"done": "{} ago", "dead": "{} ago", "canceled": "{} ago", "untouched_for": "changed {} ago",
-          "no_worker": "last seen {} ago"}  # fmt: skip
+          "no_worker": "last seen {} ago", "running": "started {} ago", "stuck": "claimed {} ago"}  # fmt: skip
 _END_TOLD = ("sweep", "stuck", "run_after")
 _COLOURS = {"running": "blue", "done": "green", "ready": "cyan", "held": "yellow",
             "excluded": "yellow"}  # fmt: skip
@@ -62,21 +62,40 @@ def why(
     if as_json:
         print_json(document)
     else:
-        print_out(_shown(document, len(mill.environments)))
+        print_out(_shown(document, len(mill.environments), reference))
     if document["state"] == "none":
         raise typer.Exit(NOTHING_MATCHED)
 
 
-def _shown(document: dict[str, Any], environments: int) -> RenderableType:
+def _shown(document: dict[str, Any], environments: int, reference: str | None) -> RenderableType:
     where, state = f" in {document['environment']}" if environments > 1 else "", document["state"]
     head = plain(f"{document['lane']} {document['id']}{where}: ")
-    head.append(_HEADS.get(state, state), f"bold {_COLOURS.get(state, 'red')}")
+    word = _HEADS.get(state, state)
+    if state == "held" and document["reasons"][0]["code"] == "no_worker":
+        word = "waiting for a worker"
+    head.append(word, f"bold {_COLOURS.get(state, 'red')}")
     parts: list[RenderableType] = [head]
     if state != "none":
         parts += [_line(reason) for reason in document["reasons"]]
     if state in ("held", "excluded", "ready", "stuck") or (state == "running" and document["by_itself"] is not None):
         parts.append(_when(document))
+    if command := _command(document, reference, environments):
+        parts.append(Text("Try: ", "bold").append_text(plain(command)))
     return Group(*parts)
+
+
+def _command(document: dict[str, Any], reference: str | None, environments: int) -> str | None:
+    """What makes a row run that does not run by itself."""
+    app, lane = f" {reference}" if reference else "", document["lane"]
+    env = f" --env {document['environment']}" if environments > 1 else ""
+    codes = {reason["code"] for reason in document["reasons"] if reason["seconds"] is None}
+    if document["state"] in ("dead", "canceled", "exhausted"):
+        return f"rowmill retry{app}{env} --lane {lane} --id {document['id']}"
+    if "environment_paused" in codes:
+        return f"rowmill resume{app}{env}"
+    if "lane_paused" in codes:
+        return f"rowmill resume{app}{env} --lane {lane}"
+    return f"rowmill run{app}{env} starts a worker" if "no_worker" in codes and not document["by_itself"] else None
 
 
 def _line(reason: dict[str, Any]) -> Text:

@@ -201,18 +201,26 @@ class Shutdown:
             return
         store = cast("PostgresLane | SqliteLane", lane_state.store)  # the only lane stores there are
         try:
-            holders = await LaneView(store, fleet=True).holders()
+            view = LaneView(store, fleet=True)
+            holders, timeless = await view.holders(), await view.timeless()
         except DatabaseError:
             return
         held = [rows for rows in holders if rows.worker != worker.id]
+        swept = (store.lane.lease + store.lane.sweep_every).total_seconds()
         if held:
-            swept = (store.lane.lease + store.lane.sweep_every).total_seconds()
             names = ", ".join(rows.worker for rows in held[:3]) + (", ..." if len(held) > 3 else "")
             worker.events.emit(
                 "drain_waiting", worker=worker.id, environment=environment.name, lane=store.lane.name,
                 count=sum(rows.rows for rows in held), holders=names,
                 seconds=round(max(swept - rows.silent_for for rows in held)),
                 hint="rows of a worker that is gone are taken back within these seconds",
+            )  # fmt: skip
+        elif timeless:
+            worker.events.emit(
+                "drain_waiting", worker=worker.id, environment=environment.name, lane=store.lane.name,
+                count=timeless, seconds=round(swept),
+                hint="running rows without the time of a claim or a heartbeat are taken back within these seconds;"
+                f" rowmill release --lane {store.lane.name} --stuck does it now",
             )  # fmt: skip
         elif store.lane.groups:
             worker.events.emit(

@@ -158,7 +158,7 @@ async def jobs(directory: LaneDirectory, state: str | None, limit: int, key: str
 async def stuck(directory: LaneDirectory, limit: int = 100) -> Document:
     """Running rows whose holder has given no sign of life for longer than the lease; and how many rows dead workers
     hold whose lease has not ended yet. ``until``: when a sweep has taken them back at the latest; null if that time is
-    over, or if no live worker serves the lane.
+    over, or if no live worker serves the lane (``swept``).
     """
 
     async def question(view: LaneView) -> tuple[list[Document], list[Document]]:
@@ -168,19 +168,20 @@ async def stuck(directory: LaneDirectory, limit: int = 100) -> Document:
         serving = [worker for worker in await _fleet(view.database) if view.lane.name in worker["lanes"]]
         alive = {worker["id"] for worker in serving if worker["alive"]}
         dead = {worker["id"] for worker in serving if not worker["alive"]} - alive
+        # A row that shows no time is taken back a lease after a worker first saw it; the next sweep sees it.
+        seen = await view.first_seen() if any(_since(row) is None for row in listed) else {}
+        lease, sweep_every = view.lane.lease.total_seconds(), view.lane.sweep_every.total_seconds()
 
-        def until(silent_for: float | None) -> str | None:
-            swept = (view.lane.lease + view.lane.sweep_every).total_seconds()
-            left = swept - silent_for if silent_for is not None and alive else 0.0
+        def until(silent_for: float) -> str | None:
+            left = lease + sweep_every - silent_for if alive else 0.0
             return documents.from_now(left) if left > 0 else None
 
-        rows = [
-            {
-                **documents.row_value(view, row),
-                "until": until(row.silent_for if row.silent_for is not None else row.ages.get("claimed_at")),
-            }
-            for row in listed
-        ]
+        def listed_row(row: Row) -> Document:
+            value, since = documents.row_value(view, row), _since(row)
+            silent = since if since is not None else seen.get(value["key"], -sweep_every)
+            return {**value, "until": until(silent), "lease_seconds": lease, "swept": bool(alive)}
+
+        rows = [listed_row(row) for row in listed]
         where = {"environment": view.environment, "lane": view.lane.name}
         return rows, [
             {**where, "worker": h.worker, "rows": h.rows, "until": until(h.silent_for), "swept": bool(alive)}
@@ -194,6 +195,11 @@ async def stuck(directory: LaneDirectory, limit: int = 100) -> Document:
         "held_by_dead": [entry for _, (_, held) in answers.found for entry in held],
         "errors": answers.errors(),
     }
+
+
+def _since(row: Row) -> float | None:
+    """Seconds since the last time that a running row shows."""
+    return row.silent_for if row.silent_for is not None else row.ages.get("claimed_at")
 
 
 async def waiting(directory: LaneDirectory) -> list[Document]:

@@ -373,3 +373,28 @@ def test_a_drain_says_which_rows_of_others_it_waits_for(db: Db, monkeypatch: pyt
     fields = told[0].fields
     assert (fields["lane"], fields["count"], fields["holders"]) == ("crawl", 2, "loop-0")
     assert 200 < fields["seconds"] <= 360
+
+
+def test_a_drain_says_that_it_waits_for_rows_without_a_time(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows seeded as running show neither a worker nor a time: the drain lasts a lease, and says so."""
+    monkeypatch.setattr(shutdown, "_SAY_WAITING", 0.0)
+    gated.make(db)
+    gated.fill(db, ["a", "b"], status="running")
+    told: list[Event] = []
+
+    def listen(event: Event) -> None:
+        if event.name == "drain_waiting":
+            told.append(event)
+            db.execute("update pages set status = 'done'")
+
+    async def work() -> None:
+        mill = Mill(db.url)
+        gated.lane(mill, poll=timedelta(milliseconds=100), lease=timedelta(minutes=5))
+        mill.on_event(listen)
+        async with asyncio.timeout(60):
+            await mill.worker(drain=True).run()
+
+    asyncio.run(work())
+    fields = told[0].fields
+    assert (fields["lane"], fields["count"], fields["seconds"]) == ("crawl", 2, 360)
+    assert "rowmill release --lane crawl --stuck does it now" in fields["hint"]

@@ -107,7 +107,7 @@ def test_it_is_running(row: Row, command: Command) -> None:
     answer, reason = row.first(key)
     assert (answer["state"], reason["code"]) == ("running", "running")
     assert "on w-9, last heartbeat 1" in reason["text"]
-    assert "(for 4" in command("why", "crawl", str(key)).out
+    assert "(started 4" in command("why", "crawl", str(key)).out
 
 
 def test_whoever_held_it_is_gone_and_another_has_the_name(row: Row) -> None:
@@ -466,7 +466,9 @@ def test_no_live_worker_serves_its_lane(row: Row, command: Command) -> None:
     answer, reason = row.first(key)
     assert (answer["state"], reason["code"], answer["by_itself"]) == ("held", "no_worker", False)
     assert "the last one was w-1" in reason["text"]
-    assert "will not run by itself" in command("why", "crawl", str(key)).out
+    shown = command("why", "crawl", str(key)).out
+    assert shown.startswith(f"crawl {key}: waiting for a worker\n")
+    assert "It will not run by itself.\nTry: rowmill run starts a worker" in shown
     row.worker("w-2", lanes='["other"]')
     assert row.first(key)[1]["code"] == "no_worker"
     row.worker("w-3")

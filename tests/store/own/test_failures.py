@@ -24,6 +24,7 @@ from rowmill.engine.failure_log import FailureLog
 from rowmill.errors import Busy
 from rowmill.events import Events
 from rowmill.store import Database
+from rowmill.store.inspect import failure_families
 from rowmill.store.inspect.failure_families import errors
 from rowmill.store.inspect.lane_view import view_lane
 from rowmill.store.own import failures as store_failures
@@ -179,6 +180,23 @@ async def test_a_family_tells_how_many_of_its_rows_are_dead_now(db: Db, command:
     assert by_shape == {"ConnectionError: no answer from <address>": 1, "forbidden for customer <n>": 1}
     command.app(db.url, LANE)
     assert "Dead now" in _in_thread(command, "errors").out
+
+
+async def test_dead_now_is_a_lower_bound_where_not_all_dead_rows_were_read(
+    db: Db, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D10: also the family that the sample does not hold, or holds only in part, may have more."""
+    jobs(db, "flaky", "flaky", "forbidden")
+    await failing(db).worker(drain=True).run()
+    assert not any(family.dead_at_least for family in (await recorded(db)).families)
+    monkeypatch.setattr(failure_families, "SAMPLE", 2)
+    families = (await recorded(db)).families
+    assert [family.dead_at_least for family in families] == [True, True]
+    assert sum(family.dead or 0 for family in families) == 2, "one row was not read"
+    command.app(db.url, LANE)
+    shown = _in_thread(command, "errors").out
+    assert "+" in shown
+    assert "at least so many; only" in shown
 
 
 async def test_a_stored_traceback_begins_in_the_users_code(db: Db) -> None:

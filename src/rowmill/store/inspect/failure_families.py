@@ -68,6 +68,9 @@ async def errors(views: Sequence[LaneView], *, hours: float = 24.0, buckets: int
                 found.families.append(known[place])
             known[place].dead = (known[place].dead or 0) + 1
             known[place].unrecorded += not row.recorded
+        if rows is not None and len(rows) >= SAMPLE:  # one family may fill the sample: this holds for all of the lane
+            for family in found.families:
+                family.dead_at_least = family.dead_at_least or family.lane == view.lane.name
     return found
 
 

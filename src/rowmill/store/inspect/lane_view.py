@@ -19,7 +19,7 @@ from ...clock import Clock
 from ...declare.lane import Lane
 from ...declare.roles import CREATED, ROW_TIMES, SHOWN, snake
 from ...declare.states import FINAL, OPEN, READY, RUNNING, SEEN, STUCK, overlaps
-from ...errors import Busy, DeclarationError, Unreachable, UnreadableValue
+from ...errors import Busy, DatabaseError, DeclarationError, Unreachable, UnreadableValue
 from ..bounded_text import ERROR_LENGTH
 from ..database import Database
 from ..jobs.queue_lane import store_for
@@ -271,6 +271,25 @@ class LaneView:
             for name, number, silent in await self.ask(text, seconds=seconds)
             if (age := age_seconds(silent)) is not None
         ]
+
+    async def timeless(self, seconds: float = _ROWS) -> int:
+        """How many running rows show no time: neither of a claim nor of a heartbeat."""
+        say = self.statements
+        rows = f"select 1 as one from {say.table} where {say.running()} and {self._timeless()} limit {MOST}"
+        return int((await self.ask(f"select count(*) from ({rows}) x", seconds=seconds))[0][0])
+
+    async def first_seen(self) -> dict[str, float]:
+        """Seconds since a worker first saw each of these rows running, by the row's key as text."""
+        database = self.database
+        text = f"select row_id, {database.sql.age('seen_at')} from {database.own('rowmill_sightings')}"
+        text += f" where lane = {database.sql.marks(1)[0]}"
+        try:
+            return {row: float(age) for row, age in await database.read(lambda run: run(text, (self.lane.name,)))}
+        except DatabaseError:
+            return {}  # the table does not exist, or this role may not read it
+
+    def _timeless(self) -> str:
+        return self.statements.timeless(self.lane.lease, f"{self.statements.table}.")
 
     async def sample(self, columns: Sequence[str]) -> UncountedRows | None:
         """What the table's first rows have in these columns, whatever their state; None where it has no rows."""

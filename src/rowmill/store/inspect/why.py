@@ -62,8 +62,9 @@ class Inquiry:
         }
         if state == "running":
             worker = self._worker(self._role(row, "worker"))
+            seen_for = (await view.first_seen()).get(written(row.id)) if is_stuck and row.silent_for is None else None
             return RowFacts(
-                **common, worker=worker, stuck=bool(is_stuck), silent_for=row.silent_for,
+                **common, worker=worker, stuck=bool(is_stuck), silent_for=row.silent_for, seen_for=seen_for,
                 lease=lane.lease.total_seconds(), sweep_every=lane.sweep_every.total_seconds(),
             )  # fmt: skip
         if state is None:

@@ -101,6 +101,8 @@ class RowFacts:
     error: str | None = None
     silent_for: float | None = None
     stuck: bool = False
+    #: Seconds since a worker first saw it running, where the row itself shows no time.
+    seen_for: float | None = None
     lease: float = 300.0
     sweep_every: float = 60.0
     attempts: int | None = None
@@ -205,14 +207,24 @@ def _running(facts: RowFacts) -> WhyAnswer:
         return WhyAnswer("running", (Reason("running", text, since), *(nobody or [sweep])), due)
     silent = "never a heartbeat" if facts.silent_for is None else f"no heartbeat for {span(facts.silent_for)}"
     text = f"it is stuck{by}: {silent}, and its lease is {span(facts.lease)}"
+    if _timeless(facts):
+        text = f"it is stuck{by}: it is running, but shows no time of a claim or a heartbeat"
+        sweep = Reason("sweep", f"a worker takes it back {span(facts.lease)} (the lease) after it first saw it")
     wait = INF if nobody else _until_swept(facts)
     return WhyAnswer("stuck", (Reason("stuck", text, since, wait), *(nobody or [sweep])), wait)
 
 
+def _timeless(facts: RowFacts) -> bool:
+    """The row shows no time at all: it counts when a worker first saw it running."""
+    return facts.silent_for is None and facts.ages.get("claimed_at") is None
+
+
 def _until_swept(facts: RowFacts) -> float | None:
-    """Seconds until a sweep must have taken a stuck row back; None: that time is over, or was never known."""
+    """Seconds until a sweep must have taken a stuck row back; None: that time is over."""
     silent = facts.silent_for if facts.silent_for is not None else facts.ages.get("claimed_at")
-    left = facts.lease + facts.sweep_every - silent if silent is not None else 0.0
+    if silent is None:
+        silent = facts.seen_for if facts.seen_for is not None else -facts.sweep_every  # the next sweep sees it
+    left = facts.lease + facts.sweep_every - silent
     return left if left > 0 else None
 
 
@@ -432,4 +444,4 @@ def span(seconds: float | None) -> str:
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.3g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{max(seconds, 0):.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"

@@ -78,6 +78,8 @@ class Family:
     example: dict[str, Any]
     #: Rows that are dead now and show this error, found in the same sample; None: no error column, or not looked at.
     dead: int | None = None
+    #: The lane has more dead rows than the sample holds, so ``dead`` is a lower bound.
+    dead_at_least: bool = False
 
     def value(self) -> dict[str, Any]:
         """For scripts."""

@@ -62,8 +62,24 @@ MUTATIONS = (
     ),
     one(
         "a worker that has not missed a heartbeat lives", "engine/recovery/liveness.py",
-        "            and peer.silent_for >= self._beat_every + self.suspicion\n", "",
+        "left := max(lock_left, silence_left)", "left := lock_left",
         "tests/engine/test_liveness.py::test_a_worker_without_its_lock_lives_until_it_has_missed_a_heartbeat",
+    ),
+    one(
+        "a suspect is looked at when its time is over", "engine/recovery/liveness.py",
+        "self._presumed_at = min(self._presumed_at, now + left)", "pass",
+        "tests/engine/test_liveness.py::test_the_next_look_is_when_a_suspect_may_be_presumed_dead",
+    ),
+    one(
+        "a worker says at once that it holds its lock", "engine/heartbeat.py",
+        "or (locked and not told_locked) ", "",
+        "tests/engine/test_liveness.py::test_a_worker_says_that_it_holds_its_lock_as_soon_as_it_does",
+    ),
+    one(
+        "a heartbeat that failed is sent again soon", "engine/heartbeat.py",
+        "                    sent = time.monotonic()\n                    if not await",
+        "                    told, at = me.state, (sent := time.monotonic())\n                    if not await",
+        "tests/engine/test_liveness.py::test_a_heartbeat_that_failed_is_sent_again_soon",
     ),
     one(
         "a worker without an old session suspects nobody", "engine/recovery/liveness.py",

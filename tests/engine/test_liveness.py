@@ -22,8 +22,9 @@ from rowmill.engine import heartbeat as heartbeat_module
 from rowmill.engine.processes.child import SupervisorPipe
 from rowmill.engine.recovery import liveness
 from rowmill.engine.recovery.liveness import DeadWorker, Peers, process_identity, process_is_gone
+from rowmill.engine.worker import SUSPICION as DEFAULT
 from rowmill.engine.worker import Worker
-from rowmill.errors import DeclarationError
+from rowmill.errors import DeclarationError, Unreachable
 from rowmill.store.own.workers import Peer, WorkersTable
 from workers import STATES, events_of, jobs, until, working
 
@@ -122,6 +123,38 @@ def test_a_lock_that_comes_back_ends_the_suspicion(clock: list[float]) -> None:
     assert peers.update([peer()], 100.0) == []
 
 
+def test_the_next_look_is_when_a_suspect_may_be_presumed_dead(clock: list[float]) -> None:
+    """Not up to a second later."""
+    peers = Peers(4.0, BEAT)
+    assert peers.pause(1.0) == 1.0
+    peers.update([peer(silent_for=2.0)], 100.0)
+    assert peers.pause(60.0) == pytest.approx(BEAT + 4.0 - 2.0)
+    clock[0] += 6.5
+    peers.update([peer(silent_for=8.5)], 100.0)
+    assert peers.pause(1.0) == pytest.approx(0.5)
+    peers.update([peer(missing=False)], 100.0)
+    assert peers.pause(1.0) == 1.0
+
+
+@pytest.mark.parametrize("beaten", [0.0, 0.5, 1.3, 2.6, 3.9])
+@pytest.mark.parametrize("looked", [0.0, 0.7, 1.9, 3.99])
+def test_a_dead_host_is_found_within_ten_seconds_whenever_it_died(
+    clock: list[float], beaten: float, looked: float
+) -> None:
+    """The promise of docs/reference/lanes-and-tasks.md, with more than a second left for the statements.
+
+    ``beaten``, ``looked``: seconds before its death at which it last beat, and another worker last looked.
+    """
+    every = heartbeat_module._ALIVE_EVERY
+    peers, died, beat_at = Peers(DEFAULT, every), clock[0], clock[0] - looked
+    clock[0] -= looked
+    while not peers.update([peer(clock[0] - died + beaten, missing=clock[0] >= died)], 100.0):
+        clock[0] += max(peers.pause(heartbeat_module._SOON), heartbeat_module._SHORTEST)
+        if not peers.suspects:  # the next look comes with the next heartbeat
+            clock[0] = beat_at = beat_at + every
+    assert clock[0] - died <= 8.5
+
+
 @pytest.mark.parametrize("age", [None, 3.9])
 def test_who_has_no_old_session_suspects_nobody(clock: list[float], age: float | None) -> None:
     """After a restart, a failover, or the end of every session, all locks are missing at once."""
@@ -205,6 +238,33 @@ async def test_rows_of_a_worker_whose_host_is_gone_are_taken_back_before_their_l
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_worker_says_that_it_holds_its_lock_as_soon_as_it_does(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others miss the lock only of a worker that said so. Who dies before its second heartbeat is found, too."""
+    monkeypatch.setattr(heartbeat_module, "_ALIVE_EVERY", 3600.0)
+    jobs(pg, 0)
+    mill, _ = holding(pg)
+    async with working(mill, worker_id="young"):
+        await until(lambda: pg.value("select max(lock_id) from rowmill_workers where id = 'young'"), 60)
+
+
+async def test_a_heartbeat_that_failed_is_sent_again_soon(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one in its time would come too late for a worker that lost its session as well."""
+    monkeypatch.setattr(heartbeat_module, "_ALIVE_EVERY", 3600.0)
+    jobs(db, 0)
+    mill, _ = holding(db)
+    beats, beat = [], WorkersTable.beat
+
+    async def fails_once(self: WorkersTable, *given: Any, **named: Any) -> bool:
+        beats.append(given)
+        if len(beats) == 1:
+            raise Unreachable("no answer")
+        return await beat(self, *given, **named)
+
+    monkeypatch.setattr(WorkersTable, "beat", fails_once)
+    async with working(mill):
+        await until(lambda: len(beats) >= 2, 60)
+
+
 async def test_a_worker_that_lost_its_session_and_beats_keeps_its_rows(pg: Db, no_kernel: None) -> None:
     """Its lock is missing for longer than the suspicion; its beats prove that it lives."""
     jobs(pg, 3)
@@ -222,7 +282,8 @@ async def test_a_worker_that_lost_its_session_and_beats_keeps_its_rows(pg: Db, n
         real.locked_since = 0.0
         async with working(mill, worker_id="other") as other:
             peers = other.environments[0]
-            await until(lambda: peers._renewer is not None)
+            await until(lambda: peers.beating)
+            assert peers._renewer is not None
             # However late a busy machine makes its beats: each one counts for ten minutes here.
             peers._renewer._peers._beat_every = 600.0
             await until(lambda: (peers.session.age or 0.0) > SUSPICION)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 500
 _SOON = 1.0  # a row that was locked by somebody else is tried again after this
-_ALIVE_EVERY = 5.0
+_ALIVE_EVERY = 4.0  # a dead host is found within twice this, or this and the suspicion: whichever is longer
+_SHORTEST = 0.01  # seconds between two looks at the other workers, at least
 _KERNEL_EVERY = 0.5  # seconds between two looks whether the other workers of this host are still there
 _TELL_AFTER = 2.0  # seconds without renewals before that is worth a line: a short outage ends before
 _MOST_CONNECTIONS = 5
@@ -236,29 +237,32 @@ class Heartbeat(threading.Thread):
 
     async def _alive(self, workers_table: WorkersTable) -> None:
         """A sign of life every few seconds, and soon after work begins or ends."""
-        told, at = "", 0.0
+        told, told_locked, at = "", False, 0.0
         session, one_host = self._environment.session, workers_table.database.sql.one_writer
         # Where only this table can tell that a holder lives, it has to say so well within the lease.
         leases = [h.store.lane.lease.total_seconds() / 5 for h in self._lane_states if h.store.needs_workers_table]
         every = min([_ALIVE_EVERY, *leases])
         while True:
             me = self._worker.shutdown.snapshot()
-            due = me.state != told or time.monotonic() - at >= every
+            # Others miss the lock only of a worker that has said that it holds it: it says so as soon as it does.
+            locked = session.locked_since is not None
+            due = me.state != told or (locked and not told_locked) or time.monotonic() - at >= every
             try:
                 if due:
-                    told, at = me.state, time.monotonic()
-                    if not await workers_table.beat(me, locked=session.locked_since is not None):
+                    sent = time.monotonic()
+                    if not await workers_table.beat(me, locked=locked):
                         # The row is gone (then it is made again), or another live worker has the id.
                         self.replaced |= await workers_table.register(me) is not None
+                    told, told_locked, at = me.state, locked, sent
                     self._answered_at = at
                 if due or one_host or self._peers.suspects:
                     peers = await workers_table.peers(me)
                     self._take_over(self._peers.update([peer for peer in peers if not peer.dead], session.age))
                     if due:  # the looks are a heartbeat apart
                         self._take_over(self._peers.find_unfinished(peers))
-                if not due:
-                    await asyncio.sleep(min(_SOON, every))
+                next_beat = at + every - time.monotonic()
+                await asyncio.sleep(max(self._peers.pause(min(_SOON, next_beat)), _SHORTEST))
             except Exception as error:
                 level = logging.DEBUG if isinstance(error, DatabaseError) else logging.ERROR
                 self._worker.events.emit("worker_beat_failed", level, error=str(error))
-                await asyncio.sleep(_SOON)
+                await asyncio.sleep(jittered(_SOON))

@@ -8,6 +8,7 @@ missing for the Mill's ``suspicion``, and the worker has missed a heartbeat by a
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -84,6 +85,8 @@ class Peers:
         self._gone: set[str] = set()
         #: Since when (monotonic) the lock of a worker is missing, by incarnation.
         self._missing: dict[str, float] = {}
+        #: When (monotonic) the first of them may be presumed dead.
+        self._presumed_at = math.inf
         #: Dead workers at the last look whose rows were not given back yet.
         self._unfinished: set[str] = set()
 
@@ -94,23 +97,30 @@ class Peers:
         server, or where somebody ended every session, all locks are missing at once: a worker without an old
         session suspects nobody.
         """
-        self._known, now = list(peers), time.monotonic()
+        self._known, self._presumed_at, now = list(peers), math.inf, time.monotonic()
         if self.suspicion is None or session_age is None or session_age < self.suspicion:
             self._missing = {}
             return []
         missing = [peer for peer in peers if peer.lock_missing]
         self._missing = {peer.incarnation: self._missing.get(peer.incarnation, now) for peer in missing}
-        return [
-            DeadWorker(peer.id, peer.incarnation, seen_at=peer.seen_at)
-            for peer in missing
-            if now - self._missing[peer.incarnation] >= self.suspicion
-            and peer.silent_for >= self._beat_every + self.suspicion
-        ]
+        dead = []
+        for peer in missing:
+            lock_left = self.suspicion - (now - self._missing[peer.incarnation])
+            silence_left = self._beat_every + self.suspicion - peer.silent_for
+            if (left := max(lock_left, silence_left)) <= 0:
+                dead.append(DeadWorker(peer.id, peer.incarnation, seen_at=peer.seen_at))
+            else:
+                self._presumed_at = min(self._presumed_at, now + left)
+        return dead
 
     @property
     def suspects(self) -> bool:
         """Somebody's lock is missing: look again soon."""
         return bool(self._missing)
+
+    def pause(self, longest: float) -> float:
+        """Seconds until the next look: at most ``longest``, and no later than a suspect may be presumed dead."""
+        return min(longest, self._presumed_at - time.monotonic())
 
     def find_unfinished(self, peers: Sequence[Peer]) -> list[DeadWorker]:
         """Dead workers whose rows nobody has given back, at two looks one after the other.

@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test test-fast prove-model mutations pooler interleave chaos chaos-quick fleet check bench bench-quick bench-enrichment \
-	docs docs-check docs-serve readability format browser node pgbouncer ocr $(APPS)
+.PHONY: demo test test-fast prove-model mutations pooler interleave chaos chaos-quick fleet check bench bench-quick bench-chunks bench-enrichment \
+	dist test-on docs docs-check docs-serve readability format browser node pgbouncer ocr $(APPS)
 # Tests and applications start hundreds of processes: without its bytecode each would compile all of rowmill anew.
 export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
@@ -71,6 +71,17 @@ docs docs-check: $(STAMP)
 docs-serve: $(STAMP)
 	$(VENV)/bin/mkdocs serve
 
+# What is published: wheel and sdist, in build/dist.
+dist: $(STAMP)
+	@rm -rf build/dist
+	@$(PY) -m hatchling build -d build/dist
+	@ls build/dist
+
+# The tests on another PostgreSQL: make test-on POSTGRES=/usr/lib/postgresql/15/bin
+test-on: $(STAMP)
+	ROWMILL_TEST_POSTGRES=$(POSTGRES) $(PY) -m pytest tests/store tests/functions tests/migrate tests/adopt tests/client tests/engine \
+	  -k 'not sqlite' -n 2 --dist worksteal $(ARGS)
+
 # How easy README and docs are to read: Flesch reading ease and words per sentence, page by page.
 readability: $(STAMP)
 	@$(PY) -m bench.readability $(ARGS)
@@ -111,6 +122,10 @@ bench-quick: $(STAMP)
 # 5,000 bookmarks over 300 hosts: the time it took, beside the least that limits and latencies allow.
 bench-enrichment: $(STAMP)
 	@$(PY) -m bench.enrichment
+
+# 100,000 rows in chunks of 100 beside one call for each row. ARGS="--rows 20000 --rounds 1" for a first look.
+bench-chunks: $(STAMP)
+	@$(PY) -m bench.chunks $(ARGS)
 
 # Faults injected under load, every row accounted for; chaos/README.md. The long form writes docs/explanation/chaos.md.
 chaos: $(STAMP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -82,7 +83,9 @@ def _deal(items: list[pytest.Item], hands: int, root: Path) -> None:
 
 
 def _starts_processes(item: pytest.Item) -> bool:
-    """A test whose file works with other processes: workers, browsers, servers of its own."""
+    """A test whose file works with other processes: workers, browsers, servers of its own. Or whose handler has one."""
+    if "isolated(" in inspect.getsource(getattr(item, "function", _starts_processes)):
+        return True
     module = getattr(item, "module", None)
     homes = {getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values()}
     return bool(_PROCESSES & {str(home).split(".")[0] for home in homes})

@@ -1,8 +1,8 @@
 """A wrong wall clock inside a worker: everything in Python that asks for the time of day is told the wrong one.
 
 By time-machine, which changes the interpreter's own functions: ``time.time``, ``datetime.now`` and the like, for
-whoever has imported them, however long ago. The monotonic clock stays, as on a machine whose date is wrong. A library
-loaded before the C library would reach more, but also changes how Python's own locks wait: another fault.
+every module that has imported them. The monotonic clock stays, as on a machine whose date is wrong. A library loaded
+before the C library would reach more, but also changes how Python's own locks wait: another fault.
 """
 
 from __future__ import annotations

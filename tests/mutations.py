@@ -53,12 +53,211 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
     return Mutation(name, file, ((old, new),), tests)
 
 
+_INPUTS = "tests/store/lane/test_inputs.py::"
 MUTATIONS = (
+    one(
+        "an end is compared with the row's inputs", "store/lane/statements.py",
+        "return bool(self.lane.inputs) and kind in FINAL", "return False",
+        f"{_INPUTS}test_an_end_computed_from_old_inputs_is_not_final_and_costs_no_attempt",
+    ),
+    one(
+        "an end that is no success is compared, too", "store/lane/statements.py",
+        "return bool(self.lane.inputs) and kind in FINAL", 'return bool(self.lane.inputs) and kind == "done"',
+        f"{_INPUTS}test_the_last_attempt_that_fails_with_old_inputs_is_not_the_rows_end",
+    ),
+    one(
+        "the inputs of the plain end", "store/lane/postgres_statements.py",
+        """fence += f" and {self.fingerprint('t.')} = s._inputs" if compared else \"\"""", 'fence += ""',
+        f"{_INPUTS}test_an_end_computed_from_old_inputs_is_not_final_and_costs_no_attempt",
+    ),
+    one(
+        "the inputs of an end with columns", "store/lane/postgres_statements.py",
+        """fence = f"{self._fence()} and {self.fingerprint('t.')} = s._inputs" if compared else None""", "fence = None",
+        f"{_INPUTS}test_an_end_computed_from_old_inputs_is_not_final_and_costs_no_attempt",
+    ),
+    one(
+        "inputs are compared in their binary form", "store/lane/postgres_statements.py",
+        "encode(sha256(record_send(row({self.names(self.lane.inputs, prefix)}))), 'hex')",
+        "md5(row({self.names(self.lane.inputs, prefix)})::text)",
+        f"{_INPUTS}test_columns_of_every_type_are_compared",
+    ),
+    one(
+        "inputs are compared whatever their collation", "store/lane/sqlite.py",
+        "case typeof({name}) when 'text' then {kept} else {name} is :_i{i} end", "{name} is :_i{i}",
+        f"{_INPUTS}test_any_change_of_a_text_counts",
+    ),
+    one(
+        "a row whose inputs keep changing is settled at last", "store/lane/lane_store.py",
+        "return None if same else bool(kept_changing)", "return None if same else False",
+        f"{_INPUTS}test_after_so_many_runs_in_a_row_the_outcome_is_final",
+        f"{_INPUTS}test_after_so_long_the_outcome_is_final",
+    ),
+    one(
+        "a final outcome forgets the stale runs before it", "store/lane/postgres_statements.py",
+        "using held where {self.noted(row_id)}", "using held where false and {self.noted(row_id)}",
+        f"{_INPUTS}test_an_outcome_that_is_final_begins_the_count_again",
+    ),
+    one(
+        "a stale run gives its attempt back", "store/lane/statements.py",
+        'if kind in ("snooze", "wait", "release", "stale") and (column := r.get("attempts")):',
+        'if kind in ("snooze", "wait", "release") and (column := r.get("attempts")):',
+        f"{_INPUTS}test_an_end_computed_from_old_inputs_is_not_final_and_costs_no_attempt",
+    ),
+    one(
+        "what a stale run returned is dropped", "store/lane/claim.py",
+        'if not (write and self.kind == "done"):', "if False:",
+        f"{_INPUTS}test_an_end_computed_from_old_inputs_is_not_final_and_costs_no_attempt",
+    ),
+    one(
+        "a stale finish rolls back", "engine/job.py",
+        "if (too_long := await store.changed_in(inside, claim)) is not False:", "if (too_long := True):",
+        f"{_INPUTS}test_a_stale_finish_rolls_back_and_the_row_is_ready_again",
+    ),
+    one(
+        "functions compare the inputs", "functions/bodies.py",
+        'changed = f"not ({self.fingerprint()}{self.equals}${len(self.ended)})"', 'changed = "false"',
+        "tests/functions/test_functions_inputs.py::test_complete_is_final_only_with_the_inputs_that_were_claimed",
+        "tests/functions/test_functions_inputs.py::test_a_death_is_not_final_and_a_retry_goes_its_own_way",
+    ),
+    one(
+        "a chunk's mapping answers by id", "declare/chunk.py",
+        'by_id[name] if times[name] == 1 else',
+        'list(by_id.values())[names.index(name)] if times[name] == 1 else',
+        "tests/engine/test_chunks.py::test_a_mapping_answers_by_id_in_any_order",
+        "tests/prove/test_interleave.py::test_no_order_of_statements_loses_or_doubles_a_row",
+    ),
+    one(
+        "a row of a chunk without an answer fails", "declare/chunk.py",
+        '_unanswered(id, times[name], unknown)\n',
+        'None\n',
+        "tests/engine/test_chunks.py::test_a_row_without_an_answer_fails_alone",
+        "tests/engine/test_chunks.py::test_ids_as_text_are_not_the_ids_of_the_rows",
+    ),
+    one(
+        "a row of a chunk has one answer", "declare/chunk.py",
+        'by_id[name] if times[name] == 1 else',
+        'by_id[name] if times[name] else',
+        "tests/engine/test_chunks.py::test_a_row_that_is_answered_twice_fails",
+    ),
+    one(
+        "a chunk's list has an answer for each row", "declare/chunk.py",
+        'if len(returned) != len(jobs):',
+        'if len(returned) < len(jobs):',
+        "tests/engine/test_chunks.py::test_a_list_of_the_wrong_length_settles_no_row_by_it",
+    ),
+    one(
+        "a chunk's list is in the order of its jobs", "declare/chunk.py",
+        'if same or not isinstance',
+        'if True or not isinstance',
+        "tests/engine/test_chunks.py::test_a_list_in_the_order_of_a_list_that_the_handler_changed_settles_no_row",
+        "tests/client/test_chunk_tasks.py::test_a_list_of_arguments_that_the_handler_changed_settles_no_job",
+    ),
+    one(
+        "a poisoned row is divided from its chunk", "engine/chunks.py",
+        'if len(jobs) > 1:',
+        'if len(jobs) > 10_000:',
+        "tests/engine/test_chunks.py::test_a_poisoned_row_costs_the_others_nothing",
+        "tests/engine/test_chunks.py::test_one_poisoned_row_in_10_000_costs_no_other_row_an_attempt",
+    ),
+    one(
+        "a chunk is not divided for an error that is everybody's", "engine/chunks.py",
+        'self._alone >= _ALONE and not',
+        'self._alone >= 10**9 and not',
+        "tests/engine/test_chunks.py::test_an_error_that_is_everybodys_is_found_out_with_a_few_calls",
+    ),
+    one(
+        "no row dies by a call that it shared", "engine/chunks.py",
+        ' and not self._last_attempts():',
+        ':',
+        "tests/engine/test_chunks.py::test_no_row_dies_by_a_call_that_it_shared",
+    ),
+    one(
+        "an error of the connection takes a chunk along once", "engine/chunks.py",
+        'job.attempt > 1 or job.attempt >= ',
+        'job.attempt >= 10**9 + ',
+        "tests/engine/test_chunks.py::test_an_error_of_the_connection_is_not_everybodys_the_second_time",
+        "tests/engine/test_chunks.py::test_an_error_of_the_connection_does_not_use_up_the_last_attempt_of_others",
+    ),
+    one(
+        "a lost row does not fail its chunk", "engine/chunks.py",
+        'isinstance(error, LostClaim) and lost:',
+        'isinstance(error, LostClaim) and False:',
+        "tests/engine/test_chunks.py::test_a_finish_block_of_a_lost_row_does_not_fail_the_others",
+    ),
+    one(
+        "a stale row does not fail its chunk", "engine/chunks.py",
+        'self._wait([job for job in jobs if not job.inputs_changed])', 'changed = jobs',
+        "tests/engine/test_chunks.py::test_a_finish_block_of_a_row_whose_inputs_changed_does_not_fail_the_others",
+    ),
+    one(
+        "a call goes on while one of its rows is held", "engine/chunks.py",
+        'if mine and all(job._claim.lost for job in jobs) and',
+        'if mine and',
+        "tests/engine/test_chunks.py::test_a_lost_row_does_not_disturb_the_others",
+    ),
+    one(
+        "only the rows of the call under way are marked", "engine/chunks.py",
+        'self._mark(slot, lane_state, jobs)',
+        'self._mark(slot, lane_state, [*jobs, *[execution.job(plan, c, worker.id, slot.name) for c in run.waiting()]])',
+        "tests/engine/test_chunks.py::test_marks_tell_the_rows_of_the_call_under_way",
+    ),
+    one(
+        "a chunk of rows that go back is not counted", "engine/chunks.py",
+        'if run.begun and (worker.stopping or self._closing):',
+        'if False:',
+        "tests/engine/test_chunks.py::test_a_stop_gives_back_what_waits_for_its_call",
+    ),
+    one(
+        "a wait ends with the due time that began it", "store/lane/statements.py",
+        'return f"{self.same_waiting_key(prefix)} and _w.due = {self.due_text(prefix)}"',
+        "return self.same_waiting_key(prefix)",
+        "tests/store/lane/test_waits.py::test_a_row_that_is_given_another_time_waits_no_more",
+    ),
+    one(
+        "a condition is asked of waiting rows alone", "store/lane/statements.py",
+        "  limit {_ALL} offset 0\n) {name}", ") {name}",
+        "tests/store/lane/test_waits.py::test_a_condition_that_fails_for_one_row_later_is_told_and_wakes_the_others",
+    ),
+    one(
+        "a waiting row is not due", "store/lane/statements.py",
+        "else {self.later(column, delay)} end", "else {self.now(column)} end",
+        "tests/store/lane/test_waits.py::test_a_waiting_row_is_claimed_when_its_condition_is_true_and_not_before",
+    ),
+    one(
+        "a wait is over for the rows of its time alone", "store/lane/waits.py",
+        """also = f"_w.on_timeout = 'dead' and _w.until_at <= {say.plain_now()}\"""", """also = "1 = 1\"""",
+        "tests/store/lane/test_waits.py::test_rows_time_out_each_at_its_own_time",
+    ),
+    one(
+        "a tick of a row asks the row again", "store/jobs/cron_ticks.py",
+        """{f' and {one.still}' if one.still else ''}""", "",
+        "tests/store/jobs/test_schedules.py::"
+        "test_of_two_that_read_the_same_row_one_enqueues_and_none_after_a_change",
+    ),
+    one(
+        "a schedule that is off is forgotten", "engine/cron_scheduler.py",
+        "await self._ticks.forget(gone, table.on())", "pass",
+        "tests/store/jobs/test_schedules.py::test_what_a_row_says_now_counts",
+        "tests/store/jobs/test_schedules.py::test_a_row_with_the_id_of_a_deleted_one_counts_from_its_insert",
+    ),
+    one(
+        "the claim leaves expired rows", "store/lane/statements.py",
+        'parts["expires_at"] = f"({self.past_expiry()}) is not true"', 'parts["expires_at"] = "1 = 1"',
+        "tests/store/lane/test_expiry.py::"
+        "test_a_row_past_its_time_is_not_claimed_and_is_canceled_with_the_reason",
+    ),
+    one(
+        "only ready and waiting rows expire", "store/lane/statements.py",
+        'return " and ".join([*parts, f"({self.past_expiry()})"]) + self.not_passed()',
+        'return f"({self.past_expiry()})" + self.not_passed()',
+        "tests/store/lane/test_expiry.py::test_a_running_row_is_not_affected",
+        "tests/store/lane/test_expiry.py::test_rows_that_where_excludes_are_left_alone",
+    ),
     one(
         "a dead worker must still be called dead", "store/lane/sweep.py",
         "        mine += (\n            f\" and exists", "        _ = (\n            f\" and exists",
         "tests/engine/test_liveness.py::test_rows_that_a_successor_of_the_same_id_holds_are_not_given_back",
-        "tests/prove/test_interleave.py::test_a_take_over_from_a_living_worker_is_caught",
+        "tests/prove/test_interleave.py::test_a_worker_that_is_presumed_dead_and_lives_breaks_nothing",
     ),
     one(
         "a worker that has not missed a heartbeat lives", "engine/recovery/liveness.py",
@@ -72,13 +271,13 @@ MUTATIONS = (
     ),
     one(
         "a worker says at once that it holds its lock", "engine/heartbeat.py",
-        "or (locked and not told_locked) ", "",
+        "or (locked and not reported_locked) ", "",
         "tests/engine/test_liveness.py::test_a_worker_says_that_it_holds_its_lock_as_soon_as_it_does",
     ),
     one(
         "a heartbeat that failed is sent again soon", "engine/heartbeat.py",
         "                    sent = time.monotonic()\n                    if not await",
-        "                    told, at = me.state, (sent := time.monotonic())\n                    if not await",
+        "                    reported, at = me.state, (sent := time.monotonic())\n                    if not await",
         "tests/engine/test_liveness.py::test_a_heartbeat_that_failed_is_sent_again_soon",
     ),
     one(
@@ -88,14 +287,30 @@ MUTATIONS = (
         "tests/engine/test_liveness.py::test_who_has_no_old_session_suspects_nobody",
     ),
     one(
-        "a process is told by its start, not by its pid alone", "engine/recovery/liveness.py",
+        "a process is told by its start, not by its pid alone", "store/own/process_identity.py",
         "return _started(int(pid)) != started", "return _started(int(pid)) is None",
         "tests/engine/test_liveness.py::test_a_process_is_gone_when_it_has_ended_and_not_before",
     ),
     one(
-        "a pid means nothing on another host", "engine/recovery/liveness.py",
+        "a pid means nothing on another host", "store/own/process_identity.py",
         'or not identity.startswith(f"{kernel} ")', "",
         "tests/engine/test_liveness.py::test_nothing_is_known_of_another_host_or_namespace",
+    ),
+    one(
+        "a process that cannot be looked at lives", "store/own/process_identity.py",
+        "    except OSError:  # no file can be opened any more, or not this one\n        return False",
+        "    except OSError:\n        return True",
+        "tests/engine/test_liveness.py::test_a_process_that_cannot_be_looked_at_lives",
+    ),
+    one(
+        "a process that is hidden lives", "store/own/process_identity.py",
+        "return not _exists(int(pid))", "return True",
+        "tests/engine/test_liveness.py::test_a_process_that_is_hidden_lives",
+    ),
+    one(
+        "a process of another container keeps its worker id", "engine/environment.py",
+        "    if holder[\"process\"] is None or me.process is None:\n        return", "    if True:\n        return",
+        "tests/engine/test_liveness.py::test_a_container_of_the_same_host_name_takes_no_id_from_a_live_one",
     ),
     one(
         "only one gives a dead worker's rows back", "store/own/workers.py",
@@ -103,9 +318,83 @@ MUTATIONS = (
         "tests/engine/test_liveness.py::test_only_one_of_those_who_find_a_worker_dead_is_told_so",
     ),
     one(
+        "a sign of life comes before a death", "store/own/workers.py",
+        'cast(seen_at as text) = {marks[2]}"', 'cast(seen_at as text) <> {marks[2]} || {marks[2]}"',
+        "tests/engine/test_liveness.py::test_only_one_of_those_who_find_a_worker_dead_is_told_so",
+    ),
+    one(
+        "a lock must be missing for the suspicion time", "engine/recovery/liveness.py",
+        "left := max(lock_left, silence_left)", "left := silence_left",
+        "tests/engine/test_liveness.py::test_a_missing_lock_is_a_suspicion_and_silence_makes_it_a_death",
+    ),
+    one(
+        "a process must be gone at two looks", "engine/recovery/liveness.py",
+        "for key, peer in gone.items() if key in self._gone]", "for key, peer in gone.items()]",
+        "tests/engine/test_liveness.py::test_a_process_must_be_gone_at_two_looks",
+    ),
+    one(
+        "rows come back if the worker that found the death fails", "engine/heartbeat.py",
+        "self._take_over(self._peers.find_unfinished(peers))", "pass",
+        "tests/engine/test_liveness.py"
+        "::test_rows_of_a_dead_worker_come_back_when_the_worker_that_found_it_dead_fails",
+    ),
+    one(
+        "rows of lanes that the finder does not serve come back", "store/own/workers.py",
+        "if left := [lane for lane in json.loads(served) if lane not in lanes]:", "if left := []:",
+        "tests/engine/test_liveness.py::test_rows_of_a_lane_that_the_finder_does_not_serve_come_back_too",
+    ),
+    one(
+        "the worker that found the death has a heartbeat's time", "engine/recovery/liveness.py",
+        "            if peer.incarnation in self._unfinished\n", "",
+        "tests/engine/test_liveness.py::test_the_worker_that_found_a_death_has_until_the_second_look",
+    ),
+    one(
+        "a worker that lives after all can be found dead again", "store/own/workers.py",
+        "process = (me.process, json", "process = (None, json",
+        "tests/engine/test_liveness.py::test_a_worker_that_was_presumed_dead_and_lives_can_be_found_dead_again",
+    ),
+    one(
+        "late word of a death changes nothing for a worker that lives", "store/own/workers.py",
+        "and incarnation = {marks[1]} and state = 'dead'\"", "and incarnation = {marks[1]}\"",
+        "tests/engine/test_liveness.py::test_a_worker_that_was_presumed_dead_and_lives_can_be_found_dead_again",
+    ),
+    one(
         "reclaims back off", "store/lane/row_watch.py",
         "if not at_once or column is None or not counts:", "if True:",
         "tests/store/lane/test_leases.py::test_a_row_that_is_taken_back_again_waits_longer_each_time",
+    ),
+    one(
+        "a session that ended unnoticed is opened again", "engine/heartbeat.py",
+        "if workers_table.lock_lost:  #", "if False:  #",
+        "tests/engine/test_liveness.py::test_a_session_that_ended_unnoticed_is_opened_again",
+    ),
+    one(
+        "a worker that has lost its own lock suspects nobody", "engine/heartbeat.py",
+        "age = None if workers_table.lock_lost else session.age", "age = session.age",
+        "tests/engine/test_liveness.py::test_a_session_that_ended_unnoticed_is_opened_again",
+    ),
+    one(
+        "a role that may not see locks finds none missing", "store/own/workers.py",
+        "if seen else \"false\"", "",
+        "tests/engine/test_liveness.py::test_a_role_that_may_not_see_locks_finds_no_lock_missing",
+    ),
+    one(
+        "a handler's process that dies is noticed, whatever it left running", "engine/isolate.py",
+        "            if not self._process.is_alive() and not pipe.poll():\n                raise EOFError\n",
+        "            pass\n",
+        "tests/engine/test_resources.py::test_a_process_that_dies_is_noticed_at_once_whatever_it_left_running",
+    ),
+    one(
+        "reclaims of a lane without a time to wait for are left to the lease", "store/lane/sweep.py",
+        "if counts.get(tuple(row[2:]), 0) < BACKS_OFF - 1]", "]",
+        "tests/engine/test_take_over.py"
+        "::test_a_row_without_a_time_to_wait_for_is_left_to_its_lease_the_third_time",
+    ),
+    one(
+        "a row that may not go back holds up no other of a dead worker", "store/lane/sweep.py",
+        "            if len(chunk) == 1:\n                (holder",
+        "            raise\n            if True:\n                (holder",
+        "tests/engine/test_take_over.py::test_a_row_that_may_not_go_back_holds_up_no_other",
     ),
     one(
         "the fence", "store/lane/statements.py",
@@ -121,8 +410,8 @@ MUTATIONS = (
     one(
         "the look at what settling wrote", "store/lane/lane_store.py",
         "        report.written += [s for i, s in enumerate(group) if i in written]\n"
-        "        await self._explain([s for i, s in enumerate(group) if i not in written], report)",
-        "        report.written += group",
+        "        changed = await self._explain([s for i, s in enumerate(group) if i not in written], report)",
+        "        report.written += group\n        changed = Changed([], [])",
         "tests/store/lane/test_fence.py::test_a_lost_outcome_does_not_cost_its_batch_anything",
     ),
     one(
@@ -157,7 +446,7 @@ MUTATIONS = (
     ),
     one(
         "the lock on a gate (one key)", "store/gates/claim_by_key_sql.py",
-        " and _g.version = _i.version[_s._rm_stretch]", "",
+        " and _g.version = _i.version[_s._rm_range]", "",
         "tests/store/gates/test_claim_by_range.py::test_who_was_held_up_takes_nothing_beyond_the_limit",
     ),
     one(
@@ -183,10 +472,9 @@ MUTATIONS = (
     ),
     one(
         "the heartbeat's own thread", "engine/heartbeat.py",
-        "    def run(self) -> None:\n        asyncio.run(self._main())",
-        "    def start(self):\n        self._task = asyncio.get_running_loop().create_task(self._main())\n\n"
-        "    def is_alive(self):\n        return not self._task.done()\n\n"
-        "    def join(self, timeout=None):\n        pass",
+        "self._running, self._loop = self._worker.heartbeats.add(self)",
+        "self._worker.heartbeats._beats.append(self)\n"
+        "        self._task = asyncio.get_running_loop().create_task(self.main())",
         "tests/processes/test_killed_workers.py::test_a_handler_that_blocks_the_event_loop_keeps_its_lease",
     ),
     one(
@@ -236,7 +524,7 @@ MUTATIONS = (
     ),
     one(
         "the attempt that a snooze gives back", "store/lane/statements.py",
-        'if kind in ("snooze", "release") and (column := r.get("attempts")):', "if False:",
+        'if kind in ("snooze", "wait", "release", "stale") and (column := r.get("attempts")):', "if False:",
         "tests/engine/test_run_outcomes.py::test_a_snoozed_row_may_be_snoozed_for_ever",
     ),
     one(
@@ -276,8 +564,29 @@ MUTATIONS = (
     ),
     one(
         "strict priority", "engine/worker.py",
-        "return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in self._above)", "return False",
+        "return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in environment.above)", "return False",
         "tests/engine/test_worker.py::test_a_lane_above_that_has_come_free_meanwhile_goes_first",
+    ),
+    one(
+        "turns by slot time and weight", "engine/turns.py",
+        "worker, order.weight, order.rest_after", "worker, lambda name: 1.0, order.rest_after",
+        "tests/engine/test_many_databases.py::test_slots_are_shared_by_weight",
+    ),
+    one(
+        "a slow claim keeps no slots from other environments", "engine/turns.py",
+        "_SLOW = 0.5", "_SLOW = 3600.0",
+        "tests/engine/test_many_databases.py::test_one_that_is_slow_costs_the_others_nothing",
+    ),
+    one(
+        "an environment at rest is opened for rows that a dead worker left", "engine/environment.py",
+        "any([await store.unfinished() or", "any([False or",
+        "tests/engine/test_many_databases.py"
+        "::test_rows_that_a_dead_worker_left_in_a_closed_environment_come_back",
+    ),
+    one(
+        "the bound on connections", "store/connection_limit.py",
+        "        if self.open < self.most:\n", "        if True:\n",
+        "tests/engine/test_many_databases.py::test_connections_stay_within_the_bound",
     ),
     one(
         "unnamed statements behind a pooler", "store/postgres_database.py",
@@ -334,7 +643,7 @@ MUTATIONS = (
     ),
     one(
         "the looks after a write, until its commit is visible (SQLite)", "engine/wake.py",
-        "pause = _SOON if begun else min(", "pause = min(",
+        "pause = _SOON if first_write else min(", "pause = min(",
         "tests/engine/test_wake.py::test_a_commit_that_becomes_visible_late_still_rings",
     ),
     one(

@@ -79,7 +79,7 @@ async def test_a_kit_refuses_the_mills_own_database_and_says_how_to_go_on(db: Db
     async with Kit(mill) as kit:
         calls = [kit.drain, kit.step, kit.claim, kit.sweep, kit.tick, lambda: kit.execute("delete from jobs")]
         for call in calls:
-            with pytest.raises(RowmillError, match="not recognisable as a test's") as refused:
+            with pytest.raises(RowmillError, match="does not look like a test database") as refused:
                 await call()
             assert all(words in str(refused.value) for words in ("copy=True", "environments=url", "real=True"))
     assert db.query("select * from jobs order by id") == before

@@ -48,7 +48,7 @@ class LockTable(Fault):
 
 class VacuumFull(Fault):
     name = "VACUUM FULL"
-    says = "the table is written anew under the workers"
+    says = "the table is rewritten while workers use it"
     pause = 0.5
 
     def inject(self, stage: Stage) -> None:

@@ -2,12 +2,14 @@
 
 from .declare.budget import Budget
 from .declare.call import Call, Handle, Status
+from .declare.cron import next_tick
 from .declare.domain import domain
 from .declare.gates import Breaker, BreakerColumns, Concurrency, Rate
 from .declare.lane import Lane
 from .declare.options import Keep, Key
-from .declare.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze
+from .declare.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from .declare.retry import exponential, fixed
+from .declare.schedules import Schedules
 from .declare.states import IS_NULL, NOT_NULL, NOW
 from .declare.task import Queue, Task, injected
 from .engine.job import Job, SyncJob
@@ -17,6 +19,7 @@ from .errors import (
     Busy,
     DatabaseError,
     DeclarationError,
+    InputsChanged,
     KeyTaken,
     LostClaim,
     Refused,
@@ -26,12 +29,14 @@ from .errors import (
     Unreachable,
     UnreadableValue,
     WorkerIdTaken,
+    WrongAnswer,
     WrongArguments,
     WrongResult,
 )
 from .events import Event, configure_logs
 from .mill import Mill
 from .store import Settled
+from .store.environment_list import from_table
 from .store.lane.claim import Claim
 
 __all__ = [
@@ -53,6 +58,7 @@ __all__ = [
     "Done",
     "Event",
     "Handle",
+    "InputsChanged",
     "Job",
     "Joined",
     "Keep",
@@ -67,6 +73,7 @@ __all__ = [
     "Refused",
     "Retry",
     "RowmillError",
+    "Schedules",
     "Settled",
     "Snooze",
     "Status",
@@ -76,12 +83,16 @@ __all__ = [
     "TaskFailed",
     "Unreachable",
     "UnreadableValue",
+    "Wait",
     "WorkerIdTaken",
+    "WrongAnswer",
     "WrongArguments",
     "WrongResult",
     "configure_logs",
     "domain",
     "exponential",
     "fixed",
+    "from_table",
     "injected",
+    "next_tick",
 ]

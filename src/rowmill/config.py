@@ -1,4 +1,4 @@
-"""Finding the application: ``module:mill``, as with uvicorn. ``ROWMILL_APP`` stands in."""
+"""Finds the application: ``module:mill``, as with uvicorn, or ``ROWMILL_APP``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def find_app(reference: str | None) -> Mill:
     module_name, _, name = reference.partition(":")
     module = _import(module_name, reference)
     if name:
-        found = getattr(module, name, None)
-        if isinstance(found, Mill):
-            return found
+        app = getattr(module, name, None)
+        if isinstance(app, Mill):
+            return app
         mills = [key for key, value in vars(module).items() if isinstance(value, Mill)]
-        what = "is not a Mill" if found is not None else "does not exist"
+        what = "is not a Mill" if app is not None else "does not exist"
         raise AppError(f"{reference!r}: {name!r} {what}", hint=did_you_mean(name, mills))
     mills = [key for key, value in vars(module).items() if isinstance(value, Mill)]
     if len(mills) == 1:
@@ -65,8 +65,8 @@ def _import(name: str, reference: str) -> object:
     except RowmillError:
         raise
     except (Exception, SystemExit) as error:
-        place = raised_at(error)
+        raised = raised_at(error)
         raise AppError(
-            f"importing {name!r} failed{f' at {place}' if place else ''}: {type(error).__name__}: {error}",
+            f"importing {name!r} failed{f' at {raised}' if raised else ''}: {type(error).__name__}: {error}",
             hint=f'python -c "import {name}" shows the full traceback',
         ) from error

@@ -6,9 +6,11 @@
     ├── WorkerIdTaken         another live worker has the configured id
     ├── ResourceFailed        a resource that handlers ask for cannot be opened: no row's fault
     ├── LostClaim             the row is no longer this run's: its lease ran out and was taken back
+    ├── InputsChanged         the row's inputs changed during the run, so its finish block was rolled back
     ├── UnreadableValue       a column holds a value that Python cannot
     ├── WrongArguments        a task was called with arguments that its handler does not take
     ├── WrongResult           a handler returned a column or a value that cannot be written
+    ├── WrongAnswer           the handler of a chunk did not answer for each of its rows
     ├── KeyTaken              a job with this key is there already
     ├── TaskFailed            the job whose result was asked for is dead
     │   └── TaskCanceled      ... or was canceled
@@ -42,7 +44,7 @@ class RowmillError(Exception):
 
 
 class DeclarationError(RowmillError):
-    """A declaration that cannot work: nothing was claimed under it."""
+    """A declaration cannot work. Nothing was claimed under it."""
 
 
 class AppError(RowmillError):
@@ -58,7 +60,11 @@ class ResourceFailed(RowmillError):
 
 
 class LostClaim(RowmillError):
-    """The claim behind this run no longer holds; its writes were rolled back."""
+    """The claim of this run was lost; its writes were rolled back."""
+
+
+class InputsChanged(RowmillError):
+    """An input of the row changed while it was worked on; its writes were rolled back, and the row is ready again."""
 
 
 class UnreadableValue(RowmillError):
@@ -71,6 +77,10 @@ class WrongArguments(RowmillError):
 
 class WrongResult(RowmillError):
     """A handler returned a column or a value that cannot be written; the run fails and nothing is written."""
+
+
+class WrongAnswer(RowmillError):
+    """What a chunk's handler returned has no outcome for this row, or not one for each: nothing is written of it."""
 
 
 class KeyTaken(RowmillError):
@@ -97,7 +107,7 @@ class TaskCanceled(TaskFailed):
 
 
 class DatabaseError(RowmillError):
-    """Anything the database or the way to it did."""
+    """An error of the database, or of the connection to it."""
 
 
 class Unreachable(DatabaseError):
@@ -109,11 +119,11 @@ class TooManyConnections(Unreachable):
 
 
 class Busy(DatabaseError):
-    """A lock was not had in time; the statement did nothing."""
+    """A lock was not available in time; the statement did nothing."""
 
 
 class Refused(DatabaseError):
-    """The database rejected a value or a statement. ``in_the_way``: because of another row that is there (unique)."""
+    """The database rejected a value or a statement. ``in_the_way``: because of another row (a unique constraint)."""
 
     in_the_way = False
 
@@ -132,7 +142,7 @@ class Unserved(Refused):
 
 
 def no_such_table(
-    table: str, place: str, known: Iterable[str], *, where: str = "", hint: str | None = None
+    table: str, database: str, known: Iterable[str], *, where: str = "", hint: str | None = None
 ) -> DeclarationError:
     """The error for a table that is not there. ``place``: where it was looked for; ``known``: tables that are there;
     ``where``: the declaration that names it.
@@ -140,14 +150,16 @@ def no_such_table(
     others = sorted(known)
     close = did_you_mean(table.rpartition(".")[2], others) if others else "create the table first"
     named = f"{where}: there is" if where else "there is"
-    return DeclarationError(f"{named} no table {table!r}{place}", hint=hint or close)
+    return DeclarationError(f"{named} no table {table!r}{database}", hint=hint or close)
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """A sentence naming the closest known word, or all of them when none is close."""
+    """A hint that names the closest known word, or all of them if none is close."""
     words = sorted(known)
     close = difflib.get_close_matches(wrong.lower(), [w.lower() for w in words], n=1, cutoff=0.6)
     if close:
         best = next(w for w in words if w.lower() == close[0])
         return f"did you mean {best!r}?"
-    return f"known: {', '.join(words)}" if words else "there are none"
+    if len(words) == 1:
+        return f"{words[0]!r}, the only one"
+    return f"one of {', '.join(words)}" if words else "there are none"

@@ -1,4 +1,4 @@
-"""One seam for all that happens: the engine emits events; logs, metrics and views subscribe to it."""
+"""Events: the engine emits them, and logs, metrics and views subscribe to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("rowmill")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened: a name and its fields, worth a log line of this level."""
+    """One event: a name, its fields, and the level of its log line."""
 
     name: str
     level: int = logging.INFO
@@ -28,7 +28,7 @@ Subscriber = Callable[[Event], None]
 
 
 class Events:
-    """Where events go. A subscriber that raises is reported once and never stops the work."""
+    """Passes events to subscribers. A subscriber that raises is logged once, and never stops the work."""
 
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = [to_log]
@@ -71,7 +71,7 @@ def to_log(event: Event, traceback: BaseException | None = None) -> None:
 
 
 class _Words:
-    """Fields as text, made only where a line is written."""
+    """Fields as text, formatted only if a line is written."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields

@@ -19,23 +19,33 @@ from .declare import task as task_words
 from .declare.budget import Budget
 from .declare.call import Call, Handle
 from .declare.cron import Cron
-from .declare.lane import Lane
+from .declare.lane import Lane, LaneDecorator
+from .declare.schedules import Schedules
 from .declare.task import Queue, Task
 from .engine import worker_id as worker_ids
 from .engine.counters import Counters
+from .engine.discovery import Discovery
 from .engine.hosting.hosted_worker import Host
 from .engine.hosting.lifespan import Lifespan
 from .engine.job import Job, SyncJob
 from .engine.resources import Resource
+from .engine.turns import FairOrder
 from .engine.worker import SUSPICION, Worker
 from .errors import Busy, DeclarationError, Unreachable, WrongArguments, did_you_mean
 from .events import Events, Subscriber
 from .store import Database
+from .store.connection_limit import ConnectionShares
+from .store.environment_list import EnvironmentList, EnvironmentsTable, Lister
 from .store.jobs.enqueue import CHANNEL
 
 Handler = Callable[..., Any]
 #: What a worker inside a web application may be told.
 HOSTED = ("lanes", "environments", "concurrency", "grace", "worker_id")
+#: In which order environments are served.
+ORDERS = ("strict", "fair")
+#: How many connections a worker over a list of environments holds at most, unless the Mill says otherwise.
+MAX_CONNECTIONS = 40
+_LEAST_WEIGHT = 0.001
 AnyLane = TypeVar("AnyLane", bound=Lane)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,17 +74,30 @@ class Mill:
 
     ``suspicion`` is for PostgreSQL: a worker whose session is gone, and which gives no sign of life for so long, is
     presumed dead, and its rows are taken back. ``None``: they wait for their lease.
+
+    ``environments`` may also be ``from_table(...)``, or a function (plain or async) that lists them: name to URL. A
+    worker reads the list every ``refresh``, and serves those that are in it. Such a Mill is served in fair order.
+
+    ``order="fair"``: environments take turns at the free slots by their ``weights`` (a mapping, or a function of the
+    name; 1 where nothing is said). They are opened when they have work, and closed after ``rest_after`` without work.
+
+    ``max_connections``: how many connections a worker process holds at most, over all its environments.
     """
 
     def __init__(
         self,
-        environments: str | Mapping[str, str] | None = None,
+        environments: str | Mapping[str, str] | EnvironmentsTable | Lister | None = None,
         *,
         schema: str | None = None,
         connections: int = 3,
         notify: bool = True,
         worker_id: str = worker_ids.DEFAULT,
         suspicion: timedelta | None = timedelta(seconds=SUSPICION),
+        order: str | None = None,
+        weights: Mapping[str, float] | Callable[[str], float] | None = None,
+        max_connections: int | None = None,
+        refresh: timedelta = timedelta(seconds=5),
+        rest_after: timedelta = timedelta(seconds=60),
     ) -> None:
         worker_ids.validate(worker_id)
         if suspicion is not None and not (isinstance(suspicion, timedelta) and suspicion >= timedelta(seconds=1)):
@@ -84,20 +107,33 @@ class Mill:
             )
         self.suspicion = suspicion
         self._worker_id = worker_id
-        self._given = environments
+        listed = isinstance(environments, EnvironmentsTable) or callable(environments)
+        self._given: Any = EnvironmentList(environments) if listed else environments  # type: ignore[arg-type]
+        self._order = _checked_order(order or ("fair" if listed else "strict"))
+        self._weights = weights or {}
+        self._max_connections = _checked_limit(max_connections, listed)
+        for name, duration in (("refresh", refresh), ("rest_after", rest_after)):
+            if not isinstance(duration, timedelta) or duration <= timedelta():
+                raise DeclarationError(f"{name} must be a timedelta above zero, not {duration!r}")
+        self._refresh, self._rest_after = refresh.total_seconds(), rest_after.total_seconds()
         self.schema = schema
         self.connections = connections
         self.lanes: dict[str, Lane] = {}
         self.resources: dict[str, Resource] = {}
         self.budgets: dict[str, Budget] = {}
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.schedule_tables: list[Schedules] = []
         self.events = Events()
         self.clock = Clock()
-        self._desk = Client(lambda: self.environments, schema, self.clock, notify, self.events)
+        self._client = Client(lambda: self.environments, schema, self.clock, notify, self.events)
+        if isinstance(self._given, EnvironmentList):
+            self._client.relist = self._given.reread
 
     @property
     def environments(self) -> dict[str, str]:
-        """Name to URL, in the order in which they are served."""
+        """Name to URL, in the order in which they are served. Of a list: as it was when it was last read."""
+        if isinstance(self._given, EnvironmentList):
+            return self._given.known()
         given = self._given if self._given is not None else os.environ.get("ROWMILL_DATABASE_URL")
         if not given:
             raise DeclarationError(
@@ -109,13 +145,13 @@ class Mill:
             if not isinstance(url, str) or not url:
                 raise DeclarationError(
                     f"environment {name!r} has no URL: {url!r}",
-                    hint="is the variable that should hold it set? postgresql://... or sqlite:///file.db",
+                    hint="set the variable that should contain it: postgresql://... or sqlite:///file.db",
                 )
         return named
 
     # -- declaration
 
-    def lane(self, table: Any, **options: Any) -> Callable[[Handler], Lane]:
+    def lane(self, table: Any, **options: Any) -> LaneDecorator:
         """Declare a lane over a table you already have; decorates its handler. Parameters: docs/reference."""
 
         if django_models.is_model(table):
@@ -129,7 +165,7 @@ class Mill:
                 self._add(lanes_words.backfill(lane))
             return lane
 
-        return declare
+        return cast(LaneDecorator, declare)
 
     def _add(self, lane: AnyLane) -> AnyLane:
         if lane.name in self.lanes:
@@ -153,6 +189,8 @@ class Mill:
     def task(self, handler: Callable[Concatenate[SyncJob, P], R], /) -> Task[P, R]: ...
     @overload
     def task(self, handler: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, handler: None = None, /, *, chunk: int, **options: Any) -> Callable[[Handler], Task[..., Any]]: ...
     @overload
     def task(self, handler: None = None, /, **options: Any) -> TaskDecorator: ...
     def task(self, handler: Any = None, /, **options: Any) -> Any:
@@ -182,6 +220,30 @@ class Mill:
 
         return cast(TaskDecorator, declare)
 
+    def schedules(
+        self,
+        table: Any,
+        *,
+        roles: Mapping[str, str | None] | None = None,
+        tz: str = "UTC",
+        missed: str = "skip",
+        environments: Iterable[str] | None = None,
+    ) -> Schedules:
+        """Take schedules from a table of yours, which may change while workers run: ``mill.schedules("schedules")``.
+
+        Each row is a cron: ``expression``, ``task``, and where there are such columns ``args`` (a JSON object), ``tz``
+        and ``enabled``. ``roles`` names columns that are called otherwise. ``tz`` and ``missed`` are for rows that
+        say none of their own.
+        """
+        made = Schedules(
+            table=table, roles=dict(roles or {}), tz=tz, missed=missed, tasks=self.tasks,
+            environments=None if environments is None else tuple(environments),
+        )  # fmt: skip
+        if str(made) in map(str, self.schedule_tables):
+            raise DeclarationError(f"{made} are declared twice")
+        self.schedule_tables.append(made)
+        return made
+
     def _task(self, handler: Handler, given: Mapping[str, Any], cron: Cron | None = None) -> Task[..., Any]:
         for word in ("name", "queue"):
             if word in given and (not isinstance(given[word], str) or not given[word]):
@@ -189,6 +251,7 @@ class Mill:
         name = str(given.get("name") or getattr(handler, "__name__", "task"))
         known = (*task_words.TASK_PARAMETERS, *task_words.QUEUE_PARAMETERS)
         for option in given:
+            task_words.refuse_inputs(f"task {name!r}", option)
             if option not in known:
                 raise DeclarationError(
                     f"task {name!r}: there is no parameter {option!r}", hint=did_you_mean(option, known)
@@ -198,22 +261,30 @@ class Mill:
         of_queue = {k: v for k, v in given.items() if k not in task_words.TASK_PARAMETERS}
         if of_queue and "queue" in given:
             raise DeclarationError(
-                f"task {name!r}: {', '.join(of_queue)} is for a queue as a whole, and this one may have others",
+                f"task {name!r}: {', '.join(of_queue)} applies to a whole queue,"
+                f" and queue {given['queue']!r} may have other tasks",
                 hint=f"mill.queue({given['queue']!r}, ...) before the task",
             )
         own = {k: v for k, v in given.items() if k in task_words.TASK_PARAMETERS and k != "name"}
         in_queue: str = given.get("queue") or (name if of_queue else task_words.DEFAULT_QUEUE)
-        task: Task[..., Any] = Task(
-            handler=handler, name=name, desk=self._desk, known_resources=self.resources, cron=cron,
-            **{**own, "queue": in_queue},
-        )  # fmt: skip
         queue = self.lanes.get(in_queue)
+        chunk = given.get("chunk", queue.chunk if queue is not None else None)
+        task: Task[..., Any] = Task(
+            handler=handler, name=name, client=self._client, known_resources=self.resources, cron=cron,
+            **{**own, "queue": in_queue, "chunk": chunk},
+        )  # fmt: skip
         if queue is None or of_queue:
             queue = self.queue(in_queue, **of_queue)
         if not isinstance(queue, Queue):
             raise DeclarationError(
                 f"task {name!r}: {in_queue!r} is already a lane over your own table, so it cannot be a queue",
                 hint='give the lane another name, or the task another queue: queue="..."',
+            )
+        if queue.chunk is not None and queue.tasks:
+            raise DeclarationError(
+                f"task {name!r}: a queue that works in chunks has one task, and {in_queue!r} has"
+                f" {next(iter(queue.tasks))!r}",
+                hint=f"a queue of its own: @mill.task(chunk={queue.chunk})",
             )
         task.environments = queue.environments
         self.tasks[name] = queue.tasks[name] = task
@@ -275,7 +346,8 @@ class Mill:
                 "this Mill has no lanes", hint="declare one with @mill.lane(...), or a task with @mill.task"
             )
         for lane in chosen:
-            for environment in lane.environments or ():
+            # A listed environment may come later.
+            for environment in () if isinstance(self._given, EnvironmentList) else lane.environments or ():
                 if environment not in self.environments:
                     raise DeclarationError(
                         f"lane {lane.name!r}: there is no environment {environment!r}",
@@ -290,7 +362,17 @@ class Mill:
             if name not in known:
                 raise DeclarationError(f"there is no environment {name!r}", hint=did_you_mean(name, known))
         wanted = known if only is None else {name: url for name, url in known.items() if name in set(only)}
-        return [(name, Database.open(url, schema=self.schema, pool=self.connections)) for name, url in wanted.items()]
+        return [(name, self._connect(url)) for name, url in wanted.items()]
+
+    def _connect(self, url: str) -> Database:
+        return Database.open(url, schema=self.schema, pool=self.connections)
+
+    def _weight(self, environment: str) -> float:
+        """How much an environment counts in fair order."""
+        given = self._weights(environment) if callable(self._weights) else self._weights.get(environment)
+        if given is None and isinstance(self._given, EnvironmentList):
+            given = self._given.weights.get(environment)
+        return max(float(1.0 if given is None else given), _LEAST_WEIGHT)
 
     def worker(
         self, *, lanes: Iterable[str] | None = None, environments: Iterable[str] | None = None, **options: Any
@@ -302,10 +384,22 @@ class Mill:
         options["worker_id"] = options.get("worker_id") or self.new_worker_id()
         if self.suspicion is not None:
             options.setdefault("suspicion", self.suspicion.total_seconds())
+        only = None if environments is None else set(environments)
+        if isinstance(self._given, EnvironmentList) and not options.get("drain"):
+            listed = self._given
+
+            async def named() -> dict[str, str]:
+                return {name: url for name, url in (await listed.read()).items() if only is None or name in only}
+
+            options["discovery"] = Discovery(named, self._connect, self._refresh)
+        if self._order == "fair":
+            options["fair"] = FairOrder(self._weight, self._rest_after)
         return Worker(
-            self.databases(environments),
+            self.databases(only),
             self.select(lanes),
+            max_connections=self._max_connections,
             resources=self.resources,
+            schedules=self.schedule_tables,
             events=self.events,
             clock=self.clock,
             **options,
@@ -370,33 +464,33 @@ class Mill:
         by themselves; a transaction of your own (``tx=``) needs them to be there.
         """
         for name in self.environments:
-            await self._desk.counter(name)
+            await self._client.connection(name)
 
     def prepare_sync(self) -> None:
         """``prepare`` for code that does not await."""
-        self._desk.wait(self.prepare())
+        self._client.wait(self.prepare())
 
     async def close(self) -> None:
         """Close the connections that enqueue and results have opened in this event loop."""
-        await self._desk.close()
+        await self._client.close()
 
     async def enqueue_many(self, calls: Iterable[Call]) -> list[Handle[Any]]:
         """Enqueue calls of several tasks in one transaction: ``[a.call(...), b.call(...)]``."""
-        return await self._desk.enqueue(_calls(calls))
+        return await self._client.enqueue(_calls(calls))
 
     def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Handle[Any]]:
         """``enqueue_many`` for code that does not await."""
-        return self._desk.enqueue_sync(_calls(calls))
+        return self._client.enqueue_sync(_calls(calls))
 
     async def batch(self, calls: Iterable[Call], then: Call) -> Handle[Any]:
         """Enqueue calls, and one that runs when they have all ended, well or not: it asks ``job.joined()`` for the
         counts and ``job.results()`` for what they returned. The handle is its.
         """
-        return await self._desk.batch(list(calls), then)
+        return await self._client.batch(list(calls), then)
 
     def batch_sync(self, calls: Iterable[Call], then: Call) -> Handle[Any]:
         """``batch`` for code that does not await."""
-        handle: Handle[Any] = self._desk.wait(self.batch(calls, then))
+        handle: Handle[Any] = self._client.wait(self.batch(calls, then))
         return handle
 
     async def chain(self, *calls: Call) -> Handle[Any]:
@@ -404,11 +498,11 @@ class Mill:
         behind it are canceled. Each finds in ``job.results()`` what the one before it returned. The handle is the last
         one's.
         """
-        return await self._desk.chain(calls)
+        return await self._client.chain(calls)
 
     def chain_sync(self, *calls: Call) -> Handle[Any]:
         """``chain`` for code that does not await."""
-        handle: Handle[Any] = self._desk.wait(self.chain(*calls))
+        handle: Handle[Any] = self._client.wait(self.chain(*calls))
         return handle
 
     async def wake(self, environment: str | None = None) -> None:
@@ -420,9 +514,26 @@ class Mill:
                 await database.close()
 
 
+def _checked_order(order: str) -> str:
+    if order not in ORDERS:
+        raise DeclarationError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
+    return order
+
+
+def _checked_limit(most: int | None, listed: bool) -> int | None:
+    if most is None:
+        return MAX_CONNECTIONS if listed else None
+    if not isinstance(most, int) or isinstance(most, bool) or most < ConnectionShares.LEAST:
+        raise DeclarationError(
+            f"max_connections must be a number of at least {ConnectionShares.LEAST}, not {most!r}",
+            hint="claims and outcomes, finish blocks, heartbeats and LISTEN each get a part of them",
+        )
+    return most
+
+
 def _calls(given: Any) -> list[Call]:
-    found = task_words.listed_calls(given)
-    for call in found:
+    calls = task_words.listed_calls(given)
+    for call in calls:
         if not isinstance(call, Call):
             raise WrongArguments(f"expected task.call(...), got {call!r}", hint="task.call(...)")
-    return found
+    return calls

@@ -8,10 +8,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .declare.budget import Limit
 from .errors import DeclarationError, RowmillError, Unreachable
 from .events import Event
 from .mill import Mill
 from .store import Database
+from .store.gates.budgets import spent
 from .store.inspect.gauges import gauges
 from .store.inspect.lane_view import LaneView, view_lane
 from .store.own.workers import WorkersTable
@@ -31,10 +33,10 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _WHERE = ("lane", "environment")
 _SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _PATIENCE = 10.0
-_families: weakref.WeakKeyDictionary[Any, _Families] = weakref.WeakKeyDictionary()
+_counters: weakref.WeakKeyDictionary[Any, RunCounters] = weakref.WeakKeyDictionary()
 
 
-class _Families:
+class RunCounters:
     """The counters of one registry: made once, however many Mills are observed."""
 
     def __init__(self, registry: Any) -> None:
@@ -44,8 +46,21 @@ class _Families:
             "rowmill_run_seconds", "How long runs took", _WHERE, buckets=_SECONDS, registry=registry
         )
         self.lost = Counter("rowmill_lost", "Outcomes dropped: the claim was lost", _WHERE, registry=registry)
+        ended = "Waiting rows whose condition is true, or that timed out"
+        self.waits = Counter("rowmill_waits_ended", ended, [*_WHERE, "how"], registry=registry)
+        self.expired = Counter("rowmill_expired", "Rows not started in time", _WHERE, registry=registry)
+        self.changed = Counter(
+            "rowmill_inputs_changed", "Runs whose inputs changed meanwhile", _WHERE, registry=registry
+        )
+        self.kept_changing = Counter(
+            "rowmill_inputs_kept_changing", "Outcomes final although inputs changed", _WHERE, registry=registry
+        )
         self.swept = Counter("rowmill_swept", "Rows taken back from their holder", _WHERE, registry=registry)
         self.poisoned = Counter("rowmill_poisoned", "Rows dead as poison", _WHERE, registry=registry)
+        self.given_back = Counter(
+            "rowmill_given_back", "Rows of dead workers given back before their lease ended", _WHERE, registry=registry
+        )
+        self.dead = Counter("rowmill_workers_dead", "Workers found dead by others", ["environment"], registry=registry)
 
     def __call__(self, event: Event) -> None:
         fields = event.fields
@@ -58,17 +73,31 @@ class _Families:
                 self.claims.labels(fields["lane"], fields["environment"]).inc(fields["batch_claimed_count"])
             case "claim_lost":
                 self.lost.labels(fields["lane"], fields["environment"]).inc()
+            case "rows_woken":
+                self.waits.labels(fields["lane"], fields["environment"], "true").inc(fields["woken_count"])
+            case "waits_timed_out":
+                self.waits.labels(fields["lane"], fields["environment"], "timeout").inc(fields["timed_out_count"])
+            case "rows_expired":
+                self.expired.labels(fields["lane"], fields["environment"]).inc(fields["expired_count"])
+            case "inputs_changed":
+                self.changed.labels(fields["lane"], fields["environment"]).inc(fields["changed_count"])
+            case "inputs_kept_changing":
+                self.kept_changing.labels(fields["lane"], fields["environment"]).inc(fields["settled_count"])
             case "row_swept":
                 self.swept.labels(fields["lane"], fields["environment"]).inc()
             case "row_poisoned":
                 self.poisoned.labels(fields["lane"], fields["environment"]).inc()
+            case "rows_given_back":
+                self.given_back.labels(fields["lane"], fields["environment"]).inc(fields["count"])
+            case "worker_dead":
+                self.dead.labels(fields["environment"]).inc()
 
 
 def observe(mill: Mill, registry: Any = REGISTRY) -> None:
     """Count what this Mill's workers do in this process: claims, outcomes, run times, lost claims, sweeps."""
-    if registry not in _families:
-        _families[registry] = _Families(registry)
-    mill.on_event(_families[registry])
+    if registry not in _counters:
+        _counters[registry] = RunCounters(registry)
+    mill.on_event(_counters[registry])
 
 
 class Standing:
@@ -88,27 +117,46 @@ class Standing:
         up = GaugeMetricFamily("rowmill_up", "The environment's database answers", labels=["environment"])
         rows = GaugeMetricFamily("rowmill_rows", "Rows by state, counted up to 10,000", labels=[*_WHERE, "state"])
         oldest = GaugeMetricFamily("rowmill_oldest_ready_seconds", "Age of the oldest ready row", labels=_WHERE)
-        held = GaugeMetricFamily("rowmill_held_keys", "Keys that a gate holds back", labels=[*_WHERE, "by"])
+        held_keys = GaugeMetricFamily("rowmill_held_keys", "Keys that a gate holds back", labels=[*_WHERE, "by"])
         workers = GaugeMetricFamily("rowmill_workers", "Workers, by what they do", labels=["environment", "state"])
+        waits = GaugeMetricFamily(
+            "rowmill_gate_wait_seconds", "Until the last held key opens again", labels=[*_WHERE, "by"]
+        )
+        silence = GaugeMetricFamily(
+            "rowmill_stuck_seconds", "Since the last sign of life of the row that is stuck longest", labels=_WHERE
+        )
+        of_budget = ["budget", "unit", "period_seconds", "environment"]
+        used = GaugeMetricFamily("rowmill_budget_used", "Spent within the period", labels=of_budget)
+        limits = GaugeMetricFamily("rowmill_budget_limit", "What may be spent within the period", labels=of_budget)
         async with self._asking:
             if self._databases is None:
                 self._databases = self._mill.databases(self._environments)
             answers = await asyncio.gather(*(self._ask(*place) for place in self._databases))
-        for environment, found, states in answers:
-            up.add_metric([environment], float(found is not None))
-            for lane, gauge in found or []:
+        for environment, samples, states, budgets in answers:
+            up.add_metric([environment], float(samples is not None))
+            for lane, gauge in samples or []:
                 for state, number in gauge.rows.items():
                     rows.add_metric([lane, environment, state], number)
                 if gauge.oldest_ready is not None:
                     oldest.add_metric([lane, environment], gauge.oldest_ready)
                 for by, number in gauge.held_keys.items():
-                    held.add_metric([lane, environment, by], number)
+                    held_keys.add_metric([lane, environment, by], number)
+                for by, seconds in gauge.longest_wait.items():
+                    waits.add_metric([lane, environment, by], seconds)
+                silence.add_metric([lane, environment], gauge.longest_silence)
             for state, number in states.items():
                 workers.add_metric([environment, state], number)
-        return [up, rows, oldest, held, workers]
+            for budget, limit, amount in budgets:
+                labels = [budget, limit.unit, f"{limit.seconds:g}", environment]
+                used.add_metric(labels, amount)
+                limits.add_metric(labels, limit.most)
+        return [up, rows, oldest, held_keys, waits, silence, used, limits, workers]
 
-    async def _ask(self, name: str, database: Database) -> tuple[str, list[tuple[str, Any]] | None, dict[str, int]]:
-        found: list[tuple[str, Any]] = []
+    async def _ask(
+        self, name: str, database: Database
+    ) -> tuple[str, list[tuple[str, Any]] | None, dict[str, int], list[tuple[str, Limit, float]]]:
+        budgets: list[tuple[str, Limit, float]] = []
+        samples: list[tuple[str, Any]] = []
         states: dict[str, int] = {}
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -119,20 +167,21 @@ class Standing:
                         if (name, lane.name) not in self._views:
                             view = await view_lane(lane, name, database, self._mill.clock)
                             self._views[name, lane.name] = view
-                        found.append((lane.name, await gauges(self._views[name, lane.name])))
+                        samples.append((lane.name, await gauges(self._views[name, lane.name])))
                     except Unreachable:
                         raise
                     except RowmillError:
                         continue  # a lane without its table: its numbers are missing, the others' are not
-                fleet = WorkersTable(database)
-                if await fleet.exists():
+                workers = WorkersTable(database)
+                if await workers.exists():
                     states = {"busy": 0, "idle": 0, "dead": 0}
-                    for worker in await fleet.all():
+                    for worker in await workers.all():
                         if worker["state"] != "stopped":
                             states[worker["state"] if worker["alive"] else "dead"] += 1
+                budgets = await spent(database, self._mill.clock, list(self._mill.budgets.values()))
         except (RowmillError, TimeoutError):
-            return name, None, {}
-        return name, found, states
+            return name, None, {}, []
+        return name, samples, states, budgets
 
     async def exposition(self, registry: Any = REGISTRY) -> bytes:
         """All metrics as text: how the lanes stand, and what is counted in this process. For a page of your own, with

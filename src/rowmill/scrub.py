@@ -46,7 +46,7 @@ def scrubbed(text: str) -> str:
     """The text without query strings, e-mail addresses, secrets and IP addresses; what is left still reads."""
     if len(text) > MOST:
         text = text[:MOST] + "…"
-    text = URL.sub(lambda found: _plain_url(found.group()), text)
+    text = URL.sub(lambda match: _plain_url(match.group()), text)
     text = _BARE_QUERY.sub(f"?{QUERY}", text)
     text = _HEADER.sub(rf"\1\2{SECRET}", text)
     text = _BEARER.sub(rf"\1 {SECRET}", text)
@@ -57,30 +57,30 @@ def scrubbed(text: str) -> str:
     return without_addresses(text, ADDRESS_SHOWN)
 
 
-def _opaque(found: re.Match[str]) -> str:
+def _opaque(match: re.Match[str]) -> str:
     """A long word is no secret for the UUID in it: ``worker-0b5e…`` is how a worker is called."""
-    return SECRET if len(UUID.sub("", found.group())) >= _LONG else found.group()
+    return SECRET if len(UUID.sub("", match.group())) >= _LONG else match.group()
 
 
 def _plain_url(url: str) -> str:
     """Where it leads, without who asked and with what."""
     scheme, _, rest = url.partition("://")
-    place, mark, _ = _cut(rest)
-    host, slash, path = place.partition("/")
+    address, mark, _ = _cut(rest)
+    host, slash, path = address.partition("/")
     host = host.rpartition("@")[2]
     return f"{scheme}://{host}{slash}{path}{f'?{QUERY}' if mark == '?' else ''}"
 
 
 def _cut(rest: str) -> tuple[str, str, str]:
-    found = re.search(r"[?#]", rest)
-    return (rest, "", "") if found is None else (rest[: found.start()], found.group(), rest[found.end() :])
+    match = re.search(r"[?#]", rest)
+    return (rest, "", "") if match is None else (rest[: match.start()], match.group(), rest[match.end() :])
 
 
 def without_addresses(text: str, shown: str) -> str:
     """The text with every IP address, of either kind, replaced."""
 
-    def replace(found: re.Match[str]) -> str:
-        word = found.group()
+    def replace(match: re.Match[str]) -> str:
+        word = match.group()
         # A colon may belong to the sentence, and be the end of an address all the same.
         for ending in ("", ":"):
             with contextlib.suppress(ValueError):

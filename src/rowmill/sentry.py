@@ -82,8 +82,8 @@ def _frames(event: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _values(given: Any) -> list[Any]:
-    found = given.get("values") if isinstance(given, Mapping) else given
-    return [one for one in found or () if one]
+    values = given.get("values") if isinstance(given, Mapping) else given
+    return [one for one in values or () if one]
 
 
 def _after(users: Callable[..., Any] | None, scrub: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -117,20 +117,20 @@ class _Reporter:
     def _failed(self, event: Event) -> None:
         fields = event.fields
         poison = event.name == "row_poisoned"
-        said = str(fields.get("error") or ("taken back too often: poison" if poison else "failed"))
+        message = str(fields.get("error") or ("taken back too often: poison" if poison else "failed"))
         if poison or fields.get("outcome") in ("dead", "canceled"):
-            self._breadcrumb(fields, said)
-        self._send(event, [str(fields["lane"]), fingerprint(said)], said)
+            self._breadcrumb(fields, message)
+        self._send(event, [str(fields["lane"]), fingerprint(message)], message)
 
-    def _breadcrumb(self, fields: Mapping[str, Any], said: str) -> None:
-        told = {name: str(fields[name]) for name in ("lane", "environment", "id", "attempt") if name in fields}
+    def _breadcrumb(self, fields: Mapping[str, Any], message: str) -> None:
+        data = {name: str(fields[name]) for name in ("lane", "environment", "id", "attempt") if name in fields}
         with self._lock, use_isolation_scope(self._scope):
             sentry_sdk.add_breadcrumb(
-                category="rowmill.dead", type="error", level="error", data=told,
-                message=f"{told['lane']} {told['id']} is dead: {said}",
+                category="rowmill.dead", type="error", level="error", data=data,
+                message=f"{data['lane']} {data['id']} is dead: {message}",
             )  # fmt: skip
 
-    def _send(self, event: Event, family: list[str], said: str) -> None:
+    def _send(self, event: Event, family: list[str], message: str) -> None:
         fields = event.fields
         with self._lock, use_isolation_scope(self._scope), sentry_sdk.new_scope() as scope:
             scope.fingerprint = family
@@ -150,7 +150,7 @@ class _Reporter:
                 DedupeIntegration.reset_last_seen()
                 sentry_sdk.capture_exception(event.cause)
             else:
-                sentry_sdk.capture_message(said, level="error")
+                sentry_sdk.capture_message(message, level="error")
 
 
 def _shown(value: Any) -> Any:

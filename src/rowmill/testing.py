@@ -14,7 +14,7 @@ import asyncio
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -26,10 +26,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import sqlalchemy as sa
 
 from .declare.task import Task
+from .engine.chunks import ChunkRun
 from .engine.counters import Counters
 from .engine.cron_scheduler import Scheduler
 from .engine.execute import Execution, TaskExecution, decide, unhooked
 from .engine.isolate import HandlerProcess
+from .engine.job import Job
 from .engine.lane_state import LaneState
 from .engine.resources import Resources
 from .errors import RowmillError, UnreadableReply
@@ -44,6 +46,8 @@ from .store.jobs.job_rows import Enqueued as Enqueued
 from .store.jobs.job_rows import enqueued as select_enqueued
 from .store.lane.claim import Claim, Report, Settlement, Swept
 from .store.lane.reflect import table_name
+from .store.lane.waits import WaitingRows
+from .store.own import schema
 from .store.own.workers import WorkersTable
 from .store.urls import redact, sqlite_path
 
@@ -52,8 +56,8 @@ from .store.urls import redact, sqlite_path
 class Stepped:
     """One run, stepped through: the row's id, how it ended, and what was written.
 
-    ``outcome`` is done, retry, snooze, dead, canceled or release; ``lost`` where the claim no longer held, ``stuck``
-    where the database refused even the bare outcome.
+    ``outcome`` is done, retry, snooze, wait, dead, canceled or release; ``lost`` where the claim no longer held,
+    ``stuck`` where the database refused even the bare outcome.
     """
 
     id: Any
@@ -154,7 +158,7 @@ class Kit:
             database.must_exist()
             await database.reach()
             raise RowmillError(
-                f"a Kit would work on the rows of {redact(database.url)}, which is not recognisable as a test's",
+                f"a Kit would use the rows of {redact(database.url)}, which does not look like a test database",
                 hint="Kit(mill, copy=True) works on an empty copy of its tables, Kit(mill, environments=url) on another"
                 " database, Kit(mill, real=True) on the rows of this one",
             )
@@ -184,6 +188,8 @@ class Kit:
             store = await open_lane(chosen, environment, database, self.mill.clock, self.worker_id, self._incarnation)
             if store.needs_workers_table:
                 await WorkersTable(database).ensure()
+            if store.waits is None and (await schema.ensure(database, (schema.WAITS,))).has(schema.WAITS):
+                store.waits = await WaitingRows.open(store)
             self._stores[name, environment] = store
         return self._stores[name, environment]
 
@@ -217,25 +223,75 @@ class Kit:
         claims = await self.claim(lane, 1, environment)
         return await self.run(claims[0]) if claims else None
 
+    async def step_chunk(
+        self, lane: str | None = None, count: int | None = None, environment: str | None = None
+    ) -> list[Stepped]:
+        """Claim up to ``count`` rows of a lane with chunks (default: a whole chunk), call the handler for them, and
+        settle each. In the order of the claim; empty when nothing is ready.
+        """
+        store = await self.store(lane, environment)
+        if store.lane.chunk is None:
+            raise RowmillError(
+                f"lane {store.lane.name!r} has no chunks: its handler gets one job",
+                hint="kit.step(), or declare chunk=",
+            )
+        claims = await self.claim(lane, count or store.lane.chunk, environment)
+        return await self.run_chunk(claims) if claims else []
+
+    async def run_chunk(self, claims: Sequence[Claim]) -> list[Stepped]:
+        """Call the handler for claims of one lane as a chunk, in as many calls as it takes, and settle each."""
+        store = await self.store(claims[0].lane, claims[0].environment)
+        execution = self._execution(store)
+        child = HandlerProcess(store.lane) if store.lane.isolation == "process" else None
+        slot = store.lane.slot_name.format(lane=store.lane.name, n=1)
+        run = ChunkRun(execution, execution.plan(claims[0]), claims, self.worker_id, slot)
+        stepped: dict[int, Stepped] = {}
+        try:
+            while run.parts:
+                run.begin()
+                for job, settlement in run.end(await self._contained(run.call(child))):
+                    stepped[id(job._claim)] = await self._ended(store, job, settlement)
+        finally:
+            if child is not None:
+                await asyncio.to_thread(child.kill)
+        return [stepped[id(claim)] for claim in claims]
+
+    def _execution(self, store: LaneStore) -> Execution:
+        kind = TaskExecution if store.lane.own else Execution
+        return kind(
+            LaneState(store, Counters(self.mill.events, self.worker_id)), self._resources, lambda: self._threads
+        )
+
+    @staticmethod
+    async def _contained(run: Awaitable[Any]) -> Any:
+        """A run, or the cancellation that was its handler's own doing."""
+        try:
+            return await run
+        except asyncio.CancelledError as cancelled:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return cancelled
+
     async def run(self, claim: Claim) -> Stepped:
         """Run the handler for a claim and settle it."""
         store = await self.store(claim.lane, claim.environment)
-        kind = TaskExecution if store.lane.own else Execution
-        execution = kind(
-            LaneState(store, Counters(self.mill.events, self.worker_id)), self._resources, lambda: self._threads
-        )
+        if store.lane.chunk is not None:
+            return (await self.run_chunk([claim]))[0]
+        execution = self._execution(store)
         plan = execution.plan(claim)
         job = execution.job(plan, claim, self.worker_id, store.lane.slot_name.format(lane=claim.lane, n=1))
         child = HandlerProcess(store.lane) if store.lane.isolation == "process" else None
         try:
-            settlement = await execution.run(plan, job, claim, child)
-        except asyncio.CancelledError as cancelled:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            settlement = execution.settlement(claim, cancelled)  # the handler's own doing
+            settlement = await self._contained(execution.run(plan, job, claim, child))
+            if isinstance(settlement, asyncio.CancelledError):
+                settlement = execution.settlement(claim, settlement)
         finally:
             if child is not None:
                 await asyncio.to_thread(child.kill)
+        return await self._ended(store, job, settlement)
+
+    async def _ended(self, store: LaneStore, job: Job, settlement: Settlement | None) -> Stepped:
+        """Write what a run's end means for its row."""
         if settlement is None:
             settlement = job.finished
             outcome = settlement.kind if settlement is not None else "lost"
@@ -251,19 +307,33 @@ class Kit:
         if store.lane.own:
             await flows.join(store.database, EnqueueStatements.to(store.database, self.mill.clock))
         error, columns = (settlement.error, dict(settlement.columns)) if settlement is not None else (None, {})
-        return Stepped(job.id, outcome, error, columns, claim.attempt)
+        return Stepped(job.id, outcome, error, columns, job.attempt)
 
     async def sweep(self, lane: str | None = None, environment: str | None = None) -> list[Swept]:
         """Take back rows whose lease has run out."""
         store = await self.store(lane, environment)
         return await store.sweep(store.lane.lease)
 
+    async def expire(self, lane: str | None = None, environment: str | None = None) -> list[Any]:
+        """End rows that were not started in time; their ids."""
+        return [row.id for row in await (await self.store(lane, environment)).expire()]
+
+    async def look(self, lane: str | None = None, environment: str | None = None) -> list[Any]:
+        """Make waiting rows due whose condition is true, and end those whose time is over; their ids."""
+        store = await self.store(lane, environment)
+        if store.waits is None:
+            return []
+        ended = await store.waits.look()
+        return [*ended.woken, *ended.timed_out]
+
     async def tick(self, environment: str | None = None) -> None:
-        """Enqueue the crons that are due."""
+        """Enqueue the crons and the schedules that are due."""
         environment = environment or next(iter(self._databases))
         await self._allowed(environment)
         database = self._databases[environment]
-        scheduler = Scheduler(database, self.mill.clock, self.mill.events, list(self.mill.tasks.values()))
+        sources = [source for source in self.mill.schedule_tables if source.serves(environment)]
+        tasks = list(self.mill.tasks.values())
+        scheduler = Scheduler(database, self.mill.clock, self.mill.events, tasks, sources, environment)
         await scheduler.tick()
 
     async def enqueued(self, task: Task[..., Any] | None = None, environment: str | None = None) -> list[Enqueued]:
@@ -289,18 +359,18 @@ def is_test_database(url: str) -> bool:
     """
     if url.startswith("sqlite"):
         path = os.path.abspath(sqlite_path(url))
-        names, place = [os.path.basename(path), os.path.basename(os.path.dirname(path))], path
+        names, location = [os.path.basename(path), os.path.basename(os.path.dirname(path))], path
     else:
         parts = urlsplit(url)
         hosts = [*parse_qs(parts.query).get("host", []), unquote(parts.hostname or "")]
-        names, place = [unquote(parts.path)], next((host for host in hosts if host.startswith("/")), "")
+        names, location = [unquote(parts.path)], next((host for host in hosts if host.startswith("/")), "")
     words = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in names]
-    return any(map(_TEST.search, words)) or (place != "" and _is_temporary(place))
+    return any(map(_TEST.search, words)) or (location != "" and _is_temporary(location))
 
 
-def _is_temporary(place: str) -> bool:
+def _is_temporary(path: str) -> bool:
     folders = [os.path.realpath(folder) for folder in (tempfile.gettempdir(), "/tmp", "/dev/shm")]
-    return any(os.path.realpath(place).startswith(folder + os.sep) for folder in folders)
+    return any(os.path.realpath(path).startswith(folder + os.sep) for folder in folders)
 
 
 def enqueued(

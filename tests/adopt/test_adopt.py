@@ -334,7 +334,7 @@ def test_the_trigger_that_wakes_workers_is_shown_where_it_is_wanted(
     command.terminal(200)
     monkeypatch.setattr(sys, "stdin", Answers(*"y" * 9))
     asked = command("adopt", pg.url, "links", *VALUES)
-    assert "with the trigger [y/N]" in asked.out
+    assert "Propose the trigger? [y/N]" in asked.out
     assert "create trigger rowmill_wake_insert" in asked.out
     assert "--wake --apply" in asked.out
 
@@ -357,5 +357,5 @@ def test_the_next_steps_say_that_the_handler_is_still_empty(lite: Db, command: C
     lite.execute("create table links (id integer primary key, url text, status text default 'queued')")
     ended = command("adopt", lite.url, "links", "--yes", "--write", "links.py")
     assert ended.out.index("edit links.py") < ended.out.index("rowmill run links:mill")
-    assert "until then, rows are only logged and marked done" in ended.out
+    assert "fill in the handler: it only logs rows, and they are then done" in ended.out
     assert "Try:" not in ended.err, "what --yes has accepted needs no other command"

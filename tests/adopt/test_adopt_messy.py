@@ -339,8 +339,8 @@ def test_the_steps_that_come_next_are_those_of_the_tutorial_and_line_up(db: Db, 
     steps = [line.strip() for line in lines[lines.index("Next") + 1 :]]
     starts = [step.partition("  ")[0] for step in steps if not step.startswith(("export", "rowmill adopt"))]
     assert starts == [
-        "edit FILE.py", "rowmill check FILE:mill", "rowmill migrate FILE:mill", "rowmill migrate FILE:mill --apply",
-        "rowmill check FILE:mill", "rowmill run FILE:mill",
+        "edit worker.py", "rowmill check worker:mill", "rowmill migrate worker:mill",
+        "rowmill migrate worker:mill --apply", "rowmill check worker:mill", "rowmill run worker:mill",
     ]  # fmt: skip
     columns = {len(step) - len(step.partition("  ")[2].strip()) for step in steps if "  " in step}
     assert len(columns) == 1, steps

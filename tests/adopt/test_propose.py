@@ -82,7 +82,7 @@ def test_a_time_that_ready_rows_have_already_is_no_claim_time() -> None:
     shares = {"status": {"new": {"started_at": 1.0}, "done": {"started_at": 1.0}}}
     made = propose(table(status, started, filled=shares))
     assert "role claimed_at" not in [choice.what for choice in made.choices]
-    assert any("started_at is not taken" in note for note in made.notes)
+    assert any("started_at does not get the role" in note for note in made.notes)
 
 
 def test_answers_are_taken_as_they_are() -> None:

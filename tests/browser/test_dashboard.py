@@ -229,7 +229,7 @@ def test_lanes_and_environments_are_paused_and_resumed(lite_site: Site, visit: V
     assert visitor.notice() == "Lane extract is resumed."
     lite_site.drain()
     visitor.open("/")
-    visitor.page.locator("summary", has_text="Pause default").click()
+    visitor.page.locator("summary", has_text="Pause environment default").click()
     visitor.click("Pause every lane")
     assert "Environment default is paused" in visitor.text()
     visitor.click("Resume")
@@ -246,7 +246,7 @@ def test_a_gate_is_paused_by_key_given_another_limit_and_reset(pg_site: Site, vi
     assert "paused" in visitor.text(row)
     visitor.click("Resume", row)
     visitor.page.fill(f"{row} input[name=most]", "7")
-    visitor.click("Set", row)
+    visitor.click("Set limit", row)
     assert visitor.notice() == "a.example: at most 7 running."
     assert pg_site.db.value("select most from rowmill_gates where key = 'a.example' and most is not null") == 7
     visitor.click("Reset", row)
@@ -270,7 +270,7 @@ def test_exactly_one_family_of_failures_is_retried_or_buried(site: Site, visit: 
     with visitor.page.expect_navigation():
         visitor.page.get_by_role("link", name="no answer from").click()
     assert "ConnectionError" in visitor.text("pre")
-    visitor.click("Bury this family").click("Bury them")
+    visitor.click("Cancel this family").click("Cancel them")
     assert {site.status(row) for row in failed} == {"extract_failed"}
     assert {site.status(row) for row in other} == {"new"}
 

@@ -63,7 +63,7 @@ def test_warnings_are_for_people_and_with_strict_for_ci(db: Db, command: Command
     assert checked["plan"]["lines"]
     assert command("check", "--strict").code == 1
     ended = command("check")
-    assert "warning: no column has the role heartbeat_at: no renewal" in ended.out
+    assert "warning: no column has the role heartbeat_at: leases are not renewed" in ended.out
     assert "Try: rowmill migrate" in ended.out
 
 
@@ -88,6 +88,17 @@ def test_what_would_not_work_is_an_error(name: str, db: Db, command: Command) ->
     assert code in codes(document)
     assert document["errors"] == 1
     assert said in str(document["checked"])
+
+
+@pytest.mark.parametrize("column", ["boddy", "status", "worker", "id"])
+def test_a_column_that_cannot_be_an_input_is_an_error_with_a_hint(db: Db, command: Command, column: str) -> None:
+    """Issue 23: one that is not there, one that the lane writes, one with a role, the key."""
+    create(db, more="worker text, claimed_at timestamptz, body text")
+    command.app(db.url, lane("jobs", inputs=[column]))
+    (checked,) = command.json("check", code=1)["checked"]
+    (error,) = [finding for finding in checked["findings"] if finding["level"] == "error"]
+    assert column in error["text"]
+    assert "body" in error["hint"]
 
 
 def test_a_parameter_that_no_resource_answers_to_is_an_error(db: Db, command: Command) -> None:

@@ -39,3 +39,19 @@ def test_the_help_of_a_command_is_a_sentence_and_its_example_fits(name: str) -> 
         program, command_name, *words = shlex.split(example)
         assert (program, command_name) == ("rowmill", name)
         assert {word for word in words if word.startswith("--")} <= options
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_the_help_shows_no_python_types(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flag has no type, and a value has a word for what it is; choices are listed."""
+    shown = Command(tmp_path, monkeypatch, capsys)(*([name] if name else []), "--help").out
+    assert "Usage: rowmill" in shown
+    assert not re.search(r"<[a-z]+(\[[a-z]+\]| range)?>", shown), "such as <bool> or <list[str]>"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_does(name: str) -> None:
+    options = [p for p in COMMANDS[name].params if p.param_type_name == "option" and not getattr(p, "hidden", False)]
+    assert [p.name for p in options if not p.help] == []

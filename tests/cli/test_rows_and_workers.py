@@ -8,16 +8,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
+import psycopg
 import pytest
 
 import systems
 from command import COMPOSITE, NOWHERE, Command, ago, counts, create_parts, fill_enrichment, register
 from databases import Db
+from rowmill.engine.worker import SUSPICION
+from rowmill.store.dialect import POSTGRES
+from rowmill.store.own.process_identity import process_identity
+from rowmill.store.own.workers import BEAT_EVERY
 
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path, monkeypatch, capsys)
+
+
+def seconds_left(moment: str) -> float:
+    return (datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()
+
+
+def ended_process() -> str:
+    """A process of this host that is gone: another one has its pid."""
+    boot, namespace, pid, started = (process_identity() or "").split()
+    return f"{boot} {namespace} {pid} {int(started) - 1}"
 
 
 # -- workers
@@ -148,6 +163,60 @@ def test_when_nothing_hangs_stuck_says_so(lite: Db, command: Command) -> None:
     assert (ended.code, ended.out) == (0, "Nothing is stuck.\n")
 
 
+def test_a_holder_whose_process_is_gone_is_called_dead_and_its_rows_are_back_within_a_second(
+    db: Db, command: Command
+) -> None:
+    """Its last heartbeat is two seconds old. The kernel of this host knows more."""
+    systems.create(db, "enrichment")
+    held = {"status": "running", "locked_at": ago(minutes=3), "attempts": 1}
+    first, *_ = systems.insert_enrichment(db, 2, **held, locked_by="w-gone")
+    register(db, "w-gone", silent=2, state="busy", process=ended_process())
+    command.app(db.url, "enrichment")
+    (entry,) = command.json("stuck")["held_by_dead"]
+    assert (entry["evidence"], entry["swept"]) == ("its process is gone", False)
+    register(db, "w-elsewhere", process="another-host 1 1 1")
+    (entry,) = command.json("stuck")["held_by_dead"]
+    assert seconds_left(entry["until"]) > 60, "a worker on another host cannot see it"
+    register(db, "w-live", process=process_identity())
+    (entry,) = command.json("stuck")["held_by_dead"]
+    assert seconds_left(entry["until"]) <= 1
+    gone, *others = sorted(command.json("workers")["workers"], key=lambda worker: worker["state"] != "dead")
+    assert (gone["id"], gone["state"], gone["process_gone"]) == ("w-gone", "dead", True)
+    assert {(worker["state"], worker["process_gone"]) for worker in others} == {("idle", False)}
+    assert "its process is gone" in " ".join(command("workers").out.split())
+    answer = command.json("why", "enrichment", str(first))
+    assert "w-gone is dead: its process is gone" in answer["reasons"][0]["text"]
+    assert answer["runs_in_seconds"] <= 1
+
+
+def test_a_holder_without_its_lock_is_suspected_once_its_heartbeat_is_late(pg: Db, command: Command) -> None:
+    """Its rows are back when the suspicion is over, long before their lease."""
+    systems.create(pg, "enrichment")
+    held = {"status": "running", "locked_at": ago(minutes=3), "attempts": 1}
+    first, *_ = systems.insert_enrichment(pg, 2, **held, locked_by="w-lost")
+    register(pg, "w-lost", state="busy")
+    register(pg, "w-live")
+    pg.execute("update rowmill_workers set lock_id = 1 where id = 'w-lost'")
+    pg.execute("update rowmill_workers set lock_id = 2 where id = 'w-live'")
+    command.app(pg.url, "enrichment")
+    with psycopg.connect(pg.url) as session:
+        session.execute(POSTGRES.hold_lock(2))
+        workers = {worker["id"]: worker["lock_missing"] for worker in command.json("workers")["workers"]}
+        assert workers == {"w-lost": True, "w-live": False}
+        shown = " ".join(command("workers").out.split())
+        assert shown.count("its session with the database is gone") == 1
+        pg.execute("update rowmill_workers set seen_at = now() + interval '1 hour' where id = 'w-lost'")
+        assert command.json("stuck")["held_by_dead"] == [], "it beats, so it lives"
+        pg.execute("update rowmill_workers set seen_at = now() - interval '5 s' where id = 'w-lost'")
+        (entry,) = command.json("stuck")["held_by_dead"]
+        assert entry["evidence"] == "its session with the database is gone, and its heartbeat is late"
+        assert seconds_left(entry["until"]) <= 2 * BEAT_EVERY + SUSPICION - 5
+        pg.execute("update rowmill_workers set seen_at = now() - interval '5 s' where id = 'w-lost'")
+        answer = command.json("why", "enrichment", str(first))
+        assert "w-lost seems to be dead: its session with the database is gone" in answer["reasons"][0]["text"]
+        assert answer["runs_in_seconds"] <= 2 * BEAT_EVERY + SUSPICION - 5
+
+
 def test_stuck_says_what_dead_workers_hold_before_the_lease_ends(db: Db, command: Command) -> None:
     """Between a kill and the end of the lease nothing is stuck, and the rows do not run either."""
     systems.create(db, "enrichment")
@@ -164,7 +233,7 @@ def test_stuck_says_what_dead_workers_hold_before_the_lease_ends(db: Db, command
     assert 420 < left <= 420 + 200, "the lease of ten minutes, and a sweep"
     shown = " ".join(command("stuck").out.split())
     assert "Nothing is stuck yet." in shown
-    assert "dead worker w-gone holds 2 rows of lane 'enrichment'; they are taken back by about " in shown
+    assert "dead worker w-gone holds 2 rows of lane 'enrichment' (it is silent); they are taken back by about " in shown
     db.execute("update rowmill_workers set seen_at = ?", ago(minutes=5))
     assert "no live worker takes them back" in " ".join(command("stuck").out.split())
 
@@ -239,6 +308,22 @@ def test_a_long_worker_id_does_not_take_the_room_of_the_error(lite: Db, command:
     assert "unified-worker…abcdef" in line
     assert "TimeoutError: it did not answer" in line
     assert "unified-worker…abcdef" in command("stuck").out
+
+
+def test_ids_are_never_folded(lite: Db, command: Command) -> None:
+    """On a narrow terminal the error gives way: an id is there to be copied."""
+    columns = "id text primary key, status text, attempts int, updated_at datetime, worker text, error text"
+    lite.execute(f"create table papers ({columns})")
+    key = str(UUID(int=2**127 + 1))
+    lite.insert("papers", [{"id": key, "status": "bad", "attempts": 3, "updated_at": "2020-01-01 00:00:00",
+                            "worker": "host-4711-abcd", "error": "it did not answer"}])  # fmt: skip
+    states = "ready={'status': 'new'}, running={'status': 'run'}, done={'status': 'done'}, dead={'status': 'bad'}"
+    command.app(lite.url, f"@mill.lane('papers', {states})", "async def papers(job): ...")
+    command.terminal(80)
+    lines = [line.rstrip() for line in command("jobs").out.splitlines()]
+    (at,) = [n for n, line in enumerate(lines) if line.startswith(key)]
+    assert "host-4711-abcd" in lines[at]
+    assert lines[at + 1] == "  it did not answer"
 
 
 def test_jobs_with_an_id_shows_all_columns_of_the_row(db: Db, command: Command) -> None:

@@ -180,7 +180,7 @@ def test_a_table_that_one_environment_lacks_is_told_and_the_others_are_shown(
     [
         (["status", "--lane", "enrichmant"], "did you mean 'enrichment'?"),
         (["status", "--env", "defualt"], "did you mean 'default'?"),
-        (["jobs", "--lane", "nothing"], "known: enrichment"),
+        (["jobs", "--lane", "nothing"], "'enrichment', the only one"),
         (["sql", "enrichmant"], "did you mean 'enrichment'?"),
         (["stuck", "app_nowhere:mill"], "no module 'app_nowhere'"),
         (["jobs", "--state", "canceled"], 'canceled={"status": "..."}'),

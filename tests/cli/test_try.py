@@ -51,6 +51,35 @@ HANDLERS = {
 }
 
 
+CHUNKED = LANE.replace("max_attempts", "chunk=10, max_attempts")
+CHUNKS = {
+    "list": "async def fetch(jobs):\n    return [{'title': job['url'].upper()} for job in jobs]",
+    "mapping": "def fetch(jobs):\n    return {job.id: {'title': job['url'].upper()} for job in jobs}",
+    "finish": "async def fetch(jobs):\n    async with jobs[0].finish() as tx:\n"
+    "        tx.set(title=jobs[0]['url'].upper())",
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKS)
+def test_a_row_of_a_lane_with_chunks_is_tried_as_a_chunk_of_one(links: Db, rowmill: Command, kind: str) -> None:
+    """Issue 23: dry, for real, and rehearsed."""
+    rowmill.app(links.url, CHUNKED + CHUNKS[kind])
+    document = rowmill.json("try", "fetch", "1")
+    assert (document["outcome"], changes(document)["title"]) == ("done", (None, "A"))
+    assert links.query("select title from links where title is not null") == []
+    assert changes(rowmill.json("try", "fetch", "1", "--commit"))["title"] == (None, "A")
+    links.execute("update links set title = 'old' where id = 1")
+    rehearsed = rowmill.json("rehearse", "fetch")
+    assert rehearsed["rows"][0]["columns"] == [{"column": "title", "old": "old", "new": "A"}]
+
+
+def test_a_chunk_without_an_answer_for_the_row_is_told(links: Db, rowmill: Command) -> None:
+    rowmill.app(links.url, CHUNKED + "async def fetch(jobs):\n    return {}")
+    document = rowmill.json("try", "fetch", "1", code=3)
+    assert document["outcome"] == "retry"
+    assert "no outcome for this job" in document["error"]
+
+
 @pytest.mark.parametrize("kind", HANDLERS)
 def test_a_dry_run_shows_what_would_be_written_and_writes_nothing(links: Db, rowmill: Command, kind: str) -> None:
     lane = LANE.replace("max_attempts", "isolation='process', max_attempts") if kind == "process" else LANE
@@ -78,6 +107,28 @@ def test_commit_claims_the_row_and_writes_the_outcome(links: Db, rowmill: Comman
         {"status": "ok", "title": "A", "attempts": 1}, {"status": "new", "title": None, "attempts": None}
     ]  # fmt: skip
     assert len(links.query("select * from log")) == ("finish" in kind)
+
+
+@pytest.mark.parametrize("kind", ["async", "finish"])
+def test_an_input_that_changes_meanwhile_matters_only_with_commit(links: Db, rowmill: Command, kind: str) -> None:
+    """A dry run shows what its outcome would be; a real one is like any other run."""
+    handler = HANDLERS[kind].replace("(job):\n", "(job):\n    await edited()\n", 1)
+    editor = (
+        "async def edited():\n"
+        "    from rowmill.store.database import Database\n"
+        f"    database = Database.open({links.url!r})\n"
+        "    await database.write(lambda run: run(\"update links set url = url || '+' where id = 1\", ()))\n"
+        "    await database.close()\n"
+    )
+    lane = LANE.replace("max_attempts", "inputs=['url'], max_attempts")
+    rowmill.app(links.url, editor + lane + handler)
+    document = rowmill.json("try", "fetch", "1")
+    assert document["outcome"] == "done"
+    assert changes(document)["title"] == (None, "A")
+    committed = rowmill.json("try", "fetch", "1", "--commit")
+    assert committed["outcome"] == "stale"
+    rows = links.query("select status, title, attempts, url from links where id = 1")
+    assert rows == [{"status": "new", "title": None, "attempts": 0, "url": "a++"}]
 
 
 def test_commit_refuses_a_row_that_another_worker_holds_and_says_who(links: Db, rowmill: Command) -> None:

@@ -218,7 +218,7 @@ async def test_a_lane_parameter_gives_a_task_a_queue_of_its_own(mill: Mill, db: 
     await mill.worker(drain=True).run()
     assert most == 2
     assert db.value("select count(*) from rowmill_jobs where state = 'done' and queue in ('narrow', 'mail')") == 11
-    with pytest.raises(DeclarationError, match="a queue as a whole"):
+    with pytest.raises(DeclarationError, match="applies to a whole queue"):
         mill.task(queue="mail", concurrency=1)(lambda: None)
 
 
@@ -550,7 +550,7 @@ async def test_ended_jobs_are_kept_by_age_and_count_and_pruned_in_steps(mill: Mi
     await counted.enqueue_many([{}] * 20)
     await failing.enqueue_many([{"fail": True}, {"fail": False}])
     await mill.worker(drain=True).run()
-    database = (await mill._desk.counter()).database
+    database = (await mill._client.connection()).database
     follow = Joins(database, mill.clock, mill.events, lambda: None)
     tasks = list(mill.tasks.values())
 

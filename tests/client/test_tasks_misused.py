@@ -217,7 +217,7 @@ async def test_who_asks_while_a_watch_ends_is_watched_for(lite: Db, monkeypatch:
         return 1
 
     first, second = await work.enqueue(), await work.enqueue()
-    counter: EnvironmentConnection = await mill._desk.counter()
+    counter: EnvironmentConnection = await mill._client.connection()
     ending, going_on = asyncio.Event(), asyncio.Event()
 
     async def slow_to_end(*_: Any, **__: Any) -> None:
@@ -283,7 +283,7 @@ def test_closing_in_one_loop_leaves_the_calls_of_other_threads_alone(lite: Db) -
     waiter = threading.Thread(target=lambda: results.append(handle.result_sync(timeout=60)), daemon=True)
     waiter.start()
     deadline = time.monotonic() + 60
-    while mill._desk._own is None or not mill._desk._own.calls:
+    while mill._client._own is None or not mill._client._own.calls:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     asyncio.run(mill.close())
@@ -295,7 +295,7 @@ def test_closing_in_one_loop_leaves_the_calls_of_other_threads_alone(lite: Db) -
     asyncio.run(drain())
     waiter.join(60)
     assert results == [7]
-    assert not [thread for thread in threading.enumerate() if thread.name == "rowmill-desk" and _outlives(thread)]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rowmill-client" and _outlives(thread)]
 
 
 def _outlives(thread: threading.Thread) -> bool:
@@ -312,7 +312,7 @@ async def test_who_awaits_a_result_is_told_that_the_mill_was_closed(lite: Db) ->
     handle = await work.enqueue()
     waiting = asyncio.create_task(handle.result())
     for _ in range(6000):
-        if (await mill._desk.counter())._awaited:
+        if (await mill._client.connection())._awaited:
             break
         await asyncio.sleep(0.01)
     await mill.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta as td
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+import rowmill
 from databases import Db
 from rowmill import DeclarationError, Mill, RowmillError, Unreachable
 from rowmill.testing import Kit
@@ -67,7 +68,7 @@ AT_ONCE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown parameter": ({"concurency": 3}, ("'concurency'", "did you mean 'concurrency'?")),
     "creation time as a role": ({"roles": {"created_at": "inserted"}}, ("'created_at' is not a role",
                                 "order_by='inserted' instead of")),
-    "unknown role": ({"roles": {"banana": "worker"}}, ("no role 'banana'", "known: attempts", "roles={")),
+    "unknown role": ({"roles": {"banana": "worker"}}, ("no role 'banana'", "one of attempts", "roles={")),
     "misspelled role": ({"roles": {"wroker": "w"}}, ("no role 'wroker'", "did you mean 'worker'?")),
     "running is ready": ({"running": {"status": "ready"}}, ("a running row would still be ready", "give running")),
     "running in ready": ({"ready": {"status": ["ready", "running"]}}, ("would still be ready",)),
@@ -96,6 +97,11 @@ AT_ONCE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "negative reclaims": ({"max_reclaims": -1}, ("max_reclaims must be 0 or more",)),
     "unknown renewal": ({"renew": "heartbeat"}, ("renew='heartbeat'", "did you mean 'heartbeat_at'?")),
     "unknown isolation": ({"isolation": "proces"}, ("isolation='proces'", "did you mean 'process'?")),
+    "chunk of nothing": ({"chunk": 0}, ("chunk must be a whole number of at least 1, not 0", "chunk=64")),
+    "chunk as a flag": ({"chunk": True}, ("chunk must be a whole number", "not True")),
+    "chunk_wait without a chunk": ({"chunk_wait": td(seconds=1)}, ("chunk_wait", "there is no chunk", "chunk=64")),
+    "chunk_wait in seconds": ({"chunk_wait": 0.2}, ("chunk_wait must be a positive timedelta, not 0.2",)),
+    "a batch that fills no chunk": ({"chunk": 64, "batch": 10}, ("batch=10", "cannot fill a chunk of 64", "batch=64")),
     "backoff in seconds": ({"backoff": 30}, ("backoff must be", "fixed(")),
 }  # fmt: skip
 
@@ -122,6 +128,43 @@ def test_a_handler_without_a_job_is_refused() -> None:
     """Issue, declaration: a mistake in the signature is told before it costs a row."""
     with pytest.raises(DeclarationError, match="takes no parameters"):
         Mill("sqlite:///jobs.db").lane("jobs", name="my_lane", **STATES)(lambda: None)
+
+
+def many(jobs: Any) -> None: ...
+def single(job: Any) -> None: ...
+def hinted(row: rowmill.Job) -> None: ...
+def yielding(jobs: Any) -> Iterator[None]:
+    yield
+
+
+def listed(jobs: list[rowmill.Job]) -> None: ...
+
+
+def test_a_chunk_may_not_wait_as_long_as_its_lease() -> None:
+    """Issue 23: never beyond the lease."""
+    options = {"chunk": 4, "chunk_wait": td(seconds=40), "lease": td(minutes=1)}
+    with pytest.raises(DeclarationError) as caught:
+        Mill("sqlite:///jobs.db").lane("jobs", name="my_lane", **STATES | options)(many)
+    says(caught.value, "lane 'my_lane'", "0:00:40", "lease of 0:01:00", "chunk_wait of at most 0:00:30")
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "words"),
+    [
+        (single, {"chunk": 4}, ("gets a list of jobs, and its first parameter is one job", "single(jobs: list[Job])")),
+        (hinted, {"chunk": 4}, ("gets a list of jobs, and its first parameter is one job",)),
+        (yielding, {"chunk": 4}, ("the handler yields", "a mapping by job.id")),
+        (listed, {}, ("'jobs' is a list of jobs", "one job at a time", "chunk=64")),
+    ],
+    ids=["job", "hint", "generator", "list without chunk"],
+)
+def test_a_handler_that_does_not_fit_its_chunk_is_refused(
+    handler: Any, options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    """Issue 23: one job where it gets many, or many where it gets one."""
+    with pytest.raises(DeclarationError) as caught:
+        Mill("sqlite:///jobs.db").lane("jobs", name="my_lane", **STATES | options)(handler)
+    says(caught.value, "lane 'my_lane'", *words)
 
 
 def test_a_lane_declared_without_its_table_is_refused() -> None:
@@ -323,7 +366,7 @@ async def test_a_python_enum_is_checked_by_its_names(db: Db) -> None:
     table = sa.Table(
         "jobs", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("status", sa.Enum(mood))
     )
-    says(await refused(db, table, done={"status": "finished"}), "no value 'finished'", "known: dead, done")
+    says(await refused(db, table, done={"status": "finished"}), "no value 'finished'", "one of dead, done")
 
 
 async def test_a_uuid_column_cannot_hold_a_worker(pg: Db) -> None:

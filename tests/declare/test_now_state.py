@@ -70,7 +70,7 @@ async def test_a_row_whose_holder_is_gone_comes_back(db: Db) -> None:
 @pytest.mark.parametrize(
     ("states", "said"),
     [
-        ({"ready": {"locked_at": [None, NOW]}}, "NOW does not go into a list"),
+        ({"ready": {"locked_at": [None, NOW]}}, "NOW cannot be in a list"),
         (
             {"ready": {**STATES["ready"], "locked_at": NOW}, "running": {"locked_at": None}},
             "could not get its old time again",

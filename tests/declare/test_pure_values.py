@@ -295,7 +295,7 @@ def test_text_that_fits_is_left_as_it_is_and_longer_text_shows_that_it_was_cut()
         ("stauts", ["status", "step"], "did you mean 'status'?"),
         ("STATUS", ["status"], "did you mean 'status'?"),
         ("inprogress", ["inProgress", "id"], "did you mean 'inProgress'?"),
-        ("banana", ["b", "a"], "known: a, b"),
+        ("banana", ["b", "a"], "one of a, b"),
         ("x", [], "there are none"),
     ],
 )
@@ -335,11 +335,13 @@ def test_the_public_names_are_these() -> None:
     assert rowmill.__all__ == [
         "IS_NULL", "NOT_NULL", "NOW",
         "AppError", "Breaker", "BreakerColumns", "Budget", "Busy", "Call", "Cancel", "Claim",
-        "Concurrency", "DatabaseError", "Dead", "DeclarationError", "Done", "Event", "Handle", "Job",
+        "Concurrency", "DatabaseError", "Dead", "DeclarationError", "Done", "Event", "Handle",
+        "InputsChanged", "Job",
         "Joined", "Keep", "Key", "KeyTaken", "Lane", "LostClaim", "Mill", "Outcome", "Queue", "Rate",
-        "Refused", "Retry", "RowmillError", "Settled", "Snooze", "Status", "SyncJob", "Task",
-        "TaskCanceled", "TaskFailed", "Unreachable", "UnreadableValue", "WorkerIdTaken", "WrongArguments",
-        "WrongResult", "configure_logs", "domain", "exponential", "fixed", "injected",
+        "Refused", "Retry", "RowmillError", "Schedules", "Settled", "Snooze", "Status", "SyncJob", "Task",
+        "TaskCanceled", "TaskFailed", "Unreachable", "UnreadableValue", "Wait", "WorkerIdTaken", "WrongAnswer",
+        "WrongArguments", "WrongResult", "configure_logs", "domain", "exponential", "fixed", "from_table",
+        "injected", "next_tick",
     ]  # fmt: skip
     assert all(hasattr(rowmill, name) for name in rowmill.__all__)
     assert all((getattr(rowmill, name).__doc__ or "").strip() for name in rowmill.__all__)

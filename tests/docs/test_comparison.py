@@ -71,6 +71,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+def test_what_goes_by_the_row_has_a_page_and_tests() -> None:
+    """Issue 23: a page for each feature, and tests that are there."""
+    part = PAGE.read_text().split("\n## What goes by the row\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| \[[^]]+\]\(\.\./how-to/[^)]+\) \| `(test_\w+\.py)` \|$", part, re.M)
+    assert len(rows) == 9
+    assert set(rows) <= TESTS.keys()
+
+
 def test_every_reason_is_asked_for() -> None:
     """A section that no row links to is about something that is there by now, or was never missing."""
     sections = re.findall(r"^### (.*)$", (DOCS / LEFT_OUT).read_text(), re.M)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import runpy
 import shlex
 import sys
 import threading
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from test_readme import blocks
 
 from command import Command
 from databases import Db
+from rowmill.testing import Kit
 
 
 class Guide:
@@ -72,6 +75,111 @@ def test_failures_are_found_by_family_and_retried(guide: Guide) -> None:
     guide.follow("docs/how-to/failures.md")
     rows = Db(f"sqlite:///{guide.folder}/shop.db").query("select status, count(*) as n from orders group by 1")
     assert {row["status"]: row["n"] for row in rows} == {"failed": 1, "sent": 5}
+
+
+def test_many_rows_are_worked_on_in_one_call(guide: Guide, capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 23: an embeddings endpoint, a task in chunks, and a batch API: submit, snooze, collect."""
+    guide.follow("docs/how-to/chunks.md")
+    notes = Db(f"sqlite:///{guide.folder}/notes.db")
+    assert notes.query("select status, attempts, count(*) as n from notes group by 1, 2 order by n") == [
+        {"status": "failed", "attempts": 1, "n": 1}, {"status": "done", "attempts": 1, "n": 199}
+    ]  # fmt: skip
+    assert notes.one("select id, error from notes where status = 'failed'") == {
+        "id": 71, "error": "Refused: input must not be empty"
+    }  # fmt: skip
+    assert notes.value("select vector from notes where id = 9") == "[6, 1]"
+    asyncio.run(runpy.run_path(str(guide.folder / "embeddings.py"))["main"]())
+    assert "[6, 1] in 2 calls" in capsys.readouterr().out
+    replies = Db(f"sqlite:///{guide.folder}/replies.db")
+    assert replies.query("select status, attempts, count(distinct batch) as batches, count(*) as n from replies") == [
+        {"status": "submitted", "attempts": 0, "batches": 3, "n": 2500}
+    ]
+    replies.execute("update replies set run_after = null")  # ten minutes later
+    guide.run("rowmill run replies:mill --drain")
+    assert replies.query("select distinct status from replies") == [{"status": "done"}]
+    assert replies.value("select reply from replies where id = 2") == "PROMPT 1"
+
+
+def test_rows_that_are_too_old_expire(guide: Guide) -> None:
+    """Issue 23: a row past its time is never started."""
+    guide.follow("docs/how-to/expire-rows.md")
+    rows = Db(f"sqlite:///{guide.folder}/codes.db").query("select status, count(*) as n from codes group by 1")
+    assert {row["status"]: row["n"] for row in rows} == {"sent": 2, "late": 2}
+
+
+def test_a_page_that_changes_during_its_run_is_worked_on_again(guide: Guide) -> None:
+    """Issue 23: the outcome of a run whose inputs changed is not final."""
+    guide.follow("docs/how-to/never-stale.md")
+    rows = Db(f"sqlite:///{guide.folder}/pages.db").query("select status, summary, attempts from pages order by id")
+    assert [tuple(row.values()) for row in rows] == [
+        ("done", "One: 6 characters", 1), ("done", "Two: 14 characters", 1),
+    ]  # fmt: skip
+
+
+def test_a_post_waits_for_its_approval(guide: Guide) -> None:
+    """Issue 23: a state that a person ends by an ordinary UPDATE."""
+    guide.follow("docs/how-to/wait-for-a-column.md")
+    rows = Db(f"sqlite:///{guide.folder}/posts.db").query("select status, draft, attempts from posts order by id")
+    assert [tuple(row.values()) for row in rows] == [
+        ("published", "A post about owls", 1), ("new", "A post about bats", 0),
+    ]  # fmt: skip
+
+
+def test_a_post_waits_for_its_approval_on_postgresql(pg: Db, guide: Guide) -> None:
+    (fill,) = (text for _, text in blocks("docs/how-to/wait-for-a-column.md") if text.startswith("# fill.py"))
+    pg.execute(fill.split('"""')[1])
+    guide.write("docs/how-to/wait-for-a-column.md")
+    file = guide.folder / "posts.py"
+    file.write_text(file.read_text().replace("sqlite:///posts.db", pg.url))
+    guide.run("rowmill run posts:mill --drain")
+    guide.run("rowmill why posts:mill 2", "waits for approved_at is not null until")
+    pg.execute("update posts set approved_at = current_timestamp where id = 1")
+    guide.run("rowmill run posts:mill --drain")
+    assert [row["status"] for row in pg.query("select status from posts order by id")] == ["published", "new"]
+
+
+def test_tenants_are_rows_of_a_list(guide: Guide) -> None:
+    """Issue 24: the tenants that a table lists are served as one Mill."""
+    guide.follow("docs/how-to/many-databases.md")
+    for tenant in ("ash", "birch"):
+        rows = Db(f"sqlite:///{guide.folder}/{tenant}.db").query("select distinct status from invoices")
+        assert rows == [{"status": "sent"}]
+
+
+def test_schedules_are_rows_that_are_enqueued_at_their_ticks(
+    guide: Guide, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 23: schedules in a table of one's own, and a lane whose rows snooze to their next tick."""
+    guide.follow("docs/how-to/schedules.md")
+    row = Db(f"sqlite:///{guide.folder}/feeds.db").one("select status, run_after from feeds")
+    assert (row["status"], row["run_after"][14:19]) == ("on", "00:00")
+    capsys.readouterr()
+    guide.run("python try_plans.py")
+    assert capsys.readouterr().out.endswith("1 job\n")
+
+
+def test_the_schedules_of_the_guide_work_on_postgresql(pg: Db, guide: Guide) -> None:
+    (fill,) = (text for _, text in blocks("docs/how-to/schedules.md") if text.startswith("# fill.py"))
+    pg.execute(fill.split('"""')[1])
+    guide.write("docs/how-to/schedules.md")
+    file = guide.folder / "plans.py"
+    file.write_text(file.read_text().replace("sqlite:///plans.db", pg.url))
+    guide.run("rowmill run plans:mill --drain")
+    guide.run("rowmill check plans:mill", "no problems found")
+    module = runpy.run_path(str(file))
+
+    async def ticks() -> list[object]:
+        mill = module["mill"]
+        await mill.prepare()
+        async with Kit(mill) as kit:
+            await kit.tick()
+            kit.advance(timedelta(days=7))
+            await kit.tick()
+            enqueued = [(job.task, job.args) for job in await kit.enqueued()]
+        await mill.close()
+        return enqueued
+
+    assert asyncio.run(ticks()) == [("report", {"customer": "acme", "pages": 3}), ("clean", {})]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_the_tutorial_works_on_postgresql(monkeypatch: pytest.MonkeyPatch) -> No
     try:
         assert server.stdout is not None
         monkeypatch.setenv("ROWMILL_DATABASE_URL", server.stdout.readline().strip())
-        run_commands(folder, "$ python run_sql.py")
+        run_commands(folder, "$ python run_sql.py links.sql")
         run_commands(folder, next(text for kind, text in BLOCKS if "rowmill run" in text).partition("\n")[2])
     finally:
         server.communicate("\n", timeout=180)

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import resource
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta as td
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import pytest
 
 from databases import Db
 from rowmill import Mill
+from rowmill.engine import environment as environment_module
 from rowmill.engine import heartbeat as heartbeat_module
 from rowmill.engine.processes.child import SupervisorPipe
 from rowmill.engine.recovery import liveness
-from rowmill.engine.recovery.liveness import DeadWorker, Peers, process_identity, process_is_gone
+from rowmill.engine.recovery.liveness import DeadWorker, Peers
 from rowmill.engine.worker import SUSPICION as DEFAULT
 from rowmill.engine.worker import Worker
-from rowmill.errors import DeclarationError, Unreachable
+from rowmill.errors import DeclarationError, Unreachable, WorkerIdTaken
+from rowmill.store.own import process_identity as identities
+from rowmill.store.own.process_identity import process_identity, process_is_gone
 from rowmill.store.own.workers import Peer, WorkersTable
 from workers import STATES, events_of, jobs, until, working
 
@@ -54,7 +63,7 @@ def test_a_process_is_gone_when_it_has_ended_and_not_before() -> None:
     """By pid and start time: another process with the same pid is not it."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     boot, namespace, _, _ = (process_identity() or "").split()
-    started = liveness._started(child.pid)
+    started = identities._started(child.pid)
     identity = f"{boot} {namespace} {child.pid} {started}"
     assert not process_is_gone(identity)
     assert process_is_gone(f"{boot} {namespace} {child.pid} {int(started or 0) - 1}")
@@ -66,7 +75,7 @@ def test_a_zombie_is_gone() -> None:
     """Killed, and its parent has not asked for it yet."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     boot, namespace, _, _ = (process_identity() or "").split()
-    identity = f"{boot} {namespace} {child.pid} {liveness._started(child.pid)}"
+    identity = f"{boot} {namespace} {child.pid} {identities._started(child.pid)}"
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert process_is_gone(identity)
@@ -78,6 +87,64 @@ def test_nothing_is_known_of_another_host_or_namespace(identity: str | None) -> 
     """A pid means nothing there: not even one that is not here."""
     boot = (process_identity() or "").split()[0]
     assert not process_is_gone(identity and identity % {"boot": boot})
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives until its input ends."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        yield child
+
+
+def identity_of(pid: int) -> str:
+    """As a worker of this process id, here, would write it."""
+    kernel = " ".join((process_identity() or "").split()[:2])
+    return f"{kernel} {pid} {identities._started(pid)}"
+
+
+def test_a_process_that_cannot_be_looked_at_lives(child: subprocess.Popen[bytes]) -> None:
+    """No file can be opened any more in this process: that says nothing of others."""
+    identity = identity_of(child.pid)
+    limits, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        gone = process_is_gone(identity)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not gone
+    child.communicate()
+    assert process_is_gone(identity)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs a mount of its own")
+@pytest.mark.parametrize(
+    ("namespace", "before", "source", "said"),
+    [
+        pytest.param(
+            ["--mount"], "mount -t proc -o hidepid=2 proc /proc && ",
+            # As nobody; a process that has changed its user may not look at its own namespaces any more.
+            "process_identity(); os.setgroups([]); os.setgid(65534); os.setuid(65534); print(process_is_gone(here))",
+            "False", id="hidden from other users",
+        ),
+        pytest.param(
+            ["--pid", "--fork"], "", "print(process_identity())", "None", id="in another namespace than /proc"
+        ),
+    ],
+)  # fmt: skip
+def test_a_process_that_is_hidden_lives(
+    child: subprocess.Popen[bytes], namespace: list[str], before: str, source: str, said: str
+) -> None:
+    """As under systemd's ProtectProc=invisible; and where /proc shows the processes of another namespace."""
+    source = f"import os; from rowmill.store.own.process_identity import *; here = {identity_of(child.pid)!r}; {source}"
+    command = shlex.join([sys.executable, "-c", source])
+    shell = subprocess.run(
+        ["unshare", *namespace, "sh", "-c", f"{before}exec {command}"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+    if any(word in shell.stderr for word in ("mount:", "unshare:")):
+        pytest.skip(shell.stderr)
+    assert shell.stdout.strip() == said, shell.stderr
 
 
 def test_a_process_must_be_gone_at_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +212,7 @@ def test_a_dead_host_is_found_within_ten_seconds_whenever_it_died(
 
     ``beaten``, ``looked``: seconds before its death at which it last beat, and another worker last looked.
     """
-    every = heartbeat_module._ALIVE_EVERY
+    every = heartbeat_module.BEAT_EVERY
     peers, died, beat_at = Peers(DEFAULT, every), clock[0], clock[0] - looked
     clock[0] -= looked
     while not peers.update([peer(clock[0] - died + beaten, missing=clock[0] >= died)], 100.0):
@@ -153,6 +220,15 @@ def test_a_dead_host_is_found_within_ten_seconds_whenever_it_died(
         if not peers.suspects:  # the next look comes with the next heartbeat
             clock[0] = beat_at = beat_at + every
     assert clock[0] - died <= 8.5
+
+
+def test_the_worker_that_found_a_death_has_until_the_second_look() -> None:
+    """To give the rows back. Others do so only then."""
+    peers, dead = Peers(SUSPICION, BEAT), replace(peer(), dead=True)
+    assert peers.find_unfinished([dead]) == []
+    assert peers.find_unfinished([dead]) == [DeadWorker("w", "abc", declared=True)]
+    assert peers.find_unfinished([]) == []
+    assert peers.find_unfinished([dead]) == []
 
 
 @pytest.mark.parametrize("age", [None, 3.9])
@@ -194,6 +270,13 @@ def holding(db: Db, suspicion: td | None = td(seconds=SUSPICION)) -> tuple[Mill,
     return mill, go
 
 
+def replace_url(db: Db, url: str) -> Db:
+    """The same database by another URL."""
+    other = copy.copy(db)
+    other.url = url
+    return other
+
+
 def holders(db: Db) -> list[Any]:
     return [row["worker"] for row in db.query("select worker from jobs order by id")]
 
@@ -213,8 +296,8 @@ async def cut_off(worker: Worker) -> None:
 @pytest.fixture
 def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that seem to be on other hosts."""
-    monkeypatch.setattr(liveness, "_identity_of", lambda pid: None)
-    monkeypatch.setattr(heartbeat_module, "_ALIVE_EVERY", 0.3)
+    monkeypatch.setattr(identities, "_identity_of", lambda pid: None)
+    monkeypatch.setattr(heartbeat_module, "BEAT_EVERY", 0.3)
 
 
 async def test_rows_of_a_worker_whose_host_is_gone_are_taken_back_before_their_lease(pg: Db, no_kernel: None) -> None:
@@ -240,7 +323,7 @@ async def test_rows_of_a_worker_whose_host_is_gone_are_taken_back_before_their_l
 
 async def test_a_worker_says_that_it_holds_its_lock_as_soon_as_it_does(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others miss the lock only of a worker that said so. Who dies before its second heartbeat is found, too."""
-    monkeypatch.setattr(heartbeat_module, "_ALIVE_EVERY", 3600.0)
+    monkeypatch.setattr(heartbeat_module, "BEAT_EVERY", 3600.0)
     jobs(pg, 0)
     mill, _ = holding(pg)
     async with working(mill, worker_id="young"):
@@ -249,7 +332,7 @@ async def test_a_worker_says_that_it_holds_its_lock_as_soon_as_it_does(pg: Db, m
 
 async def test_a_heartbeat_that_failed_is_sent_again_soon(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one in its time would come too late for a worker that lost its session as well."""
-    monkeypatch.setattr(heartbeat_module, "_ALIVE_EVERY", 3600.0)
+    monkeypatch.setattr(heartbeat_module, "BEAT_EVERY", 3600.0)
     jobs(db, 0)
     mill, _ = holding(db)
     beats, beat = [], WorkersTable.beat
@@ -320,6 +403,132 @@ async def test_every_session_ended_at_once_takes_no_row_from_anybody(pg: Db, no_
     assert not [event for event in seen if event.name in ("worker_dead", "row_swept", "claim_lost")]
 
 
+class Cable:
+    """A way to the server on which one session can be cut, so that the worker's side hears nothing of it."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._socket = f"{dict(parse_qsl(parts.query))['host']}/.s.PGSQL.5432"
+        self._url = parts
+        self._holders: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Cable:
+        self._server: Any = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = urlunsplit(self._url._replace(netloc=f"postgres:@127.0.0.1:{port}", query=""))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream = await asyncio.open_unix_connection(self._socket)
+        this = asyncio.current_task()
+        assert this is not None
+        self._tasks.add(this)
+
+        async def there() -> None:
+            while data := await reader.read(65536):
+                if b"advisory_lock" in data:
+                    self._holders.append(upstream)
+                upstream.write(data)
+            upstream.close()
+            writer.close()
+
+        async def back() -> None:
+            while data := await upstream_reader.read(65536):
+                writer.write(data)
+            if upstream not in self._holders:
+                writer.close()
+
+        await asyncio.gather(there(), back(), return_exceptions=True)
+
+    def cut(self) -> None:
+        """The server ends the session that holds the lock."""
+        self._holders[-1].transport.abort()
+
+
+@pytest.mark.no_pooler("nobody listens through a pooler")
+async def test_a_session_that_ended_unnoticed_is_opened_again(
+    pg: Db, no_kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a network cut the server has ended it, and the worker's side waits for words that will never come. The
+    heartbeat misses the lock. Without that the worker has no lock, and hears of no row until its next poll.
+    """
+    jobs(pg, 0)
+    async with Cable(pg.url) as cable:
+        mill = Mill(cable.url, suspicion=td(seconds=SUSPICION))
+
+        @mill.lane("jobs", name="jobs", **STATES, poll=td(hours=1))
+        async def work(job: Any) -> None: ...
+
+        lock = "select count(*) from pg_locks where locktype = 'advisory' and granted and database ="
+        lock += " (select oid from pg_database where datname = current_database())"
+        lock += " and objid::bigint = (select lock_id from rowmill_workers where id = 'w')"
+        async with working(mill, worker_id="w") as worker:
+            await until(lambda: worker.environments[0].opened and pg.value(lock) == 1)
+            session = worker.environments[0].session
+            await until(lambda: session.age is not None)
+            before, renewer = session.locked_since, worker.environments[0]._renewer
+            assert renewer is not None
+            distrusts: list[bool] = []
+
+            def update(_peers: Any, age: float | None) -> list[DeadWorker]:
+                distrusts.append(age is None and session.age is not None)
+                return []
+
+            def later(*given: Any, again: Any = worker.listen_again_from_thread) -> None:
+                if any(distrusts):
+                    again(*given)
+
+            monkeypatch.setattr(renewer._peers, "update", update)
+            monkeypatch.setattr(worker, "listen_again_from_thread", later)
+            cable.cut()
+            await until(lambda: pg.value(lock) == 1 and session.locked_since not in (None, before), 60)
+            assert any(distrusts), "a worker that has lost its own lock misses nobody's"
+            await until(lambda: not worker.environments[0].look)
+            pg.execute("insert into jobs (note) values (null); notify rowmill")
+            await until(lambda: pg.value("select count(*) from jobs where status = 'done'") == 1, 60)
+
+
+@pytest.mark.no_pooler("a pooler asks for a password of its own")
+async def test_a_role_that_may_not_see_locks_finds_no_lock_missing(pg: Db, no_kernel: None) -> None:
+    """It works, listens and lists workers. Deaths that the kernel or a supervisor knows are found."""
+    role = f"unseeing_{os.getpid()}"
+    jobs(pg, 1)
+    mill, go = holding(pg)
+    go.set()
+    async with working(mill, worker_id="seeing"):  # makes the tables
+        await until(lambda: pg.value("select count(*) from jobs where status = 'done'") == 1)
+    pg.execute(f"create role {role} login; grant all on all tables in schema public to {role};"
+               f" grant all on schema public to {role}; revoke all on pg_locks from public;"
+               " revoke execute on function pg_try_advisory_lock_shared(int, int) from public")  # fmt: skip
+    try:
+        parts = urlsplit(pg.url)
+        url = urlunsplit(parts._replace(netloc=parts.netloc.replace("postgres:", f"{role}:", 1)))
+        unseeing, _ = holding(replace_url(pg, url))
+        table = WorkersTable(unseeing.databases()[0][1])
+        async with working(unseeing, worker_id="unseeing") as worker:
+            await until(lambda: worker.environments[0].opened)
+            me = worker.shutdown.snapshot()
+            dead = replace(me, id="other", incarnation="other", process="boot ns 1 1")
+            await table.register(dead)
+            await table.beat(dead, locked=True)
+            assert [(p.id, p.lock_missing) for p in await table.peers(me)] == [("other", False)]
+            assert {w["id"]: w["lock_missing"] for w in await table.all()} == {
+                "unseeing": False, "other": False, "seeing": False,
+            }  # fmt: skip
+            listening = "select count(*) from pg_stat_activity where usename = ? and query ilike 'listen%'"
+            await until(lambda: pg.value(listening, role) == 1, 60)
+        await table.database.close()
+    finally:
+        pg.execute(f"drop owned by {role}; drop role {role}")
+
+
 async def test_only_one_of_those_who_find_a_worker_dead_is_told_so(db: Db) -> None:
     """And one that was heard of meanwhile is not called dead."""
     jobs(db, 0)
@@ -336,11 +545,31 @@ async def test_only_one_of_those_who_find_a_worker_dead_is_told_so(db: Db) -> No
     assert await table.declare_dead("w", me.incarnation, None)
     assert not await table.declare_dead("w", me.incarnation, None)
     assert [p.dead for p in await table.peers(observer)] == [True]
-    await table.rows_given_back("w", me.incarnation)
+    await table.rows_given_back("w", me.incarnation, me.lanes)
     assert await table.peers(observer) == []
     assert seen_at
     await table.beat(me)  # it lives after all
     assert [p.id for p in await table.peers(observer)] == ["w"]
+    await table.database.close()
+
+
+async def test_a_worker_that_was_presumed_dead_and_lives_can_be_found_dead_again(db: Db) -> None:
+    """Its rows were given back; its session and its heartbeats come back."""
+    jobs(db, 0)
+    mill, _ = holding(db)
+    async with working(mill, worker_id="w") as worker:
+        await worker.started.wait()
+        me = worker.shutdown.snapshot()
+    assert me.process is not None
+    table = WorkersTable(mill.databases()[0][1])
+    observer = replace(me, id="observer", incarnation="another")
+    await table.register(me)
+    assert await table.declare_dead("w", me.incarnation, None)
+    await table.rows_given_back("w", me.incarnation, me.lanes)
+    await table.beat(me, locked=True)
+    await table.rows_given_back("w", me.incarnation, me.lanes)  # the word of one who found it dead, and is late
+    (again,) = await table.peers(observer)
+    assert (again.process, again.dead, again.lock_missing) == (me.process, False, db.dialect == "postgresql")
     await table.database.close()
 
 
@@ -364,14 +593,49 @@ async def test_rows_of_a_dead_worker_come_back_when_the_worker_that_found_it_dea
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_rows_that_a_successor_of_the_same_id_holds_are_not_given_back(db: Db) -> None:
-    """The word of a death may come late: by then the id is another process's."""
+async def test_rows_of_a_lane_that_the_finder_does_not_serve_come_back_too(db: Db, no_kernel: None) -> None:
+    """The worker that finds another dead gives back its own lanes; one that serves the others gives back the rest."""
+    jobs(db, 2)
+    time = "timestamptz" if db.dialect == "postgresql" else "text"
+    db.execute(f"create table more_jobs (id integer primary key, status text, worker text, claimed_at {time})")
+    db.execute("insert into more_jobs (id, status) values (1, 'queued')")
+    mill, go = holding(db)
+
+    @mill.lane("more_jobs", name="more", **STATES, lease=td(minutes=5), poll=td(seconds=0.2))
+    async def more(job: Any) -> None:
+        await go.wait()
+
+    def holders_of_more() -> list[Any]:
+        return [row["worker"] for row in db.query("select worker from more_jobs")]
+
+    lost = mill.worker(worker_id="lost")
+    task = asyncio.create_task(lost.run())
+    await until(lambda: holders(db) == ["lost"] * 2 and holders_of_more() == ["lost"])
+    await cut_off(lost)
+    db.execute("update rowmill_workers set state = 'dead', process = 'boot namespace 1 1' where id = 'lost'")
+    async with working(mill, worker_id="first", lanes=["jobs"]):
+        await until(lambda: holders(db) == ["first"] * 2, 60)
+        await until(lambda: db.value("select lanes from rowmill_workers where id = 'lost'") == '["more"]', 60)
+        assert holders_of_more() == ["lost"]
+        async with working(mill, worker_id="second", lanes=["more"]):
+            await until(lambda: holders_of_more() == ["second"], 60)
+            await until(lambda: db.value("select process from rowmill_workers where id = 'lost'") is None, 60)
+            go.set()
+            await until(lambda: db.value("select count(*) from more_jobs where status = 'done'") == 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+async def test_rows_that_a_successor_of_the_same_id_holds_are_not_given_back(db: Db, declared: bool) -> None:
+    """The word of a death may come late: by then the id is another process's, whoever called the first one dead."""
     jobs(db, 2)
     mill, go = holding(db)
     async with working(mill, worker_id="w") as worker:
         await until(lambda: holders(db) == ["w"] * 2)
         async with working(mill, worker_id="other") as other:
-            other.take_over(DeadWorker("w", "an-older-one", frozenset()))
+            await other.started.wait()
+            other.take_over(DeadWorker("w", "an-older-one", frozenset(), declared=declared))
             await until(lambda: not other._beside)
             assert holders(db) == ["w"] * 2
             go.set()
@@ -412,6 +676,42 @@ async def test_a_worker_whose_loop_is_blocked_when_its_session_ends_keeps_its_ro
         await asyncio.to_thread(thread.join, 60)
     assert pg.value("select status from jobs") == "done"
     assert not [event for event in seen if event.name in ("worker_dead", "row_swept")]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_container_of_the_same_host_name_takes_no_id_from_a_live_one(
+    db: Db, lives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process cannot be seen from here. One that was restarted takes its own id again, after a silence."""
+    monkeypatch.setattr(environment_module, "BEAT_EVERY", 0.5)
+    jobs(db, 1)
+    mill, go = holding(db)
+    go.set()
+    table = WorkersTable(mill.databases()[0][1])
+    boot = (process_identity() or "").split()[0]
+    there = replace(mill.worker(worker_id="w").shutdown.snapshot(), pid=999_999_999, process=f"{boot} 1-1 7 100")
+    await table.ensure()
+    await table.register(there)
+
+    async def beat() -> None:
+        while True:
+            assert await table.beat(there), "its id was taken"
+            await asyncio.sleep(0.02)
+
+    beats = asyncio.create_task(beat())
+    if not lives:
+        beats.cancel()
+    worker = mill.worker(worker_id="w", drain=True)
+    if lives:
+        with pytest.raises(WorkerIdTaken, match="a live worker has the id 'w' already"):
+            await worker.run()
+        assert not beats.done()
+    else:
+        await worker.run()
+        assert db.value("select status from jobs") == "done"
+    beats.cancel()
+    await asyncio.gather(beats, return_exceptions=True)
+    await table.database.close()
 
 
 async def test_an_environment_that_serves_no_lane_has_a_heartbeat_too(lite: Db, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pickle
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta as td
@@ -452,6 +453,13 @@ def lane(job, model):
         raise Local("cannot be pickled")
     if how == "exit":
         os._exit(3)
+    if how.startswith("leaves "):
+        if (grandchild := os.fork()) == 0:
+            time.sleep(600)
+            os._exit(0)
+        with open(how.removeprefix("leaves "), "w") as file:
+            file.write(str(grandchild))
+        os._exit(3)
     if how == "sys.exit":
         raise SystemExit(4)
     if how == "hang":
@@ -516,6 +524,20 @@ async def test_a_handler_in_a_process_of_its_own_ends_like_any_other(lite: Db, t
     words = rows[0]["result"]
     assert words.startswith("model of another process 0 9 True ")
     assert not there(words.split()[-1])
+
+
+@pytest.mark.usefixtures("importable")
+async def test_a_process_that_dies_is_noticed_at_once_whatever_it_left_running(lite: Db, tmp_path: Path) -> None:
+    """What its handler forked holds its end of the pipe open: the row must not wait for its timeout."""
+    mill, left = isolated(lite, tmp_path, "isolated_leaves", timeout=1200), tmp_path / "left"
+    lite.execute("update jobs set attempts = 8, result = ?", f"leaves {left}")
+    try:
+        async with Kit(mill) as kit:
+            step = await asyncio.wait_for(kit.step(), 60)
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)
+    assert step is not None
+    assert (step.outcome, step.error) == ("dead", "the handler's process died (exit code 3)")
 
 
 @pytest.mark.usefixtures("importable")

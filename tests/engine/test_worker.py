@@ -534,7 +534,7 @@ async def test_a_handler_that_calls_exit_ends_its_run_and_not_the_worker(db: Db)
 
 async def test_a_worker_whose_id_was_taken_stops(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """A13: it was silent, another took its id; back again, it must not claim under the other's name."""
-    monkeypatch.setattr("rowmill.engine.heartbeat._ALIVE_EVERY", 0.1)
+    monkeypatch.setattr("rowmill.engine.heartbeat.BEAT_EVERY", 0.1)
     jobs(db, 0)
     mill = Mill(db.url)
     seen = events_of(mill)

@@ -404,6 +404,28 @@ def test_a_row_that_may_not_go_back_ends_and_holds_no_other_up(pg: Db, by: str) 
     assert dead["error_message"].startswith("the database would not take it back: duplicate key")
 
 
+@pytest.mark.parametrize("by", ["sweep", "claim"])
+async def test_an_expired_row_is_not_claimed_and_ends(pg: Db, by: str) -> None:
+    """Issue 23: a row past its time is never started, by whatever language."""
+    pg.execute(
+        f"create table jobs (id integer primary key, {_MARKS}, error varchar(12), valid_until timestamptz,"
+        " finished_at timestamptz)"
+    )
+    mill = Mill(pg.url)
+    mill.lane(
+        "jobs", name="jobs", roles={"expires_at": "valid_until"}, expired={"status": "late"}, **STATES
+    )(handle)  # fmt: skip
+    functions = await installed(pg, mill)
+    pg.execute("insert into jobs (id, status, valid_until) values (1, 'ready', now() - interval '1 second')")
+    assert (functions.call("sweep") if by == "sweep" else functions.claim()) in ([], None)
+    row = pg.one("select * from jobs")
+    assert (row["status"], row["error"], row["finished_at"] is not None) == ("late", "expired: it ", True)
+    pg.execute("insert into jobs (id, status, valid_until) values (2, 'ready', now() + interval '1 hour')")
+    claimed = functions.claim()
+    assert claimed is not None
+    assert claimed["id"] == 2
+
+
 @pytest.mark.parametrize("shape", ["enrichment", "scrape", "prompt_forming"])
 async def test_the_functions_are_those_that_were_reviewed(pg: Db, shape: str) -> None:
     """D2, C6, E2: kept as files to be read; UPDATE_GOLDEN=1 writes them anew."""

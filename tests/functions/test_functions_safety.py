@@ -162,7 +162,7 @@ def test_with_the_owners_rights_no_trigger_may_look_where_everybody_can_create(p
     """security definer: refused while the trigger's path is open to all, taken when it is not."""
     mill = trojan_table(pg)
     pg.execute(AUDIT + "grant create on schema public to public")
-    with pytest.raises(DeclarationError, match=r"noted.*everybody may create"):
+    with pytest.raises(DeclarationError, match=r"noted.*anyone may create"):
         install_now(pg, mill, definer=True)
     pg.execute("alter function note() set search_path = public, pg_temp")
     assert install_now(pg, mill, definer=True).claim() is None

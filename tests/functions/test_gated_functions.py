@@ -241,5 +241,5 @@ def test_stuck_rows_are_taken_back_while_others_are_held_back(pg: Db) -> None:
 )
 def test_gates_that_functions_could_not_keep_to_are_refused(pg: Db, gates: list[Any], words: str) -> None:
     """D2: said before anything is installed."""
-    with pytest.raises(DeclarationError, match=f"could not keep to them: .*{words}"):
+    with pytest.raises(DeclarationError, match=f"has gates that functions cannot apply: .*{words}"):
         install_now(pg, declared(pg, *gates))

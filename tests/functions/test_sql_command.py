@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from rowmill.store.inspect.lane_view import view_lane
 from rowmill.store.inspect.sql_listing import commented, texts
 from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
+from sqlworker import installed
 
 
 @pytest.fixture
@@ -133,11 +135,39 @@ def test_what_functions_cannot_be_is_told(pg: Db, lite: Db, command: Command) ->
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "other-languages.md"
 
 
+def calls_of(text: str) -> list[str]:
+    return [call for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) for call in block.split(";\n") if call]
+
+
+async def test_the_calls_with_inputs_do_what_the_page_says(pg: Db) -> None:
+    """Issue 23: the claim with its inputs, and the end that takes them; edited meanwhile it is none."""
+    pg.execute(
+        "create table pages (id integer primary key, status text default 'ready', worker text, claimed_at timestamptz,"
+        " attempts integer not null default 0, body text, summary text)"
+    )
+    mill = Mill(pg.url)
+
+    async def summarise(job: Any) -> None: ...
+
+    states: dict[str, Any] = {state: {"status": state} for state in ("ready", "running", "done", "dead")}
+    mill.lane("pages", name="pages", inputs=["body"], **states)(summarise)
+    await installed(pg, mill)
+    pg.execute("insert into pages (id, body) values (1, 'a text')")
+    claim, complete = [call for call in calls_of(DOCS.read_text()) if "pages_" in call]
+    for edited in (True, False):
+        row = pg.one(claim)
+        if edited:
+            pg.execute("update pages set body = 'another text'")
+        call = complete.replace("2026-11-15 10:00:00.123456+00", str(row["claimed_at"]))
+        assert pg.value(call.replace("80c8b162...", row["inputs"])) is not edited
+    assert pg.one("select status, summary from pages") == {"status": "done", "summary": "..."}
+
+
 def test_the_page_about_other_languages_does_what_it_says(pg: Db, command: Command) -> None:
     """D2: its commands and its SQL are run as they stand, with the claim's own time put in."""
     text = DOCS.read_text()
     commands = re.findall(r"^\$ rowmill (.*?)\s*(?:#.*)?$", text, re.MULTILINE)
-    calls = [call for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) for call in block.split(";\n") if call]
+    calls = [call for call in calls_of(text) if "pages_" not in call]
     pg.execute("do $$ begin create role scraper; exception when duplicate_object then null; end $$")
     systems.create(pg, "prices")
     systems.insert_scrape(pg, 1)

@@ -50,15 +50,15 @@ begin
            FROM public.sources
           WHERE sources.enabled))));
     end if;
-    if not exists (select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id') then
+    if not exists (select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id') then
       with _rm_made as (
   insert into public.rowmill_gates (lane, dim, key, version, touched_at, refilled_at)
-  values ('scrape', 'stretch:source_id', '', txid_current() << 20, now(), now())
+  values ('scrape', 'range:source_id', '', txid_current() << 20, now(), now())
   on conflict do nothing
   returning 1
 )
 insert into public.rowmill_gates (lane, dim, key, version, touched_at)
-select 'scrape', 'stretch:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
+select 'scrape', 'range:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
   select _s.key, ntile(32) over (order by _s.key) as part from (
     select source_id::text collate "C" as key from public.scrape_jobs tablesample system (least(100, 2097152 * 100.0 / greatest((select sum(pg_relation_size(relid)) from pg_partition_tree('public.scrape_jobs'::regclass)), 1))) where status in ('pending', 'retryable') and source_id is not null
     union
@@ -70,17 +70,17 @@ select 'scrape', 'stretch:source_id', _n.key, txid_current() << 20, now() from (
 on conflict do nothing;
     end if;
     if _rm_try = 1 then
-      select _g.cells into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id' and _g.cells is not null order by _g.touched_at desc limit 1;
+      select _g.cells into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id' and _g.cells is not null order by _g.touched_at desc limit 1;
     else
       with _rm_seen as materialized (
-  select _g.key, _g.version from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id'
+  select _g.key, _g.version from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id'
 ), _rm_mine as materialized (
   select _l.spot from _rm_seen _s cross join lateral (
     select _g.ctid as spot from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'stretch:source_id' and _g.key = _s.key and _g.version = _s.version
+    where lane = 'scrape' and dim = 'range:source_id' and _g.key = _s.key and _g.version = _s.version
     for no key update skip locked
   ) _l
-  where (select count(*) < 32 from _rm_seen) and not (select coalesce(max(refilled_at) > now() - case when count(*) < 32 then interval '5.0 seconds' else interval '60.0 seconds' end, false) from public.rowmill_gates where lane = 'scrape' and dim = 'stretch:source_id')
+  where (select count(*) < 32 from _rm_seen) and not (select coalesce(max(refilled_at) > now() - case when count(*) < 32 then interval '5.0 seconds' else interval '60.0 seconds' end, false) from public.rowmill_gates where lane = 'scrape' and dim = 'range:source_id')
 ), _rm_bump as (
   update public.rowmill_gates _g set version = _g.version + 1, refilled_at = case when _g.key = '' then now() end
   where _g.ctid = any(array(select spot from _rm_mine))
@@ -88,7 +88,7 @@ on conflict do nothing;
   returning 1
 )
 insert into public.rowmill_gates (lane, dim, key, version, touched_at)
-select 'scrape', 'stretch:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
+select 'scrape', 'range:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
   select _s.key, ntile(32) over (order by _s.key) as part from (
     select source_id::text collate "C" as key from public.scrape_jobs tablesample system (least(100, 2097152 * 100.0 / greatest((select sum(pg_relation_size(relid)) from pg_partition_tree('public.scrape_jobs'::regclass)), 1))) where status in ('pending', 'retryable') and source_id is not null
     union
@@ -99,7 +99,7 @@ select 'scrape', 'stretch:source_id', _n.key, txid_current() << 20, now() from (
 ) _p where _p.part > 1 group by _p.part) _n
 where exists (select 1 from _rm_bump)
 on conflict do nothing;
-      select nullif(_g.key, '') into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id' order by random() limit 1;
+      select nullif(_g.key, '') into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id' order by random() limit 1;
     end if;
     if _rm_last is not null then
       return query
@@ -115,7 +115,7 @@ on conflict do nothing;
     ) _c
   ) _r, (
     select array_agg(_g.key order by _g.key) as first, array_agg(_g.version order by _g.key) as version
-    from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id'
+    from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id'
   ) _s, (
     select true as told, null::bigint as most
   ) _t
@@ -150,7 +150,7 @@ on conflict do nothing;
   ) _r
 ), _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_stretch, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen
+  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_range, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen
   from _rm_known _i cross join _rm_walk _k
   cross join lateral (
     select _k._rm_key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
@@ -165,18 +165,18 @@ on conflict do nothing;
   limit (select 1::bigint)
 ), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select _s._rm_stretch, _l.spot from (select distinct _rm_stretch from _rm_turns) _s cross join _rm_known _i
+  select _s._rm_range, _l.spot from (select distinct _rm_range from _rm_turns) _s cross join _rm_known _i
   left join lateral (
     select _g.ctid as spot from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'stretch:source_id' and _g.key = _i.first[_s._rm_stretch] and _g.version = _i.version[_s._rm_stretch]
+    where lane = 'scrape' and dim = 'range:source_id' and _g.key = _i.first[_s._rm_range] and _g.version = _i.version[_s._rm_range]
     for no key update skip locked
   ) _l on true
 ), _rm_picked as materialized (
   -- as many rows of each key: others, where somebody has the first ones locked
   select _j.*, _h.spot as _spot, _t._rm_key::text as _key, _tokens, _speed, _size from (
-    select _rm_key, _rm_stretch, _tokens, _speed, _size, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_stretch, _tokens, _speed, _size, _seen
+    select _rm_key, _rm_range, _tokens, _speed, _size, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_range, _tokens, _speed, _size, _seen
   ) _t
-  join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null
+  join _rm_held _h on _h._rm_range = _t._rm_range and _h.spot is not null
   join lateral (
     select 1 where _t._seen is null
     union all
@@ -231,7 +231,7 @@ order by _rm_taken.created_at, _rm_taken.id;
     ) _c
   ) _r, (
     select array_agg(_g.key order by _g.key) as first, array_agg(_g.version order by _g.key) as version
-    from public.rowmill_gates _g where lane = 'scrape' and dim = 'stretch:source_id'
+    from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id'
   ) _s, (
     select true as told, null::bigint as most
   ) _t
@@ -266,7 +266,7 @@ order by _rm_taken.created_at, _rm_taken.id;
   ) _r
 ), _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_stretch, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen
+  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_range, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen
   from _rm_known _i cross join _rm_walk _k
   cross join lateral (
     select _k._rm_key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
@@ -281,18 +281,18 @@ order by _rm_taken.created_at, _rm_taken.id;
   limit (select 1::bigint)
 ), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select _s._rm_stretch, _l.spot from (select distinct _rm_stretch from _rm_turns) _s cross join _rm_known _i
+  select _s._rm_range, _l.spot from (select distinct _rm_range from _rm_turns) _s cross join _rm_known _i
   left join lateral (
     select _g.ctid as spot from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'stretch:source_id' and _g.key = _i.first[_s._rm_stretch] and _g.version = _i.version[_s._rm_stretch]
+    where lane = 'scrape' and dim = 'range:source_id' and _g.key = _i.first[_s._rm_range] and _g.version = _i.version[_s._rm_range]
     for no key update skip locked
   ) _l on true
 ), _rm_picked as materialized (
   -- as many rows of each key: others, where somebody has the first ones locked
   select _j.*, _h.spot as _spot, _t._rm_key::text as _key, _tokens, _speed, _size from (
-    select _rm_key, _rm_stretch, _tokens, _speed, _size, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_stretch, _tokens, _speed, _size, _seen
+    select _rm_key, _rm_range, _tokens, _speed, _size, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_range, _tokens, _speed, _size, _seen
   ) _t
-  join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null
+  join _rm_held _h on _h._rm_range = _t._rm_range and _h.spot is not null
   join lateral (
     select 1 where _t._seen is null
     union all

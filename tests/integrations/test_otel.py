@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -17,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from databases import Db
 from farm import JOBS
 from rowmill import Dead, Mill, fixed
-from rowmill.otel import trace
+from rowmill.otel import measure, trace
 
 STATES: dict[str, Any] = {
     "ready": {"status": "queued"}, "running": {"status": "running"}, "done": {"status": "done"},
@@ -118,6 +120,32 @@ async def test_the_users_spans_are_inside_the_run_in_a_thread_too(db: Db, traces
     assert bad.attributes["rowmill.outcome"] == "dead"
 
 
+async def test_a_chunk_is_one_span_that_is_linked_to_each_of_its_jobs(db: Db, traces: Traces) -> None:
+    """Issue 23: a span for each call; the jobs were enqueued in several traces."""
+    mill = Mill(db.url)
+    trace(mill, traces.provider)
+
+    @mill.task(chunk=8, max_attempts=1)
+    async def send(numbers: list[int]) -> None:
+        with traces.users.start_as_current_span("users own"):
+            if 3 in numbers:
+                raise ValueError("no answer for ada@example.org")
+
+    await send.enqueue_many([(n,) for n in (1, 2)])
+    await send.enqueue(3)
+    await mill.close()
+    await mill.worker(drain=True).run()
+    enqueued = [span_id(span) for span in traces.named("enqueue send")]
+    whole, *parts = traces.named("run send")
+    assert sorted(link.context.span_id for link in whole.links) == sorted(enqueued)
+    assert whole.attributes is not None
+    assert (whole.attributes["rowmill.count"], whole.attributes["error.type"]) == (3, "ValueError")
+    assert whole.status.description == "ValueError: no answer for [email]"
+    assert parent(whole) is None
+    assert {parent(own) for own in traces.named("users own")} == {span_id(run) for run in (whole, *parts)}
+    assert [run.status.status_code for run in parts].count(StatusCode.ERROR) < len(parts)
+
+
 async def test_the_users_spans_are_inside_the_run_in_a_process_too(
     lite: Db, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,3 +241,74 @@ async def test_a_run_continues_the_trace_that_wrote_its_row(
     assert (f"{span.get_span_context().trace_id:032x}" == TRACE_ID) is continued
     assert (parent(span) == 0x00F067AA0BA902B7) is continued
     assert db.value("select status from pages") == "done"
+
+
+async def test_spans_have_the_attributes_of_the_messaging_conventions(db: Db, traces: Traces) -> None:
+    """Issue 25, point 3: tools that know the conventions find system, destination, operation, message and error."""
+    db.execute(JOBS[db.dialect])
+    db.execute("insert into jobs (note) values ('bad')")
+    mill = Mill({"prod": db.url})
+    trace(mill, traces.provider)
+
+    @mill.lane("jobs", name="read", max_attempts=1, **STATES)
+    async def read(job: Any) -> None:
+        raise LookupError("gone")
+
+    @mill.task
+    async def send(to: str) -> None: ...
+
+    await mill.enqueue_many([send.call("a"), send.call("b")])
+    await mill.close()
+    await mill.worker(drain=True, worker_id="w-1").run()
+
+    def told(span: ReadableSpan) -> dict[str, Any]:
+        return {name.removeprefix("messaging."): value for name, value in (span.attributes or {}).items()
+                if name.startswith(("messaging.", "error."))}  # fmt: skip
+
+    assert told(traces.one("enqueue send")) == {
+        "system": "rowmill", "operation.name": "enqueue", "operation.type": "send", "destination.name": "default",
+        "batch.message_count": 2,
+    }  # fmt: skip
+    assert told(traces.one("run read")) == {
+        "system": "rowmill", "operation.name": "run", "operation.type": "process", "destination.name": "read",
+        "message.id": "1", "client.id": "w-1", "error.type": "LookupError",
+    }  # fmt: skip
+    for verb, kind in (("claim", "receive"), ("settle", "settle")):
+        assert told(traces.one(f"{verb} read")) == {
+            "system": "rowmill", "operation.name": verb, "operation.type": kind, "destination.name": "read",
+            "batch.message_count": 1,
+        }  # fmt: skip
+
+
+async def test_metrics_have_the_instruments_of_the_messaging_conventions(db: Db) -> None:
+    """Issue 25, point 3: what was claimed, how long runs took, how they ended; flushed when the worker stops."""
+    db.execute(JOBS[db.dialect])
+    for note in ("fine", "fine", "bad"):
+        db.execute("insert into jobs (note) values (?)", note)
+    mill, reader = Mill({"prod": db.url}), InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    measure(mill, provider)
+
+    @mill.lane("jobs", name="read", max_attempts=2, backoff=fixed(td(0)), **STATES)
+    async def read(job: Any) -> None:
+        if job["note"] == "bad":
+            raise LookupError("gone")
+
+    await mill.worker(drain=True).run()
+    found = reader.get_metrics_data()
+    assert found is not None
+    points: dict[str, list[Any]] = {
+        metric.name: list(metric.data.data_points)
+        for resource in found.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics
+    }  # fmt: skip
+    provider.shutdown()
+    (claimed,) = points["messaging.client.consumed.messages"]
+    assert claimed.value == 4
+    assert dict(claimed.attributes) == {
+        "messaging.system": "rowmill", "messaging.operation.name": "claim", "messaging.operation.type": "receive",
+        "messaging.destination.name": "read", "rowmill.environment": "prod",
+    }  # fmt: skip
+    runs = {point.attributes.get("error.type"): point.count for point in points["messaging.process.duration"]}
+    assert runs == {None: 2, "transient": 2}
+    outcomes = {point.attributes["rowmill.outcome"]: point.value for point in points["rowmill.outcomes"]}
+    assert outcomes == {"done": 2, "retry": 1, "dead": 1}

@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from command import NOWHERE, register
 from databases import Db
 from farm import JOBS
-from rowmill import Concurrency, Dead, Mill, RowmillError, fixed
+from rowmill import Concurrency, Dead, Mill, Rate, RowmillError, fixed
 from rowmill.prometheus import Standing, observe
+from workers import until, working
 
 STATES: dict[str, Any] = {
     "ready": {"status": "queued"}, "running": {"status": "running"}, "done": {"status": "done"},
@@ -72,6 +73,28 @@ async def test_what_a_worker_does_is_counted_by_lane_and_environment(db: Db) -> 
     assert found["rowmill_oldest_ready_seconds", *where] == 0
 
 
+async def test_runs_whose_inputs_changed_are_counted(db: Db) -> None:
+    """Issue 23: by lane and environment, and apart from them outcomes that are final although inputs kept changing."""
+    db.execute(JOBS[db.dialect])
+    db.execute("alter table jobs add column body integer; update jobs set body = 0")
+    db.execute("insert into jobs (note, body) values ('x', 0)")
+    mill, registry = Mill({"prod": db.url}), CollectorRegistry()
+
+    @mill.lane("jobs", name="fetch", inputs=["body"], settle_after=2, **STATES)
+    async def fetch(job: Any) -> None:
+        db.execute("update jobs set body = body + 1")
+
+    observe(mill, registry)
+    await mill.worker(drain=True).run()
+    standing = Standing(mill)
+    found = samples((await standing.exposition(registry)).decode())
+    await standing.close()
+    where = ("prod", "fetch")
+    assert found["rowmill_inputs_changed_total", *where] == 2
+    assert found["rowmill_inputs_kept_changing_total", *where] == 1
+    assert (found["rowmill_outcomes_total", *where, "stale"], found["rowmill_outcomes_total", *where, "done"]) == (2, 1)
+
+
 async def test_how_the_lanes_stand_is_asked_of_the_database(db: Db) -> None:
     """E8, D10: rows by state, the oldest ready one, keys that a gate holds back, workers; whoever works."""
     db.execute(JOBS[db.dialect])
@@ -96,6 +119,38 @@ async def test_how_the_lanes_stand_is_asked_of_the_database(db: Db) -> None:
     assert found["rowmill_workers", "prod", "busy"] == 1
     assert found["rowmill_workers", "prod", "dead"] == 1
     assert found["rowmill_up", "prod"] == 1
+
+
+async def test_waits_silence_and_budgets_are_told(db: Db) -> None:
+    """Issue 25, point 4: how long gates hold back, how long dead workers' rows stay, what a budget has left."""
+    db.execute(JOBS[db.dialect])
+    db.execute("insert into jobs (note) values ('a'), ('a')")
+    past = "now() - interval '90 seconds'" if db.dialect == "postgresql" else (
+        "strftime('%Y-%m-%d %H:%M:%f', 'now', '-90 seconds')")  # fmt: skip
+    db.execute(f"insert into jobs (note, status, worker, claimed_at) values ('b', 'running', 'w', {past})")
+    mill = Mill({"prod": db.url})
+    mill.budget("model", tokens=[(1000, td(minutes=1)), (50_000, td(days=1))])
+    gates = [Rate(1, per=td(hours=1), by="note")]
+
+    @mill.lane("jobs", name="fetch", gates=gates, lease=td(seconds=30), sweep_every=td(hours=1), **STATES)
+    async def fetch(job: Any) -> None:
+        await job.spend("model", tokens=300)
+
+    async with working(mill):
+        await until(lambda: db.value("select count(*) from jobs where status = 'done'") >= 1)
+    silent = f"claimed_at = {past}, heartbeat_at = {past}"
+    db.execute(f"update jobs set status = 'running', worker = 'w', {silent} where note = 'b'")
+    standing = Standing(mill)
+    found = samples((await standing.exposition(CollectorRegistry())).decode())
+    await standing.close()
+    await mill.close()
+    where = ("prod", "fetch")
+    assert 0 < found["rowmill_gate_wait_seconds", "note", *where] <= 3600
+    assert 90 <= found["rowmill_stuck_seconds", *where] < 600
+    spent = found["rowmill_budget_used", "model", "prod", "60", "tokens"]
+    assert spent in (300, 600)
+    assert found["rowmill_budget_used", "model", "prod", "86400", "tokens"] == spent
+    assert found["rowmill_budget_limit", "model", "prod", "86400", "tokens"] == 50_000
 
 
 def _registered(db: Db, name: str, **said: Any) -> None:

@@ -429,7 +429,7 @@ def test_migrate_gives_way_to_writers_and_to_a_long_transaction_and_goes_on_afte
                 eventually(lambda: "another migration is running here" in migrations.said())
                 second.close()
                 assert again.wait(timeout=60) == 0, migrations.said()
-        assert "steps, all done" in migrations.said()
+        assert "statements, all done" in migrations.said()
         writers.stop()
     assert writers.count > 100
     assert writers.longest < 0.3 + 1.0, "the lock timeout, and some time for a slow machine"

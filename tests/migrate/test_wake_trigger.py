@@ -92,7 +92,7 @@ def test_check_says_what_pickup_is_and_finds_a_trigger_of_another_condition(pg: 
     pg.execute(TABLE.format("jobs"))
     command.app(pg.url, LANE.format("jobs", "queued"))
     assert command("migrate", "--apply").code == 0
-    assert "within 6 s (poll); with rowmill migrate --wake within" in " ".join(command("check").out.split())
+    assert "within 6 s (poll); within milliseconds after rowmill migrate" in " ".join(command("check").out.split())
     assert command.json("check")["checked"][0]["pickup"] == {"poll": 5.0, "wake_trigger": False}
     assert command("migrate", "--wake", "--apply").code == 0
     assert "within milliseconds (wake trigger)" in command("check").out

@@ -15,7 +15,7 @@ import pytest
 from command import Command
 from databases import Db
 from farm import JOBS
-from rowmill import Breaker, Cancel, Concurrency, Dead, DeclarationError, Job, Mill, Rate, Retry, Snooze, fixed
+from rowmill import Breaker, Cancel, Concurrency, Dead, DeclarationError, Job, Mill, Rate, Retry, Snooze, Wait, fixed
 from rowmill.declare.outcome import Release
 from rowmill.testing import Kit
 
@@ -166,6 +166,7 @@ FORBIDDEN = [
 async def test_every_verb_of_a_worker_runs_under_its_role_and_nothing_else_does(shop: Db, command: Command) -> None:
     """Issue, security: claim, renew, settle, finish, progress, sweep, gates, tasks, steps and cron; no DDL, no more."""
     shop.execute("alter table jobs add column progress jsonb, add column site text default 'a'")
+    shop.execute("alter table jobs add column if not exists run_after timestamptz")
     ran: list[str] = []
 
     def declared(url: str) -> Mill:
@@ -190,21 +191,32 @@ async def test_every_verb_of_a_worker_runs_under_its_role_and_nothing_else_does(
         async def tick() -> None:
             ran.append("tick")
 
+        @mill.task
+        async def planned() -> None:
+            ran.append("planned")
+
+        mill.schedules("plans")
         return mill
 
+    shop.execute("create table plans (id uuid primary key default gen_random_uuid(), cron text, task text)")
+    shop.execute("insert into plans (cron, task) values ('* * * * *', 'planned')")
     owner = declared(shop.url)
     await owner.prepare()
     await owner.close()
     words = ("sql", "--role", ROLE, "--hide", "fetch.card", "--writes", "fetch.note")
-    command.app(shop.url, LANE, TASK)
+    command.app(shop.url, LANE, TASK, "mill.schedules('plans')")
     with ThreadPoolExecutor(1) as pool:
         shop.execute(";\n".join(pool.submit(lambda: command.json(*words)).result()["statements"]))
     lowly = shop.url.replace("postgres:", ROLE.replace(" ", "%20") + ":", 1)
-    for _ in range(9):
+    for _ in range(10):
         shop.execute("insert into jobs (note) values ('x')")
     mill = declared(lowly)
     async with Kit(mill) as kit:
         store = await kit.store("fetch")
+        (waiting,) = await kit.claim("fetch", 1)
+        assert (await kit.settle(waiting, Wait("note = 'go'", timeout=td(days=1)))).written
+        shop.execute("update jobs set note = 'go' where id = $1", waiting.id)
+        assert await kit.look("fetch") == [waiting.id]
         claims = await kit.claim("fetch", 7)
         assert await store.renew(claims) == claims
         ends = [{"note": "set"}, Retry("again"), Dead("no"), Cancel("off"), Snooze(td(hours=1)), Release()]
@@ -221,7 +233,7 @@ async def test_every_verb_of_a_worker_runs_under_its_role_and_nothing_else_does(
         await mill.tasks["send"].enqueue(to="by key", key="k")
         await kit.drain("default")
     await mill.close()
-    assert sorted(set(ran)) == ["by key", "tick"]
+    assert sorted(set(ran)) == ["by key", "planned", "tick"]
     assert shop.value("select count(*) from jobs where note = 'finished' and progress is not null") == 1
     for statement in FORBIDDEN:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):

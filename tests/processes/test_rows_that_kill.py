@@ -48,6 +48,18 @@ async def work(job):
         os._exit(9)
     await asyncio.sleep(TAKES)
 
+if os.environ.get("CHUNK"):
+    del mill.lanes["jobs"]
+
+    @mill.lane("jobs", name="jobs", lease=td(seconds=1), sweep_every=td(seconds=0.2), poll=td(seconds=0.1),
+               max_attempts=1, max_reclaims=2, chunk=int(os.environ["CHUNK"]), **STATES, **OPTIONS)
+    async def chunked(jobs):
+        with open("calls", "a") as calls:
+            print(len(jobs), file=calls)
+        if any(job.id == 300 for job in jobs):
+            os._exit(9)
+        await asyncio.sleep(TAKES)
+
 @mill.task(max_attempts=1, max_reclaims=2, lease=td(seconds=1), heartbeat=td(seconds=0.2),
            sweep_every=td(seconds=0.2), poll=td(seconds=0.1))
 async def tasked(n: int):
@@ -91,6 +103,24 @@ def test_a_row_that_kills_its_process_ends_alone(db: Db, tmp_path: Path, columns
     assert killer["status"] == "dead"
     assert "taken back too often" in killer["error"]
     assert deaths <= 5
+
+
+@pytest.mark.parametrize("columns", ["attempts", "reclaims"])
+def test_a_row_that_kills_its_process_takes_no_row_of_its_chunk_along(
+    db: Db, tmp_path: Path, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 23: 100 rows are in the call that dies; fewer each time, until the killer is alone."""
+    monkeypatch.setenv("CHUNK", "100")
+    prepare(db, tmp_path, columns, 600)
+    deaths = restart_until_drained(db, tmp_path, "jobs")
+    assert db.query("select id from jobs where status <> 'done'") == [{"id": 300}]
+    killer = db.one("select status, error from jobs where id = 300")
+    assert killer["status"] == "dead"
+    assert "taken back too often" in killer["error"]
+    assert deaths <= 5
+    sizes = [int(size) for size in (tmp_path / "calls").read_text().split()]
+    assert max(sizes) == 100
+    assert 1 in sizes
 
 
 def test_rows_that_ran_beside_a_killer_are_done(db: Db, tmp_path: Path) -> None:
@@ -141,6 +171,18 @@ def test_under_a_supervisor_rows_that_had_not_started_are_not_counted(
     assert db.query("select id from jobs where status <> 'done'") == [{"id": 300}]
     counted = db.query("select id from jobs where reclaims > 0 and id <> 300")
     assert len(counted) <= 1, "only what ran beside it"
+
+
+def test_under_a_supervisor_only_the_rows_of_the_call_are_counted(
+    db: Db, tmp_path: Path, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 23: of a chunk, those whose call was under way; of two at most, what waited for a slot not at all."""
+    monkeypatch.setenv("CHUNK", "50")
+    prepare(db, tmp_path, "reclaims", 600, options="concurrency=1")
+    assert run(db, "--drain", "--lanes", "jobs").wait(120) == 3  # rows died
+    assert db.query("select id from jobs where status <> 'done'") == [{"id": 300}]
+    counted = db.value("select count(*) from jobs where reclaims > 0 and id <> 300")
+    assert 0 < counted <= 49, "only what was in the same call"
 
 
 def test_every_process_gives_a_row_the_same_mark() -> None:

@@ -6,6 +6,7 @@ Why processes: workers are killed in the middle, and only processes tick at the 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections import Counter
@@ -159,3 +160,81 @@ def test_three_processes_over_a_change_of_the_clock_enqueue_each_tick_once(
     rows = db.query("select task, run_after from rowmill_jobs")
     assert Counter(row["task"] for row in rows) == wanted
     assert set(Counter((row["task"], row["run_after"]) for row in rows).values()) == {1}
+
+
+SCHEDULES = """
+import asyncio, os, random, sys
+from pathlib import Path
+from datetime import datetime, timedelta as td, UTC
+from rowmill import Mill
+from rowmill.engine.cron_scheduler import Scheduler
+from rowmill.store.jobs.schedule_rows import ScheduleTable
+
+mill = Mill(os.environ["DATABASE"])
+mill.schedules("schedules", missed="all", tz="America/Montreal")
+seen = ScheduleTable.read
+
+async def slowly(self):
+    found = await seen(self)
+    await asyncio.sleep(0.01 * random.random())  # what was read is old by now: the others have read it, too
+    return found
+
+ScheduleTable.read = slowly
+
+@mill.task
+async def work(row: int): ...
+
+async def main():
+    begin, end = (datetime.fromisoformat(text) for text in sys.argv[1:3])
+    await mill.prepare()
+    ((_, database),) = mill.databases()
+    mill.clock.advance(begin - datetime.now(UTC))
+    scheduler = Scheduler(database, mill.clock, mill.events, list(mill.tasks.values()), mill.schedule_tables)
+    await scheduler.tick()
+    Path(f"ready-{os.getpid()}").touch()
+    while not Path("go").exists():
+        await asyncio.sleep(0.002)
+    while datetime.now(UTC) + mill.clock.shift < end:
+        await scheduler.tick()
+        mill.clock.advance(td(minutes=10))
+    await scheduler.tick()
+    await database.close()
+    await mill.close()
+
+asyncio.run(main())
+"""
+
+
+def test_three_processes_enqueue_each_tick_of_each_row_once(db: Db, tmp_path: Path) -> None:
+    """Issue 23: over a change of the clock, and while other rows are changed, switched off and deleted."""
+    args, on = ("jsonb", "true") if db.dialect == "postgresql" else ("text", "1")
+    db.execute(
+        f"create table schedules (id integer primary key, expression text, task text, args {args},"
+        f" enabled boolean default {on})"
+    )
+    expressions = {1: "*/30 * * * *", 2: "30 2 * * *", 3: "30 1 * * *", 4: "*/30 * * * *", 5: "*/30 * * * *"}
+    for id, expression in expressions.items():
+        db.execute("insert into schedules values (?, ?, 'work', ?, true)", id, expression, f'{{"row": {id}}}')
+    app = tmp_path / "plans.py"
+    app.write_text(SCHEDULES)
+    words = [str(app), "2026-11-01T04:15+00:00", "2026-11-01T16:15+00:00"]
+    environment = {**os.environ, "DATABASE": db.url}
+    processes = [
+        QuickProcess(words, errors=tmp_path / "errors.log", folder=tmp_path, environment=environment) for _ in range(3)
+    ]
+    eventually(lambda: len(list(tmp_path.glob("ready-*"))) == 3, 60)
+    (tmp_path / "go").touch()
+    turn = 0
+    while any(process.poll() is None for process in processes):
+        db.execute("update schedules set enabled = not enabled where id = 4")
+        db.execute("update schedules set expression = ? where id = 5", f"{turn % 10}-59/30 * * * *")
+        db.execute("insert into schedules values (?, '*/5 * * * *', 'work', '{\"row\": 6}', true)", 6 + turn)
+        db.execute("delete from schedules where id = ?", 5 + turn if turn else -1)
+        turn += 1
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0], (tmp_path / "errors.log").read_text()
+    rows = db.query("select args, run_after from rowmill_jobs")
+    ran = Counter((json.loads(row["args"])["row"], row["run_after"]) for row in rows)
+    by_row = Counter(row for row, _ in ran)
+    assert {row: by_row[row] for row in (1, 2, 3)} == {1: 24, 2: 1, 3: 1}
+    assert {number for (row, _), number in ran.items() if row <= 3} == {1}
+    assert turn > 3, "rows were changed meanwhile"

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+import shapes
 from databases import Db
 from interleaving import prepared
-from rowmill.prove import shapes, worker_script
+from rowmill.prove import worker_script
 from rowmill.prove.interleave import Interleaver
 from rowmill.prove.sample_rows import SampleRows
 from rowmill.prove.schedules import Actor
@@ -21,6 +22,7 @@ from rowmill.store import LaneStore
 from rowmill.store.gates import locking_claim
 from rowmill.store.gates.claim_by_key_sql import ClaimByKeyStatements
 from rowmill.store.lane.claim import Swept
+from rowmill.store.lane.postgres import PostgresLane
 from rowmill.store.lane.postgres_statements import PostgresStatements
 from rowmill.store.lane.sqlite import SqliteLane
 from rowmill.store.lane.statements import Statements
@@ -35,7 +37,8 @@ async def test_no_order_of_statements_loses_or_doubles_a_row(db: Db, shape: str)
     """X1: a fixed seed's schedules, and others from a seed that is printed."""
     start = random.randrange(10**9)
     print(f"seeds from 1 and from {start}: make interleave ARGS='--dialect {db.dialect} --shape {shape} --seed ...'")
-    async with Interleaver(shapes.SHAPES[shape](), prepared(db)) as interleaver:
+    lane, edited = shapes.SHAPES[shape](), shapes.EDITED.get(shape)
+    async with Interleaver(lane, prepared(db), edited=edited) as interleaver:
         for first in (1, start):
             tried = await interleaver.try_seeds(range(first, first + 300), seconds=SECONDS / 2)
             assert tried.broken is None, tried.broken
@@ -130,7 +133,21 @@ async def test_a_sweep_that_does_not_look_again_is_caught_on_sqlite(lite: Db, mo
     await caught(lite, "plain", "sweep: ")
 
 
-VERSION = " and _g.version = _i.version[_s._rm_stretch]"
+async def test_an_outcome_that_is_not_compared_with_the_inputs_is_caught(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 23: an edit between claim and settlement, and the row would be done with what it held before."""
+    store = PostgresLane if db.dialect == "postgresql" else SqliteLane
+    whole: Any = store.settling
+
+    def careless(self: Any, group: Any, *, compare: bool = True) -> Any:
+        return whole(self, group, compare=False)
+
+    monkeypatch.setattr(store, "settling", careless)
+    await caught(db, "inputs", "for inputs", edited="body")
+
+
+VERSION = " and _g.version = _i.version[_s._rm_range]"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +178,14 @@ async def test_a_gate_that_does_not_count_is_caught_on_sqlite(lite: Db, monkeypa
     await caught(lite, "gated", "its limit is 1")
 
 
+async def test_a_worker_that_is_presumed_dead_and_lives_breaks_nothing(pg: Db) -> None:
+    """X1: its rows are taken over while it works on them; it settles, renews, and is heard of again."""
+    async with Interleaver(shapes.SHAPES["plain"](), prepared(pg)) as interleaver:
+        tried = await interleaver.try_seeds(range(1, 60))
+        assert tried.broken is None
+        assert interleaver.watch.taken_from_presumed > 0
+
+
 async def test_a_take_over_from_a_living_worker_is_caught(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """X1: the word of a death comes late, and the id is a successor's: its rows are not to be given back."""
     whole = worker_script.take_over
@@ -170,3 +195,23 @@ async def test_a_take_over_from_a_living_worker_is_caught(pg: Db, monkeypatch: p
 
     monkeypatch.setattr(worker_script, "take_over", careless)
     await caught(pg, "plain", "taken from a worker that lives")
+
+
+async def test_waiting_rows_are_ended_at_their_time_and_not_before(db: Db) -> None:
+    """Issue 23: whatever the order of looks, claims, deaths and lost replies."""
+    async with Interleaver(shapes.SHAPES["plain"](), prepared(db)) as interleaver:
+        tried = await interleaver.try_seeds(range(1, 80))
+        assert tried.broken is None, tried.broken
+        assert interleaver.watch.timed_out > 0
+
+
+async def test_a_wait_that_holds_nothing_back_is_caught(db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 23: a waiting row whose due time does not lie ahead would be claimed at once."""
+    whole = Statements.settle_wait_set
+
+    def careless(self: Statements, until: str, delay: str, same_key: str) -> dict[str, str]:
+        column = self.roles["run_after"]
+        return {**whole(self, until, delay, same_key), column: self.now(column)}
+
+    monkeypatch.setattr(Statements, "settle_wait_set", careless)
+    await caught(db, "plain", "claimed while it waits")

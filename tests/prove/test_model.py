@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.ground, self.setup = ground, ground.setup
         ground.clear()
-        self.oracle = Oracle(self.setup.gates, not self.setup.own)
+        self.oracle = Oracle(self.setup.gates, not self.setup.own, self.setup.inputs)
         if self.setup.own:
             self.oracle.states = ("ready",)  # type: ignore[assignment]
         self.runner = asyncio.Runner()
@@ -70,8 +70,27 @@ class Machine(RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
 
+    async def _behave_together(self, jobs: Any) -> Any:
+        """The handler of a chunk does with each row what the step says; one that is poison fails its whole call."""
+        if any(self._plan[job.id] == "poison" for job in jobs):
+            raise ValueError("boom")
+        answers = {}
+        for job in reversed(jobs):
+            match self._plan[job.id]:
+                case "finish":
+                    async with job.finish() as tx:
+                        await tx.execute("insert into effects (page) values (:page)", {"page": job.id})
+                        tx.set(result="finished")
+                case "missing":
+                    pass
+                case name:
+                    answers[job.id] = ENDS[name][0]()
+        return answers
+
     async def _behave(self, job: Any) -> Any:
         """The handler does what the step says."""
+        if self.setup.chunk is not None:
+            return await self._behave_together(job)
         if self._plan != "finish":
             raise self._plan
         async with job.finish() as tx:
@@ -144,6 +163,30 @@ class Machine(RuleBasedStateMachine):
             assert (hold.claim.attempt, limit) == (hold.attempt, model.LIMIT), "attempts drifted"
         self.holds = self.holds[-14:]
 
+    @precondition(lambda self: self.setup.inputs)
+    @rule(pick=st.integers(0, 30), held=st.booleans(), body=st.sampled_from(["", "a", "b"]))
+    def edit(self, pick: int, held: bool, body: str) -> None:
+        """Another program changes a row's input, most often while somebody works on it; or changes it back."""
+        rows = [r for r in self.oracle.rows.values() if r.state == "running" or not held]
+        if rows:
+            row = rows[pick % len(rows)]
+            text = f"update pages set body = '{body}' where id = {row.id}"
+            self.run(self.database.write(lambda run: run(text, ())))
+            row.body = body
+
+    @precondition(lambda self: self.setup.inputs)
+    @rule(worker=st.sampled_from(["w1", "w2"]), times=st.integers(1, 4))
+    def keep_editing(self, worker: str, times: int) -> None:
+        """Rows are edited in every run: at last their outcomes are final all the same."""
+        for n in range(times):
+            self.claim(worker, 2)
+            for hold in [h for h in self.holds[-2:] if self.oracle.holds(h.id, h.number)]:
+                row = self.oracle.rows[hold.id]
+                row.body = f"{row.body[:3]}{n}"
+                text = f"update pages set body = '{row.body}' where id = {row.id}"
+                self.run(self.database.write(lambda run, text=text: run(text, ())))
+                self._settle(hold.kit, [hold], [ENDS["columns"]])
+
     @rule(worker=st.sampled_from(["w1", "w2"]), count=st.integers(1, 5))
     def claim(self, worker: str, count: int) -> None:
         kit = self.kit(worker)
@@ -167,6 +210,8 @@ class Machine(RuleBasedStateMachine):
         """A batch of outcomes of one worker: of claims that hold, were lost, or were settled long ago."""
         kit = self._hold(picks[0]).kit
         chosen = list({id(h): h for h in map(self._hold, picks) if h.kit is kit}.values())
+        # A task's job cannot wait: that is tested elsewhere.
+        how = ["snooze" if self.setup.own and name.startswith("wait") else name for name in how]
         self._settle(kit, chosen, [ENDS[name] for name, _ in zip(how, chosen, strict=False)])
 
     def _settle(self, kit: Kit, holds: list[Hold], ended: list[Any]) -> None:
@@ -193,7 +238,33 @@ class Machine(RuleBasedStateMachine):
         own = self.setup.own and end.kind == "done" and end.text is not None
         return End("done", f'"{end.text}"', word="") if own else end
 
-    @precondition(lambda self: self.holds)
+    @precondition(lambda self: self.holds and self.setup.chunk is not None)
+    @rule(picks=picked(4), how=st.lists(st.sampled_from([*sorted(ENDS), "poison", "missing", "finish"]), min_size=4,
+                                        max_size=4))  # fmt: skip
+    def run_chunk(self, picks: list[int], how: list[str]) -> None:
+        """One call for claims that hold, were lost, or were settled long ago: each ends as its own answer says."""
+        kit = self._hold(picks[0]).kit
+        holds = list({h.id: h for h in map(self._hold, picks) if h.kit is kit}.values())
+        self._plan = {hold.id: name for hold, name in zip(holds, how, strict=False)}
+        missing = "the handler returned no outcome for this job: there is none for {} (int)"
+        # A finish block of a lost row ends the call, and the others are called once more.
+        for hold in holds:
+            if self._plan[hold.id] == "finish" and not self.oracle.holds(hold.id, hold.number):
+                self._plan[hold.id] = "done"
+        for hold, stepped in zip(holds, self.run(kit.run_chunk([h.claim for h in holds])), strict=True):
+            name = self._plan[hold.id]
+            ends = {
+                "poison": ENDS["error"][1], "finish": End("done", "finished", word=""),
+                "missing": End("retry", missing.format(hold.id), model.BACKOFF, "transient"),
+            }  # fmt: skip
+            held = self.oracle.holds(hold.id, hold.number)
+            assert (stepped.outcome != "lost") is held, hold
+            if held:
+                self.oracle.settled(hold.id, hold.attempt, ends[name] if name in ends else ENDS[name][1])
+                if name == "finish":
+                    self.effects[hold.id] = self.effects.get(hold.id, 0) + 1
+
+    @precondition(lambda self: self.holds and self.setup.chunk is None)
     @rule(pick=st.integers(0, 30), name=st.sampled_from(["finish", "error", "snooze", "dead"]))
     def run_handler(self, pick: int, name: str) -> None:
         """The whole run, with a finish block of the handler's own: what it wrote stands if the outcome does."""
@@ -206,11 +277,13 @@ class Machine(RuleBasedStateMachine):
         held = self.oracle.holds(hold.id, hold.number)
         if name != "finish":
             self.oracle.learned(hold.site, end)
+        stale = held and self.oracle.is_stale(hold.id, hold.attempt, end)
         stepped = self.run(hold.kit.run(hold.claim))
         assert (stepped.outcome != "lost") is held
+        assert (stepped.outcome == "stale") is stale
         if held:
             self.oracle.settled(hold.id, hold.attempt, end)
-            if name == "finish":
+            if name == "finish" and not stale:
                 self.oracle.learned(hold.site, end)
                 self.effects[hold.id] = self.effects.get(hold.id, 0) + 1
 
@@ -220,8 +293,11 @@ class Machine(RuleBasedStateMachine):
         """Sent, written, and no reply: sent again, it is known as written, and nothing is written twice."""
         hold = self._hold(pick)
         store, held = self.run(hold.kit.store()), self.oracle.holds(hold.id, hold.number)
+        stale = held and self.oracle.is_stale(hold.id, hold.attempt, ENDS["dead"][1])
         self._settle(hold.kit, [hold], [ENDS["dead"]])
         again = decide(store, hold.claim, Dead("no"))
+        if stale:  # as the settlement itself has become
+            again.go_stale(write=False)
         again.reply_lost = again.heard = True
         report = self.run(store.settle([again]))
         assert not held or report.written == [again]
@@ -268,6 +344,39 @@ class Machine(RuleBasedStateMachine):
         for hold in [h for h in self.holds[-2:] if self.oracle.holds(h.id, h.number)]:
             self._settle(hold.kit, [hold], [ENDS["error"]])
         self.advance(2)
+
+    # -- rows that wait
+
+    @precondition(lambda self: not self.setup.own and self.oracle.rows)
+    @rule(picks=picked(3))
+    def approve(self, picks: list[int]) -> None:
+        """Somebody's UPDATE makes true, or untrue, what rows wait for."""
+        for id in {sorted(self.oracle.rows)[pick % len(self.oracle.rows)] for pick in picks}:
+            text = f"update pages set approved = 1 - approved where id = {id} returning 1"
+            self.run(self.database.write(lambda run, text=text: run(text, ())))  # type: ignore[misc]
+            self.oracle.rows[id].approved = not self.oracle.rows[id].approved
+
+    @precondition(lambda self: not self.setup.own)
+    @rule(worker=st.sampled_from(["w1", "w2"]), forget=st.booleans())
+    def look(self, worker: str, forget: bool) -> None:
+        waits = self.run(self.kit(worker).store()).waits
+        ended = self.run(waits.look())
+        assert not ended.refused
+        assert (set(ended.woken), set(ended.timed_out)) == self.oracle.looked()
+        if forget:
+            self.run(waits.forget())
+
+    @precondition(lambda self: not self.setup.own and self.holds)
+    @rule(picks=picked(4), then=st.sampled_from(["wait", "wait, then run"]), n=st.integers(0, 3))
+    def wait(self, picks: list[int], then: str, n: int) -> None:
+        """Rows begin to wait, some are approved, and time goes on."""
+        kit = self._hold(picks[0]).kit
+        chosen = list({id(h): h for h in map(self._hold, picks) if h.kit is kit}.values())
+        self._settle(kit, chosen, [ENDS[then]] * len(chosen))
+        self.approve(picks[:1])
+        if n:
+            self.advance(n)
+        self.look("w1", False)
 
     # -- time, and the clock of the process, which is not it
 
@@ -340,6 +449,7 @@ class Machine(RuleBasedStateMachine):
             if self.oracle.counts:
                 assert (row[6], row[7]) == (wanted.failures, wanted.reclaims), (row, wanted)
             assert row[11] == wanted.result, (row, wanted)
+            assert (row[13], row[14]) == (wanted.body, wanted.stale), (row, wanted)
             for at, hour in ((row[2], wanted.due), (row[8], wanted.claimed), (row[9], wanted.beat)):
                 assert (at is None) is (hour is None), (row, wanted)
                 told = at is None or abs(at - self.base - hour) < NEAR
@@ -383,6 +493,8 @@ class Machine(RuleBasedStateMachine):
                 break
             self.advance(7)
             self.sweep("w2")
+            if not self.setup.own:
+                self.look("w2", True)
             self.claim("w2", 50)
             for hold in [h for h in self.holds if self.oracle.holds(h.id, h.number)]:
                 self._settle(hold.kit, [hold], [ENDS["done"]])

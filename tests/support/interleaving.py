@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import shapes
 from databases import Db, Server
-from rowmill.prove import shapes
 from rowmill.prove.interleave import Interleaver, InterleaveResult
 
 DIALECTS = ("sqlite", "postgresql")
@@ -26,7 +26,7 @@ def prepared(db: Db) -> str:
 
 async def interleave(url: str, shape: str, seeds: Sequence[int], seconds: float | None = None) -> InterleaveResult:
     """Schedules of one shape."""
-    async with Interleaver(shapes.SHAPES[shape](), url) as interleaver:
+    async with Interleaver(shapes.SHAPES[shape](), url, edited=shapes.EDITED.get(shape)) as interleaver:
         return await interleaver.try_seeds(seeds, seconds=seconds)
 
 

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field, replace
 
 #: Hours. Time moves by whole ones, and nothing falls due at one: what is due never hangs on how long a step took.
 LEASE, BACKOFF, COOLDOWN, TOKEN = 5.5, 1.5, 3.5, 1.7
+#: After so many runs in a row whose inputs changed, the outcome is final; runs so far apart are not in a row.
+BOUND, APART = 2, 24
 LIMIT, RECLAIMS = 2, 1
+#: How long a row waits for its condition, and how much later a claim may take it that nobody has ended then.
+TIMEOUT, MARGIN = 2.5, 24
 FINAL = ("done", "dead", "canceled")
 POISONED = "taken back too often: its worker died or stopped renewing in every run"
 
@@ -48,6 +52,15 @@ class Row:
     result: str | None = None
     finished: bool = False
     claim: int | None = None
+    #: What the work depends on, and what its claim returned of that; runs in a row for which these differed.
+    body: str = ""
+    seen: str = ""
+    stale: int = 0
+    stale_at: float = -math.inf
+    #: What rows wait for is true.
+    approved: bool = False
+    #: Until when it waits, what then, and when it is due: given another time it waits no more.
+    waits: tuple[float, str, float] | None = None
 
     def back(self, state: str) -> None:
         """To where it can be claimed; nobody holds it."""
@@ -89,6 +102,8 @@ class Oracle:
 
     gates: Gates = field(default_factory=Gates)
     counts: bool = True
+    #: The lane has inputs.
+    inputs: bool = False
     states: tuple[str, str] = ("queued", "failed")
     now: float = 0.0
     rows: dict[int, Row] = field(default_factory=dict)
@@ -162,6 +177,7 @@ class Oracle:
             row = self.rows[id]
             row.state, row.worker, row.claim, row.attempts = "running", worker, number, row.attempts + 1
             row.claimed = row.beat = self.now
+            row.seen = row.body
             if row.site is not None and self.gates.burst is not None:
                 self.by_site[row.site].tokens -= 1
 
@@ -175,11 +191,25 @@ class Oracle:
     def renewed(self, id: int) -> None:
         self.rows[id].beat = self.now
 
+    def is_stale(self, id: int, attempt: int, end: End) -> bool:
+        """An end computed from inputs that are not the row's any more is not final, so often in a row."""
+        row, last = self.rows[id], end.kind == "retry" and attempt >= LIMIT
+        runs = row.stale if self.now - row.stale_at < APART else 0
+        return self.inputs and (end.kind in FINAL or last) and row.body != row.seen and runs < BOUND
+
     def settled(self, id: int, attempt: int, end: End) -> None:
         """The outcome of a claim that holds."""
         row, kind = self.rows[id], end.kind
+        if self.is_stale(id, attempt, end):
+            row.back(self.states[0])
+            row.attempts = max(row.attempts - 1, 0)
+            row.stale = row.stale + 1 if self.now - row.stale_at < APART else 1
+            row.stale_at = self.now
+            return
         if kind == "retry" and attempt >= LIMIT:
             kind = "dead"
+        if kind in FINAL:
+            row.stale = 0
         if kind == "done":
             row.end("done")
             row.result = end.text if end.text is not None else row.result
@@ -191,7 +221,12 @@ class Oracle:
                 row.error = end.text
             else:
                 row.attempts = max(row.attempts - 1, 0)
-            if kind != "release":
+            if kind == "wait":
+                row.due, row.waits = self.now, None
+                if not row.approved:
+                    row.due += TIMEOUT + (MARGIN if end.text == "dead" else 0)
+                    row.waits = self.now + TIMEOUT, str(end.text), row.due
+            elif kind != "release":
                 row.due = self.now + end.delay
         if kind in ("retry", "dead"):
             row.failures += 1
@@ -226,6 +261,23 @@ class Oracle:
             else:
                 row.back(self.states[0])
         return found
+
+    def looked(self) -> tuple[set[int], set[int]]:
+        """Waiting rows that are due now, because their condition is true, and those that are dead: they timed out."""
+        woken, dead = set(), set()
+        for row in self.rows.values():
+            if row.waits is None or row.state not in self.states or row.due != row.waits[2]:
+                continue
+            until, then, _ = row.waits
+            if row.approved:
+                woken.add(row.id)
+                row.due = self.now
+            elif then == "dead" and until <= self.now:
+                dead.add(row.id)
+                row.failures += 1
+                row.end("dead", "the wait timed out: approved = 1")
+                row.worker = None
+        return woken, dead
 
     # -- what an operator does
 

@@ -18,7 +18,7 @@ import gated
 import model
 from databases import Db
 from model import End, Gates
-from rowmill import Breaker, Cancel, Claim, Concurrency, Dead, Mill, Rate, Retry, Snooze, fixed
+from rowmill import Breaker, Cancel, Claim, Concurrency, Dead, Mill, Rate, Retry, Snooze, Wait, fixed
 from rowmill.declare.outcome import Release
 from rowmill.testing import Kit
 
@@ -31,6 +31,8 @@ class Setup:
 
     gates: Gates = field(default_factory=Gates)
     own: bool = False
+    inputs: bool = False
+    chunk: int | None = None
 
     def declared(self) -> list[Any]:
         """The gates as a lane has them."""
@@ -48,6 +50,9 @@ class Setup:
 
 SETUPS = {
     "plain": Setup(),
+    "inputs": Setup(inputs=True),
+    "inputs, limit and breaker": Setup(Gates(concurrency=2, breaker=2), inputs=True),
+    "chunks": Setup(chunk=4),
     "rowmill's own table": Setup(own=True),
     "limit by key": Setup(Gates(concurrency=2)),
     "limit by key and in all": Setup(Gates(concurrency=2, whole=3)),
@@ -80,6 +85,8 @@ def ends() -> dict[str, tuple[Callable[[], Any], End]]:
         "snooze": (lambda: Snooze(hours(0.5)), End("snooze", delay=0.5)),
         "closing": (lambda: Snooze(hours(3.5), closes=True), End("snooze", delay=3.5, closes=True)),
         "release": (Release, End("release")),
+        "wait": (lambda: Wait("approved = 1", timeout=hours(model.TIMEOUT)), End("wait", "dead")),
+        "wait, then run": (lambda: Wait("approved = 1", timeout=hours(model.TIMEOUT), then="run"), End("wait", "run")),
     }
 
 
@@ -144,6 +151,8 @@ class Ground:
         db.execute("alter table pages add column failures integer not null default 0")
         db.execute("alter table pages add column reclaims integer not null default 0")
         db.execute("alter table pages add column result text")
+        db.execute("alter table pages add column body text not null default ''")
+        db.execute("alter table pages add column approved integer not null default 0")
         db.execute("create table effects (page integer)")
         asyncio.run(self._prepare())
 
@@ -153,7 +162,7 @@ class Ground:
         await mill.close()
 
     def clear(self) -> None:
-        for table in (self.table, "effects", "rowmill_gates"):
+        for table in (self.table, "effects", "rowmill_gates", "rowmill_stale_runs", "rowmill_waits"):
             self.db.execute(f"delete from {table}")
 
     def mill(self, behave: Callable[[Any], Any]) -> Mill:
@@ -163,6 +172,9 @@ class Ground:
         async def work(job: Any) -> Any:
             return await behave(job)
 
+        async def many(jobs: Any) -> Any:
+            return await behave(jobs)
+
         if self.setup.own:
             mill.queue("work", **common)
             mill.task(name="work", queue="work", max_attempts=model.LIMIT, backoff=fixed(hours(model.BACKOFF)))(work)
@@ -171,8 +183,9 @@ class Ground:
                 "pages", name="work", ready={"status": ["queued", "failed"]}, running={"status": "running"},
                 done={"status": "done"}, retry={"status": "failed"}, dead={"status": "dead"},
                 canceled={"status": "canceled"}, max_attempts=model.LIMIT, backoff=fixed(hours(model.BACKOFF)),
-                order_by="id", gates=self.setup.declared(), **common,
-            )(work)  # fmt: skip
+                order_by="id", gates=self.setup.declared(), chunk=self.setup.chunk, **common,
+                **({"inputs": ["body"], "settle_after": model.BOUND} if self.setup.inputs else {}),
+            )(work if self.setup.chunk is None else many)  # fmt: skip
         return mill
 
     def at(self, column: str) -> str:
@@ -185,8 +198,11 @@ class Ground:
         state, site = ("state", "key") if self.setup.own else ("status", "domain")
         counts = ("0", "0") if self.setup.own else ("failures", "reclaims")
         result = "cast(result as text)" if self.setup.own else "result"
+        body = "''" if self.setup.own else "body"
+        stale = "coalesce((select runs from rowmill_stale_runs where row_id = cast(id as text)), 0)"
         return f"""select id, {site}, {self.at("run_after")}, {state}, worker, attempts, {counts[0]}, {counts[1]},
-{self.at("claimed_at")}, {self.at("heartbeat_at")}, error, {result}, finished_at is not null
+{self.at("claimed_at")}, {self.at("heartbeat_at")}, error, {result}, finished_at is not null,
+{body}, {stale}
 from {self.table} order by id"""
 
     def insert(self, shift: float) -> str:

@@ -18,20 +18,26 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
 from rowmill.cli import app
 from rowmill.engine.processes.child import MARGIN
-from rowmill.prometheus import _Families
+from rowmill.otel import _Meter
+from rowmill.prometheus import RunCounters
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ROOT = DEPLOY.parent
 COMPOSE = ROOT / "docker-compose.yml"
 YAML = [*sorted(DEPLOY.rglob("*.yaml")), COMPOSE]
 RULES = YamlLintConfig("extends: default\nrules: {line-length: {max: 140}, document-start: disable}")
-GAUGES = {"rowmill_up", "rowmill_rows", "rowmill_oldest_ready_seconds", "rowmill_held_keys", "rowmill_workers"}
+GAUGES = {
+    "rowmill_up", "rowmill_rows", "rowmill_oldest_ready_seconds", "rowmill_held_keys", "rowmill_workers",
+    "rowmill_gate_wait_seconds", "rowmill_stuck_seconds", "rowmill_budget_used", "rowmill_budget_limit",
+}  # fmt: skip
 
 
 def tool(name: str, *words: str) -> str:
@@ -125,7 +131,7 @@ def test_what_scales_and_what_is_scaled_go_together() -> None:
 def test_every_metric_that_a_file_names_is_one_that_rowmill_has() -> None:
     """E8: in alert rules, on the dashboard, and where workers are scaled."""
     registry = CollectorRegistry()
-    _Families(registry)
+    RunCounters(registry)
     known = set(GAUGES)
     for family in registry.collect():
         endings = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("_total",)
@@ -139,9 +145,21 @@ def test_every_metric_that_a_file_names_is_one_that_rowmill_has() -> None:
     assert "rowmill_oldest_ready_seconds" in named["keda.yaml"] & named["hpa.yaml"]
 
 
-def test_the_dashboard_is_one_that_grafana_can_read(tmp_path: Path) -> None:
+def test_the_dashboard_for_opentelemetry_asks_for_what_is_measured() -> None:
+    """Issue 25, point 3: names as a collector writes them into Prometheus."""
+    reader = InMemoryMetricReader()
+    meter = _Meter(MeterProvider([reader]))
+    instruments = {instrument.name for instrument in [meter._consumed, meter._duration, meter._outcomes, meter._dead]}
+    known = {name.replace(".", "_") for name in instruments | {each.name for each in meter._counted.values()}}
+    asked = set(re.findall(r"\b((?:rowmill|messaging)_[a-z_]+)\{", (DEPLOY / "grafana/rowmill-otel.json").read_text()))
+    assert {re.sub(r"(_seconds_(bucket|count|sum)|_total)$", "", name) for name in asked} == known
+    meter._provider.shutdown()
+
+
+@pytest.mark.parametrize("name", ["rowmill.json", "rowmill-otel.json"])
+def test_the_dashboard_is_one_that_grafana_can_read(name: str, tmp_path: Path) -> None:
     """E8: every panel has a place of its own and a question that Prometheus can read."""
-    dashboard = json.loads((DEPLOY / "grafana/rowmill.json").read_text())
+    dashboard = json.loads((DEPLOY / "grafana" / name).read_text())
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()

@@ -20,7 +20,7 @@ def quoted_table(schema: str | None, name: str) -> str:
 
 
 def secret(url: str) -> bool:
-    """Whether a URL holds a password: that has no place in a file."""
+    """Whether a URL contains a password, which must not be written to a file."""
     return redact(url) != url
 
 
@@ -29,16 +29,16 @@ def sketch(made: Proposal, url: str | None) -> str:
     facts = made.facts
     uses_now = any("NOW" in repr(made.options.get(k)) for k in DECLARED)
     imports = "NOW, Mill" if uses_now else "Mill"
-    place = "" if url is None or secret(url) else repr(url)
+    address = "" if url is None or secret(url) else repr(url)
     title = f"Processes the rows of {facts.fullname}.".replace("\\", "\\\\").replace('"""', "'''")
     title = "".join(c if c.isprintable() else " " for c in title)
-    where = "" if place else "  # the address is in ROWMILL_DATABASE_URL"
+    where = "" if address else "  # the address is in ROWMILL_DATABASE_URL"
     lines = [
         f'"""{title} Proposed by `rowmill adopt`; yours to change."""',
         "",
         f"from rowmill import {imports}",
         "",
-        f"mill = Mill({place.replace(chr(39), chr(34)) if place.count(chr(34)) == 0 else place}){where}",
+        f"mill = Mill({address.replace(chr(39), chr(34)) if address.count(chr(34)) == 0 else address}){where}",
         "",
         "",
         "@mill.lane(",
@@ -51,8 +51,10 @@ def sketch(made: Proposal, url: str | None) -> str:
     lines += [
         ")",
         f"async def {made.name}(job):",
-        f"    # Your work on one row goes here: job.id is its key, job[{example}] one of its columns.",
-        '    # Return {"column": value} to set columns together with the outcome; raise to fail and be tried again.',
+        "    # Your work on one row goes here. job.id is the row's key,",
+        f"    # job[{example}] is one of its columns.",
+        '    # Return {"column": value} to set columns together with the outcome.',
+        "    # Raise an exception if the work failed: the row is then retried.",
         "    # As it stands, a row is only logged, and then done.",
         '    job.log.info("row %s", job.id)',
         "",

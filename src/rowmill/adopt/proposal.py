@@ -1,4 +1,4 @@
-"""A proposal: a lane's parameters, the reason for each, and what is still to be asked. Plain values."""
+"""A proposal: a lane's parameters, the reason for each, and the open questions. Plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SURE, CERTAIN, LIKELY = 0.9, 0.7, 0.55
 
 @dataclass(frozen=True)
 class Choice:
-    """One thing that was chosen, how sure that is from 0 to 1, and why."""
+    """One choice, the reason for it, and how sure it is, from 0 to 1."""
 
     what: str
     value: Any
@@ -32,7 +32,7 @@ class Choice:
 
     @property
     def role(self) -> str | None:
-        """The role that it is about."""
+        """The role that the choice is about."""
         return self.what.removeprefix("role ") if self.what.startswith("role ") else None
 
     @property
@@ -43,7 +43,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """What the table does not tell. ``about`` is the answer's name: state, ready, running, done or dead."""
+    """A question that the table leaves open. ``about`` names the answer: state, ready, running, done or dead."""
 
     about: str
     text: str
@@ -52,25 +52,25 @@ class Question:
 
 @dataclass
 class Proposal:
-    """A lane's parameters, why they are so, and what is still to be asked."""
+    """A lane's parameters, the reason for each, and the open questions."""
 
     facts: TableFacts
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
-    #: Worth knowing, and not a choice.
+    #: Remarks that are not choices.
     notes: list[str] = field(default_factory=list)
     #: The column that rows are ordered by; empty: their key.
     order: str = ""
     #: Columns that the lane has no use for.
     unused: tuple[str, ...] = ()
-    #: Columns that stand in the declaration and are not there yet.
+    #: Columns that the declaration names and the table does not have yet.
     wanted: tuple[str, ...] = ()
 
     @property
     def sure(self) -> float:
-        """As sure as its least sure part; nothing while something is to be asked."""
+        """As sure as its least sure part; 0 while there are open questions."""
         return 0.0 if self.questions else min((choice.sure for choice in self.choices), default=0.0)
 
     def labels(self, choice: Choice) -> list[str]:
@@ -84,7 +84,7 @@ class Proposal:
 
     @property
     def open(self) -> list[Choice]:
-        """What is proposed and not certain."""
+        """The choices that are not certain."""
         return [choice for choice in self.choices if choice.open]
 
     def say(
@@ -94,7 +94,7 @@ class Proposal:
         self.choices.append(Choice(what, value, sure, why, others, described))
 
     def confirm(self, what: str) -> None:
-        """A person says that a choice is right."""
+        """Mark a choice as confirmed by a person."""
         self.choices = [replace(c, sure=1.0, why=SAID) if c.what == what else c for c in self.choices]
 
     def ask(self, about: str, text: str, options: tuple[Any, ...] = ()) -> None:

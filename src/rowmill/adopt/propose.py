@@ -1,4 +1,4 @@
-"""From what a look at a table found to the lane over it: a pure function, with reasons and how sure it is.
+"""Proposes the lane over a table from the facts of a survey: a pure function, with the reason for each choice.
 
 What cannot be told is asked, never guessed: a proposal with open questions is not one to run.
 """
@@ -37,7 +37,8 @@ def propose(facts: TableFacts, answers: Mapping[str, Any] | None = None) -> Prop
     if not facts.key:
         raise DeclarationError(
             f"table {facts.fullname!r} has no primary key, so rows cannot be told apart",
-            hint=f"alter table {facts.fullname} add primary key (...); on SQLite: a new table with a key, and a copy",
+            hint=f"alter table {facts.fullname} add primary key (...);"
+            " on SQLite, create a new table with a key and copy the rows",
         )
     reading = read_states(facts, answers.get("state"))
     if reading.question is not None:
@@ -111,13 +112,13 @@ def _ready(made: Proposal, reading: StateReading, by_class: dict[str, Any], answ
     if "ready" in answers:
         made.say("ready", answers["ready"], 1.0, SAID)
         return answers["ready"]
-    found = by_class.get(READY, [])
+    candidates = by_class.get(READY, [])
     born = column.default if column.has_default else None
-    values = [value for value, _ in found]
+    values = [value for value, _ in candidates]
     if born is not None and born in values:
-        sure = next(m.sure for v, m in found if v == born)
+        sure = next(m.sure for v, m in candidates if v == born)
         others = [v for v in values if v != born and reading.rows(v)]
-        why = f"{dict(found)[born].why}, and it is the column's default"
+        why = f"{dict(candidates)[born].why}, and it is the column's default"
         if others and sure < 1.0:
             every = (born, *others)
             made.ask("ready", f"several values of {column.name} look ready: {_listed(reading, every)}", every)
@@ -132,11 +133,11 @@ def _ready(made: Proposal, reading: StateReading, by_class: dict[str, Any], answ
         made.ask("ready", f"new rows start as {born!r}, but {_listed(reading, values)} also looks ready", every)
         return _ASKED
     hinted = [v for v in values if v in column.indexed_values]
-    exact = [v for v, m in found if m.sure == 1.0]
+    exact = [v for v, m in candidates if m.sure == 1.0]
     in_use = [v for v in values if reading.rows(v)]
     for few, why in ((values, ""), (hinted, " and an index is made for it"), (exact, ""), (in_use, "")):
         if len(few) == 1 and not (why == "" and len(in_use) > 1):
-            made.say("ready", few[0], dict(found)[few[0]].sure, dict(found)[few[0]].why + why, tuple(values))
+            made.say("ready", few[0], dict(candidates)[few[0]].sure, dict(candidates)[few[0]].why + why, tuple(values))
             return few[0]
     if values:
         made.ask("ready", f"several values of {column.name} look ready: {_listed(reading, values)}", tuple(values))
@@ -259,7 +260,7 @@ def _done(
 
 
 def _leads(reading: StateReading, one: tuple[Any, Any], candidates: list[tuple[Any, Any]]) -> bool:
-    """Whether a value is the one that is meant: none of the others has a better word or more rows."""
+    """Whether a value is clearly the right one: no other value has a better word or more rows."""
     value, meaning = one
     rows = reading.rows(value)
     for other, theirs in candidates:
@@ -348,7 +349,7 @@ def _unexplained(reading: StateReading, answers: Mapping[str, Any], ready: Any) 
 
 
 def _left_over(made: Proposal, reading: StateReading, taken: set[Any]) -> None:
-    """Rows that no state of the lane has are said, with how many; so is a value that nobody understands."""
+    """Note rows in values that no state of the lane covers, with their number, and values without a known meaning."""
     left = [v for v in reading.values() if _hashed(v) not in taken and (reading.rows(v) or reading.meaning(v) is None)]
     left = [v for v in left if v is not None or reading.rows(v)]
     if left:
@@ -414,7 +415,7 @@ def _flagged(made: Proposal, reading: StateReading, roles: Roles, answers: Mappi
 
 
 def _soft_deletes(made: Proposal, reading: StateReading) -> None:
-    """Rows that are marked as deleted are nobody's work."""
+    """Exclude rows that are marked as deleted."""
     for column in made.facts.columns:
         if roles_words.snake(column.name) in ("deleted_at", "is_deleted", "deleted", "deleted_on") and (
             column.name != reading.column.name
@@ -435,8 +436,8 @@ def _soft_deletes(made: Proposal, reading: StateReading) -> None:
 
 def _finish(made: Proposal, reading: StateReading, roles: Roles, answers: Mapping[str, Any]) -> None:
     made.options = {key: made.options[key] for key in DECLARED if key in made.options}
-    said = ("state", *DECLARED)
-    made.choices.sort(key=lambda choice: said.index(choice.what))
+    listed = ("state", *DECLARED)
+    made.choices.sort(key=lambda choice: listed.index(choice.what))
     used = {c for state in made.options.values() for c in state}
     declared = roles.declared(used)
     for role, column in roles.found.items():
@@ -467,14 +468,16 @@ def _finish(made: Proposal, reading: StateReading, roles: Roles, answers: Mappin
         )
 
 
-def _order(made: Proposal, taken: set[str], said: str | None) -> None:
-    """In which order rows are claimed: as a person ``said``, or the oldest first where a column tells their age."""
+def _order(made: Proposal, taken: set[str], chosen: str | None) -> None:
+    """The order in which rows are claimed: as a person ``said``, or oldest first if a column has their age."""
     facts = made.facts
-    if said is not None:
-        if facts.column(said) is None:
+    if chosen is not None:
+        if facts.column(chosen) is None:
             known = [column.name for column in facts.columns]
-            raise DeclarationError(f"table {facts.fullname!r} has no column {said!r}", hint=did_you_mean(said, known))
-        name, sure, why = said, 1.0, SAID
+            raise DeclarationError(
+                f"table {facts.fullname!r} has no column {chosen!r}", hint=did_you_mean(chosen, known)
+            )
+        name, sure, why = chosen, 1.0, SAID
     elif born := birth(facts, taken):
         name, sure, why = born[0].name, 0.9, "the oldest first"
         if not born[1]:

@@ -30,7 +30,7 @@ _HELD = ("worker", "claimed_at", "heartbeat_at", "finished_at")
 
 @dataclass
 class Roles:
-    """Columns by role, those that have to be declared, and what was passed over."""
+    """Columns by role, the roles to declare, and the columns that were passed over."""
 
     facts: TableFacts
     found: dict[str, str] = field(default_factory=dict)
@@ -44,23 +44,23 @@ class Roles:
     _times: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def declared(self, state_columns: set[str]) -> dict[str, str | None]:
-        """What ``roles=`` has to say: where names differ, and what must not be taken by name."""
+        """The content of ``roles=``: columns with other names, and columns that must not take a role by their name."""
         by_name = roles_words.resolve({}, [c.name for c in self.facts.columns], self._fits_by_name)
-        said: dict[str, str | None] = {}
+        by_declaration: dict[str, str | None] = {}
         for role in roles_words.ROLES:
             mine, taken = self.found.get(role), by_name.get(role)
             if mine is not None and mine != taken:
-                said[role] = mine
+                by_declaration[role] = mine
             elif mine is None and taken is not None and (role in self.refused or taken in state_columns):
-                said[role] = None
+                by_declaration[role] = None
         if self.found.get("max_attempts") and not {"attempts", "failures"} & self.found.keys():
-            said["max_attempts"] = None
+            by_declaration["max_attempts"] = None
             del self.found["max_attempts"]
-        return said
+        return by_declaration
 
     def _fits_by_name(self, column: str, kind: str) -> bool:
-        found = self.facts.column(column)
-        return found is not None and fits(found, kind, self.facts.dialect)
+        fact = self.facts.column(column)
+        return fact is not None and fits(fact, kind, self.facts.dialect)
 
     def times_of(self, state: str) -> dict[str, Any]:
         """Times beside the state that are set when a row gets there: ``sent_at``, ``failed_at``."""
@@ -103,7 +103,7 @@ def propose_roles(facts: TableFacts, reading: StateReading, given: Mapping[str, 
         else:
             made.refused.add(role)
     for role, (kind, twins) in roles_words.ROLES.items():
-        if role in given:
+        if role in given or role in roles_words.ONLY_DECLARED:
             continue
         for column, by_name in _named(facts, role, twins):
             if column.name in taken or not fits(column, kind, facts.dialect):
@@ -119,7 +119,7 @@ def propose_roles(facts: TableFacts, reading: StateReading, given: Mapping[str, 
             if against is not None:
                 if by_name:
                     made.refused.add(role)
-                made.notes.append(f"{column.name} is not taken for {role}: {against}")
+                made.notes.append(f"{column.name} does not get the role {role}: {against}")
                 continue
             made.found[role] = column.name
             made.refused.discard(role)
@@ -132,7 +132,7 @@ def propose_roles(facts: TableFacts, reading: StateReading, given: Mapping[str, 
 
 
 def _named(facts: TableFacts, role: str, twins: Sequence[str]) -> list[tuple[Column, bool]]:
-    """Columns whose names mean a role, the surest first, and whether a lane takes them without being told."""
+    """Columns whose names mean a role, the surest first, and whether a lane takes them by itself."""
     names = {name: at for at, name in enumerate(dict.fromkeys((*twins, *vocabulary.ROLE_NAMES[role])))}
     by_rank = []
     for column in facts.columns:
@@ -144,7 +144,7 @@ def _named(facts: TableFacts, role: str, twins: Sequence[str]) -> list[tuple[Col
 
 
 def _perhaps(made: Roles, taken: set[str], given: Mapping[str, str | None]) -> None:
-    """Columns whose names mean a role and something else besides are named, not taken: ``ocr_started_at``."""
+    """Mention columns whose names mean a role and something else, such as ``ocr_started_at``; they take no role."""
     for role in ("worker", "claimed_at", "attempts", "run_after", "error"):
         if role in made.found or role in given:
             continue
@@ -160,7 +160,7 @@ def _perhaps(made: Roles, taken: set[str], given: Mapping[str, str | None]) -> N
 
 
 def _by_rows(made: Roles, reading: StateReading, taken: set[str], given: Mapping[str, str | None]) -> None:
-    """Texts that are filled in just where the engine would write: a holder on running rows, an error on failed ones."""
+    """Text columns filled in where the engine would write: a worker on running rows, an error on failed ones."""
     if reading.kind != "valued":
         return
     by_value, by_class = made.facts.filled.get(reading.column.name, {}), reading.by_class()
@@ -192,7 +192,7 @@ def _by_rows(made: Roles, reading: StateReading, taken: set[str], given: Mapping
 
 
 def _counts_claims(reading: StateReading, column: Column) -> tuple[bool, str]:
-    """Whether a counter of retries counts every try, or only those that failed: rows that are done tell."""
+    """Whether a retry counter counts every attempt, or only failures: done rows show which."""
     by_value = reading.facts.filled.get(reading.column.name, {})
     ended = [by_value[value] for value, _ in reading.by_class().get(DONE, []) if value in by_value]
     if not ended:
@@ -225,7 +225,7 @@ def _against(role: str, column: Column, idle: dict[str, float], failed: float) -
     if column.refers_to and role in ("worker", "error", "attempts", "failures", "priority"):
         return f"it refers to {column.refers_to}"
     if role == "worker" and column.length is not None and column.length < WORKER_LENGTH:
-        return f"a worker's id may be longer than its {column.length} characters"
+        return f"it holds {column.length} characters, and a worker's id may be longer"
     if role in _HELD and idle.get(column.name, 0.0) - failed > _BEFORE:
         return "it is filled in for rows that nobody has begun"
     return None
@@ -242,7 +242,7 @@ def _idle_shares(facts: TableFacts, reading: StateReading) -> dict[str, float]:
 
 
 def _failed_share(facts: TableFacts, reading: StateReading, idle: dict[str, float]) -> float:
-    """Where one time says done and another failed: the share of rows that failed among those that are not done."""
+    """If one time column means done and another failed: the share of failed rows among those that are not done."""
     if reading.kind == "valued":
         return 0.0
     return max((idle.get(c.name, 0.0) for c in facts.columns if c.kind == "time" and _says(c, FAILED)), default=0.0)
@@ -254,7 +254,7 @@ def _says(column: Column, state: str) -> bool:
 
 
 def _times(made: Roles, reading: StateReading, taken: set[str], idle: dict[str, float]) -> None:
-    """Times that say done or failed, where they are not a role's: the user's own code sets them, so the lane does."""
+    """Time columns that mean done or failed and have no role. The user's own code sets them, so the lane does, too."""
     for column in made.facts.columns:
         if column.kind != "time" or column.name in taken or column.generated or not column.nullable:
             continue
@@ -271,7 +271,7 @@ def _times(made: Roles, reading: StateReading, taken: set[str], idle: dict[str, 
 
 
 def birth(facts: TableFacts, taken: Collection[str]) -> tuple[Column, bool] | None:
-    """The column that says when a row was made, and whether its name says so: otherwise it is the only time that the
+    """The column with a row's creation time, and whether its name says so: otherwise it is the only time that the
     database fills in at insert and that is not ``taken``.
     """
     by_rank = [

@@ -28,7 +28,7 @@ _NOT_EVENTS = ("created", "inserted", "updated", "modified", "changed", "expires
 
 @dataclass(frozen=True)
 class StateReading:
-    """A state column as it was understood: with values, as a flag, or as a time; or the question which it is."""
+    """A state column as it was understood: values, a flag or a time; or the question which column it is."""
 
     facts: TableFacts
     column: Column
@@ -39,17 +39,17 @@ class StateReading:
     columns: tuple[str, ...] = ()
 
     def values(self) -> list[Any]:
-        """All values that are known of, those a row is born with and those with most rows first."""
+        """All known values: the default first, then those with the most rows."""
         column = self.column
-        found: dict[Any, None] = {}
+        known: dict[Any, None] = {}
         if column.has_default and column.default is not None:
-            found[column.default] = None
+            known[column.default] = None
         for value in (*column.allowed, *column.meanings, *sorted(column.seen, key=lambda v: -column.seen[v])):
-            found.setdefault(value, None)
-        return list(found)
+            known.setdefault(value, None)
+        return list(known)
 
     def meaning(self, value: Any) -> WordMeaning | None:
-        """What a value says: by its own word, by what it refers to, by what is filled in beside it."""
+        """The meaning of a value: by its word, by the word it refers to, or by the columns filled in on its rows."""
         column = self.column
         if value is None:
             return None
@@ -80,7 +80,7 @@ class StateReading:
         return len(words) >= 3 and all(len(v) == 1 for v in words)
 
     def _by_evidence(self, value: Any) -> WordMeaning | None:
-        """A value without a word: rows of it have an error, an end, a holder; or nothing, and are born so."""
+        """A value without a known word, judged by its rows: they have an error, an end, a worker, or nothing."""
         shares = self.facts.filled.get(self.column.name, {}).get(value)
         if not shares:
             return None
@@ -114,21 +114,21 @@ class StateReading:
         return None
 
     def by_class(self) -> dict[str, list[tuple[Any, WordMeaning]]]:
-        """Values by what they say: those that rows have first, then the surest and most usual word."""
-        found: dict[str, list[tuple[Any, WordMeaning]]] = {}
+        """Values by meaning: those with rows first, then the surest and most usual word."""
+        classes: dict[str, list[tuple[Any, WordMeaning]]] = {}
         for value in self.values():
             if (meaning := self.meaning(value)) is not None:
-                found.setdefault(meaning.state, []).append((value, meaning))
-        for pairs in found.values():
+                classes.setdefault(meaning.state, []).append((value, meaning))
+        for pairs in classes.values():
             pairs.sort(key=lambda p: (not self.rows(p[0]), -p[1].sure, -self.rows(p[0]), p[1].rank))
-        return found
+        return classes
 
     def unplaced(self) -> list[Any]:
-        """Values that say nothing."""
+        """Values without a known meaning."""
         return [v for v in self.values() if v is not None and self.meaning(v) is None]
 
     def flag(self, state: str) -> Column | None:
-        """A flag beside the state column whose name says this."""
+        """A flag column, beside the state column, whose name has this meaning."""
         for column in self.facts.columns:
             if column.kind == "bool" and column.name != self.column.name and not column.generated:
                 event = vocabulary.event_name(column.name)
@@ -175,7 +175,7 @@ def read_states(facts: TableFacts, named: str | None = None) -> StateReading:
 
 
 def _could_say(facts: TableFacts, column: Column) -> bool:
-    """Whether a column might be a state after all: few values, a flag or a time; and no role of its own."""
+    """Whether a column could be a state: few values, a flag or a time, and no role."""
     if column.name in facts.key or column.generated or column.kind == "other" or column.refers_to:
         return False
     bare = facts.bare(column.name)
@@ -202,7 +202,7 @@ def _named(facts: TableFacts, name: str) -> StateReading:
 
 
 def _has_way(reading: StateReading) -> bool:
-    """A row can be told to be ready, and something else than that."""
+    """Whether the column tells ready rows from others."""
     classes = reading.by_class()
     column = reading.column
     starts = READY in classes or (column.has_default and column.default is not None) or column.nullable
@@ -225,8 +225,8 @@ def _valued(facts: TableFacts, column: Column) -> StateReading | None:
     if column.refers_to and not column.meanings and not name:
         return None
     classes = reading.by_class()
-    told = sum(m.sure for pairs in classes.values() for _, m in pairs)
-    vocabulary_share = told / len(values) if values else 0.0
+    sureness = sum(m.sure for pairs in classes.values() for _, m in pairs)
+    vocabulary_share = sureness / len(values) if values else 0.0
     way = READY in classes and bool(classes.keys() & {DONE, RUNNING, FAILED})
     if not name and not (way and vocabulary_share >= 0.6):
         return None
@@ -246,8 +246,8 @@ def _event(facts: TableFacts, column: Column) -> StateReading | None:
     """A flag or a time that says that a row is done."""
     if column.kind not in ("bool", "time") or column.generated or column.name in facts.key:
         return None
-    said = vocabulary.words(column.name).split()
-    if column.kind == "time" and (not column.nullable or set(said) & set(_NOT_EVENTS) or column.has_default):
+    name_words = vocabulary.words(column.name).split()
+    if column.kind == "time" and (not column.nullable or set(name_words) & set(_NOT_EVENTS) or column.has_default):
         return None
     event = vocabulary.event_name(column.name)
     if event is None or event.state != DONE:

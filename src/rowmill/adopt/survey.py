@@ -1,4 +1,4 @@
-"""A look at a live table: columns, constraints, indexes, and what its rows hold. It reads, and never much.
+"""A survey of a live table: columns, constraints, indexes and sampled rows. It only reads, and reads little.
 
 A small table is read whole. Of a large one some pages are read, the newest rows, and what the server's own
 statistics say; an index on a column tells all its values. No lock is taken that is stronger than a reader's.
@@ -33,17 +33,17 @@ _LABELS = ("name", "label", "code", "title", "slug", "key", "status", "state", "
 
 
 async def survey(database: Database, table: str) -> TableFacts:
-    """Look at a table; raises DeclarationError where there is none."""
+    """Survey a table; raises DeclarationError if there is none."""
     return await database.read_only(lambda connection: look_at(connection, table))
 
 
 def look_at(connection: sa.Connection, table: str) -> TableFacts:
-    """The same, on a connection that is there."""
+    """Survey a table on an open connection."""
     return _SURVEYS[connection.dialect.name](connection, table).facts()
 
 
 class _Survey:
-    """One look, on one connection. The dialects add what their catalogs tell."""
+    """One survey, on one connection. The dialects add what their catalogs contain."""
 
     #: A text column's declared length binds.
     bounded_text = False
@@ -63,7 +63,7 @@ class _Survey:
         self._newest = 0
 
     def _find(self, table: str) -> tuple[str | None, str]:
-        """The name as it stands, if a table has it; otherwise as schema.name, or in quotes."""
+        """The name as given, if a table has it; otherwise as schema.name, or in quotes."""
         if self.inspector.has_table(table):
             return None, table
         schema, name = table_name(table, self.dialect)
@@ -80,7 +80,7 @@ class _Survey:
         if view := view_kind(self.connection, self.schema, self.name):
             raise DeclarationError(
                 f"{self.name!r} is {view}: rows are claimed in a table",
-                hint="adopt the table behind it; what the view leaves out can stand in the lane's where=",
+                hint="adopt the table behind it, and put the view's condition into the lane's where=",
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sa.exc.SAWarning)  # types that SQLAlchemy does not know are no states
@@ -137,7 +137,7 @@ class _Survey:
             for fk in self.inspector.get_foreign_keys(self.name, self.schema)
             if len(fk["constrained_columns"]) == 1
         }
-        found = []
+        columns = []
         for c in described:
             kind, allowed, by = _kind_of(c["type"])
             name = c["name"]
@@ -161,7 +161,7 @@ class _Survey:
                 by = by or f"the domain {c['type'].name}"
             if default is None:
                 default = getattr(c["type"], "default", None)
-            found.append(
+            columns.append(
                 Column(
                     name=name,
                     kind=kind,
@@ -181,7 +181,7 @@ class _Survey:
                     refers_to=refers_to,
                 )
             )
-        return found
+        return columns
 
     def _labels(self, fk: Any) -> dict[Any, str]:
         """A small table of states: its keys, and the words beside them."""
@@ -207,17 +207,17 @@ class _Survey:
         raise NotImplementedError
 
     def _estimate(self) -> tuple[int | None, bool]:
-        """About how many rows a table has that is too large to count them, else None; whether it has parts."""
+        """The estimated rows of a table that is too large to count, else None; and whether it is partitioned."""
         raise NotImplementedError
 
     def _some_pages(self, fields: str, rows: int) -> list[Sequence[Any]]:
-        """Rows from anywhere in a large table; none where only its beginning can be read at little cost."""
+        """Sampled rows of a large table; none if only its beginning can be read cheaply."""
         return []
 
     def _statistics(
         self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], rows: int, counted: set[str]
     ) -> None:
-        """What the database itself has counted over the whole table."""
+        """The database's own statistics over the whole table."""
 
     # -- the rows
 
@@ -238,8 +238,8 @@ class _Survey:
     ) -> tuple[list[Sequence[Any]], int, str]:
         fields = ", ".join(self._field(column, key) for column in columns)
         if exact:
-            found = list(self.run(f"select {fields} from {self.relation} limit {WHOLE}", ()))
-            return found, len(found), "all of them"
+            everything = list(self.run(f"select {fields} from {self.relation} limit {WHOLE}", ()))
+            return everything, len(everything), "all of them"
         some, how = self._some_pages(fields, rows), "some pages"
         if not some:
             how = "the first ones"
@@ -253,7 +253,7 @@ class _Survey:
         return some, len(some), how
 
     def _field(self, column: Column, key: Sequence[str]) -> str:
-        """A column's value where it may be a state; otherwise whether there is one."""
+        """A column's value if the column may be a state; otherwise whether it is filled in."""
         name = self._quote(column.name)
         if column.name in key:
             return "null"
@@ -302,7 +302,7 @@ class _Survey:
         return seen, filled
 
     def _counted(self, columns: Sequence[Column], seen: dict[str, dict[Any, int]]) -> set[str]:
-        """Count the rows by value where that costs little, for columns that may be the state; which were counted."""
+        """Count rows by value, if that is cheap, for columns that may be the state; returns the counted columns."""
         counted: set[str] = set()
         for column in columns if self._cheap else ():
             may_be = vocabulary.state_name(column.name) or column.kind == "enum" or column.meanings
@@ -319,7 +319,7 @@ class _Survey:
         return counted
 
     def _by_index(self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], indexes: Sequence[Index]) -> None:
-        """An index that begins with a column gives each of its values at the price of one look."""
+        """Read each value of a column with one lookup, from an index that begins with the column."""
         for column in columns:
             if not vocabulary.state_name(column.name) or len(seen.get(column.name, {})) >= MOST_VALUES:
                 continue
@@ -391,7 +391,7 @@ class _PostgresSurvey(_Survey):
     def _statistics(
         self, columns: Sequence[Column], seen: dict[str, dict[Any, int]], rows: int, counted: set[str]
     ) -> None:
-        """What ANALYZE counted over the whole table is nearer than our own few pages."""
+        """Prefer the statistics of ANALYZE, which cover the whole table, to our own sample of pages."""
         by_name = {column.name: column for column in columns}
         for name, values, shares in self.run(
             "select s.attname, s.most_common_vals::text::text[], s.most_common_freqs from pg_stats s"
@@ -410,12 +410,12 @@ class _PostgresSurvey(_Survey):
 
 class _SqliteSurvey(_Survey):
     def _indexes(self) -> tuple[Index, ...]:
-        found = []
+        indexes = []
         for index in self.inspector.get_indexes(self.name, self.schema):
             where = self.run("select sql from sqlite_master where type = 'index' and name = :n", {"n": index["name"]})
             text = str(where[0][0]) if where else ""
             at = text.lower().rfind(" where ")
-            found.append(
+            indexes.append(
                 Index(
                     name=str(index["name"]),
                     columns=tuple(index["column_names"]),
@@ -423,7 +423,7 @@ class _SqliteSurvey(_Survey):
                     unique=bool(index["unique"]),
                 )
             )
-        return tuple(found)
+        return tuple(indexes)
 
     def _triggers(self) -> tuple[str, ...]:
         rows = self.run(
@@ -458,7 +458,7 @@ _SURVEYS: Mapping[str, type[_Survey]] = {POSTGRES.name: _PostgresSurvey, SQLITE.
 
 
 def _shares_of(columns: Sequence[Column], raw: Sequence[Sequence[Any]], at: int) -> dict[Any, dict[str, float]]:
-    """By value of one column: the share of rows in which each other column is filled in."""
+    """For each value of a column: the share of its rows in which each other column is filled in."""
     total: Counter[Any] = Counter()
     filled: dict[Any, Counter[str]] = {}
     timed = columns[at].kind == "time"
@@ -474,7 +474,7 @@ def _shares_of(columns: Sequence[Column], raw: Sequence[Sequence[Any]], at: int)
 
 
 def _kind_of(of: Any) -> tuple[str, tuple[Any, ...], str]:
-    """What a type holds, and the values it allows."""
+    """The kind of a type, and the values that it allows."""
     base = getattr(of, "data_type", of)  # a domain's own
     if isinstance(base, sa.Enum):
         return "enum", tuple(base.enums), f"the enum {base.name}" if base.name else "an enum"

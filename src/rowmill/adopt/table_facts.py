@@ -1,4 +1,4 @@
-"""What a look at a live table found: the evidence that a proposal rests on. Plain values, no I/O."""
+"""The facts of a survey: the evidence for a proposal. Plain values, no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .. import plural
 
 
 def rows(number: int, counted: bool) -> str:
-    """A number of rows; an estimate is rounded, and called one."""
+    """A number of rows in words; an estimate is rounded and marked."""
     if not number:
         return "no rows" if counted else "no rows seen"
     if not counted and number > 99:
@@ -34,19 +34,19 @@ class Column:
     generated: bool = False
     #: All values it may hold, where a type, a constraint or a foreign key says so.
     allowed: tuple[Any, ...] = ()
-    #: Who says so, in words.
+    #: What limits the values, in words.
     allowed_by: str = ""
     #: What values mean, from a table they refer to or from the column's comment.
     meanings: Mapping[Any, str] = field(default_factory=dict)
-    #: Values that stand in the predicates of partial indexes.
+    #: Values in the predicates of partial indexes.
     indexed_values: tuple[Any, ...] = ()
     length: int | None = None
     comment: str | None = None
     #: The table that the column refers to.
     refers_to: str | None = None
-    #: Values that were seen, with how many rows of the table have them, as far as is known.
+    #: Values that were seen, with the number of their rows, as far as it is known.
     seen: Mapping[Any, int] = field(default_factory=dict)
-    #: Whether these were counted; otherwise they are estimates.
+    #: Whether the rows were counted; otherwise the numbers are estimates.
     counted: bool = True
 
     def rows_of(self, value: Any) -> str:
@@ -54,14 +54,14 @@ class Column:
         return rows(self.seen.get(value, 0), self.counted)
 
     def shown(self, value: Any) -> str:
-        """A value with the word that it stands for: ``3 'parsed'``."""
+        """A value with the word that it means: ``3 'parsed'``."""
         word = self.meanings.get(value)
         return "NULL" if value is None else repr(value) if word is None else f"{value!r} {word!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """One index. ``columns`` are those it is ordered by; an expression stands as None."""
+    """One index. ``columns`` are those it is ordered by; an expression is None."""
 
     name: str
     columns: tuple[str | None, ...]
@@ -84,10 +84,10 @@ class TableFacts:
     exact: bool = True
     #: Whether the number of rows was counted; every row may still not have been looked at.
     counted: bool = True
-    #: How many rows were looked at, and how they came.
+    #: How many rows were sampled, and how.
     looked_at: int = 0
     how: str = ""
-    #: For a state column, by value: the share of its rows in which another column is filled in.
+    #: For each value of a state column: the share of its rows in which another column is filled in.
     filled: Mapping[str, Mapping[Any, Mapping[str, float]]] = field(default_factory=dict)
     indexes: tuple[Index, ...] = ()
     #: Triggers that run when a row is updated.

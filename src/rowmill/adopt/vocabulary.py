@@ -93,7 +93,7 @@ _WORDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class WordMeaning:
-    """What a word says about a state: how sure, from 0 to 1, and how usual the word is, 0 first."""
+    """The meaning of a word for a state: how sure it is, from 0 to 1, and how usual the word is, 0 first."""
 
     state: str
     sure: float
@@ -102,7 +102,7 @@ class WordMeaning:
 
 
 def words(text: str) -> str:
-    """Words joined by one space, small, without accents: ``EN_ATTENTE`` and ``enAttente`` are ``en attente``."""
+    """Lower-case words without accents, joined by a space: ``EN_ATTENTE`` and ``enAttente`` are ``en attente``."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", str(text))
     plain = unicodedata.normalize("NFKD", apart.casefold())
     plain = "".join(c for c in plain if not unicodedata.combining(c))
@@ -111,11 +111,11 @@ def words(text: str) -> str:
 
 
 def _lists() -> dict[str, tuple[str, int]]:
-    found: dict[str, tuple[str, int]] = {}
+    by_word: dict[str, tuple[str, int]] = {}
     for state, text in _WORDS.items():
         for rank, word in enumerate(part.strip() for part in text.split(",")):
-            found.setdefault(words(word), (state, rank))
-    return found
+            by_word.setdefault(words(word), (state, rank))
+    return by_word
 
 
 _KNOWN = _lists()
@@ -134,19 +134,19 @@ _OF_THINGS = {"ready", "created", "open", "initial", "available", "scheduled", "
 
 
 def of_things(value: object) -> bool:
-    """Whether a ready word may as well describe a thing: available, open, received."""
+    """Whether a word for ready may also describe a thing: available, open, received."""
     return words(str(value)) in _OF_THINGS
 
 
 def meaning(value: object) -> WordMeaning | None:
-    """What a value says about a state; None where it says nothing."""
-    said = words(str(value))
-    if not said:
+    """The meaning of a value as a state; None if it has none."""
+    text = words(str(value))
+    if not text:
         return None
-    if said in _KNOWN:
-        state, rank = _KNOWN[said]
-        return WordMeaning(state, 0.4 if said in _AFTERWARDS else 1.0, rank, f"{value!r} is a usual word for {state}")
-    parts = said.split()
+    if text in _KNOWN:
+        state, rank = _KNOWN[text]
+        return WordMeaning(state, 0.4 if text in _AFTERWARDS else 1.0, rank, f"{value!r} is a usual word for {state}")
+    parts = text.split()
     # A known word beside others: "job_failed", "pending_review" (held, above), "extraction complete", "ocr processing".
     for size in range(min(3, len(parts) - 1), 0, -1):
         for edge in (parts[-size:], parts[:size]):
@@ -175,36 +175,36 @@ _STATE_NAMES = {
 
 
 def state_name(name: str) -> float:
-    """How much a column's name says that it holds a state, from 0 to 1."""
-    said = words(name)
+    """How likely a column is a state by its name, from 0 to 1."""
+    text = words(name)
     for noise in (" id", " code", " cd", " flag", " value", " name", " key", " no", " nr"):
-        said = said.removesuffix(noise)
-    if said in _STATE_NAMES:
-        return _STATE_NAMES[said]
-    last = said.split()[-1] if said else ""
+        text = text.removesuffix(noise)
+    if text in _STATE_NAMES:
+        return _STATE_NAMES[text]
+    last = text.split()[-1] if text else ""
     return 0.8 * _STATE_NAMES.get(last, 0.0)
 
 
 def lookup_name(table: str) -> float:
-    """How much a table's name says that it lists states: ``statuses``, ``job_states``, ``statuts``."""
+    """How likely a table lists states by its name: ``statuses``, ``job_states``, ``statuts``."""
     return max(state_name(table.removesuffix(ending)) for ending in ("", "s", "es", "S", "ES"))
 
 
 def event_name(name: str) -> WordMeaning | None:
-    """What a flag's or a time's name says: ``is_processed`` and ``processed_at`` say done, ``inProgress`` running."""
-    said = words(name)
-    said = re.sub(r"^(is|was|has been|has|been|date|time|ts|dt) ", "", said)
-    said = re.sub(r" (at|on|time|date|ts|dt|flag|timestamp|datetime|utc|yn)$", "", said)
-    found = meaning(said)
+    """The meaning of a flag's or a time's name: ``is_processed`` and ``processed_at`` mean done."""
+    text = words(name)
+    text = re.sub(r"^(is|was|has been|has|been|date|time|ts|dt) ", "", text)
+    text = re.sub(r" (at|on|time|date|ts|dt|flag|timestamp|datetime|utc|yn)$", "", text)
+    meant = meaning(text)
     # As the name of a column these mean something about the thing, not about the work on it.
     things = ("active", "open", "new", "available", "closed", "good", "ok", "archived", "ended", "assigned")
-    return None if said in things else found
+    return None if text in things else meant
 
 
 def time_name(name: str) -> bool:
     """Whether a column's name says that it holds a time, whatever its type: ``locked_at``, ``date_started``."""
-    said = words(name)
-    return re.search(r"(^(date|time|ts|dt) | (at|on|time|date|ts|dt|timestamp|datetime|utc)$)", said) is not None
+    text = words(name)
+    return re.search(r"(^(date|time|ts|dt) | (at|on|time|date|ts|dt|timestamp|datetime|utc)$)", text) is not None
 
 
 #: Running words that belong with a ready word, where a table has none of its own yet.
@@ -232,8 +232,8 @@ _PARTNERS = {
 
 def partner(ready: str, state: str) -> str:
     """A word for running, done or failed that goes with a table's own ready word."""
-    found = _PARTNERS.get(words(ready), ("processing", "done", "failed"))
-    return {RUNNING: found[0], DONE: found[1], FAILED: found[2]}[state]
+    partners = _PARTNERS.get(words(ready), ("processing", "done", "failed"))
+    return {RUNNING: partners[0], DONE: partners[1], FAILED: partners[2]}[state]
 
 
 def styled(word: str, like: str) -> str:
@@ -324,6 +324,7 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
                  "retry_count", "retries"),
     "reclaims": ("reclaims",),
     "max_attempts": ("max_attempts", "attempts_max", "max_tries", "attempt_limit", "maximum_attempts"),
+    "expires_at": ("expires_at",),
     "run_after": ("run_after", "next_retry_at", "run_at", "scheduled_at", "scheduled_for", "available_at",
                   "next_attempt_at", "next_run_at", "not_before", "process_after", "visible_at", "retry_at",
                   "retry_after", "execute_at", "send_at", "process_at", "next_try_at", "next_try", "next_attempt",
@@ -356,6 +357,6 @@ _BIRTH_PARTS = [parts(name) for name in BIRTHS]
 
 
 def birth_rank(name: str) -> int | None:
-    """How usual a name is for the time at which a row was made, 0 first; None: it says something else."""
+    """How usual a name is for a row's creation time, 0 first; None: it means something else."""
     named = parts(name)
     return _BIRTH_PARTS.index(named) if named in _BIRTH_PARTS else None

@@ -10,6 +10,7 @@ from . import demo as demo
 from . import errors as errors
 from . import gates as gates
 from . import look as look
+from . import mcp as mcp
 from . import migrate as migrate
 from . import prove as prove
 from . import run as run

@@ -26,11 +26,11 @@ from .app import (
     console,
     errors,
     load,
+    not_empty,
     one_environment,
     one_lane,
     plain,
     print_json,
-    said,
 )
 
 #: More rows than this are changed only after a question, or with --yes.
@@ -41,7 +41,7 @@ _PAST = {"retry": "made ready", "cancel": "canceled", "release": "released"}
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="this row (repeatable); a composite key: a,b")]
 Family = Annotated[
-    str | None, typer.Option("--error", help="rows of this family (see `rowmill errors`)", callback=said)
+    str | None, typer.Option("--error", help="rows of this family (see `rowmill errors`)", callback=not_empty)
 ]
 Yes = Annotated[bool, typer.Option("--yes", help=f"do not ask for confirmation above {ASK_ABOVE} rows")]
 
@@ -133,7 +133,7 @@ def _only_one(**given: Any) -> None:
 
 @dataclass
 class _Command:
-    """One action on one lane of one environment: ask where needed, do it, say what became of it."""
+    """One action on one lane of one environment: ask for confirmation, do it, report the result."""
 
     verb: str
     rows: ChosenRows
@@ -170,7 +170,7 @@ class _Command:
         self._tell(ask(mill, act, [environment], [name]))
 
     async def _refuse_family(self, directory: LaneDirectory, family: str) -> None:
-        """Say why no row of a family was written: there is no such family, or its rows have left."""
+        """Raise the reason why no row of a family was written: no such family, or none of its rows is left."""
         document = await questions.errors(directory, _MONTH, family)
         if not any(part["families"] for part in document["environments"]):
             hint = "rowmill errors APP lists them; use the name in its column Family"
@@ -182,7 +182,7 @@ class _Command:
         )
 
     def _consent(self, impact: Impact) -> None:
-        """Many rows, or rows that may be another lane's, are not changed by a slip of the hand."""
+        """Ask before changing many rows, or rows that may belong to another lane."""
         others, foreign = impact.others, impact.foreign
         if not impact.rows or (impact.rows <= ASK_ABOVE and not others and not foreign):
             return

@@ -1,4 +1,4 @@
-"""``rowmill adopt``: read a live table and propose the lane over it. Nothing is written but the file asked for."""
+"""``rowmill adopt``: read a live table and propose a lane. Writes nothing but the requested file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..errors import RowmillError, did_you_mean
 from ..ops import adopt as adoption
 from ..ops.adopt import Adoption, QueryPlan, redact
 from . import show
-from .app import AsJson, UsageError, app, console, errors, plain, print_json, print_out, run_async
+from .app import AsJson, UsageError, app, console, errors, labelled, plain, print_json, print_out, run_async
 
 UNSURE = 5  # exit code: something has to be said first
 _UNUSED = 20  # columns without a role that are named
@@ -70,6 +70,10 @@ def adopt(
     wake: Annotated[
         bool, typer.Option("--wake", help="propose a trigger that wakes workers when any client makes rows ready")
     ] = False,
+    types: Annotated[
+        Path | None,
+        typer.Option("--types", help="only write the types of the table's rows to this file", metavar="FILE"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a live table, and propose a lane for it.
@@ -83,12 +87,16 @@ def adopt(
     Example: `rowmill adopt postgresql://localhost/shop links --write worker.py`
     """
     url, table = _target(words)
-    place = url if len(words) == 2 else None  # from the environment: then the file reads it there, too
+    address = url if len(words) == 2 else None  # from the environment: then the file reads it there, too
     given = {"state": state, "ready": ready, "running": running, "done": done, "retry": retry, "dead": dead,
              "canceled": canceled, "roles": _roles(role or ()), "order_by": order_by}  # fmt: skip
     answers = {key: value for key, value in given.items() if value}
-    if write is not None and write.exists() and not force:
-        raise UsageError(f"{write} already exists", hint=f"choose another name, or add --force to overwrite {write}")
+    for file in (write, types):
+        if file is not None and file.exists() and not force:
+            raise UsageError(f"{file} already exists", hint=f"choose another name, or add --force to overwrite {file}")
+    if types is not None:
+        types.write_text(run_async(adoption.types(url, table)), encoding="utf-8")
+        return
 
     async def main() -> Adoption:
         async with adoption.opened(url) as database:
@@ -100,7 +108,7 @@ def adopt(
             if made.questions:
                 return Adoption(made)
             wakes = adoption.can_wake(database) and (wake or (asking and _ask_wake()))
-            return await adoption.adopt(database, made, place, wake=wakes)
+            return await adoption.adopt(database, made, address, wake=wakes)
 
     adopted = run_async(main())
     if as_json:
@@ -118,7 +126,7 @@ def adopt(
 
 
 def _roles(given: Sequence[str]) -> dict[str, str | None]:
-    """``attempts=retry_cnt`` as the role and its column; without a column: the role is switched off."""
+    """Parse ``attempts=retry_cnt`` into the role and its column; without a column, the role is off."""
     for one in given:
         if "=" not in one:
             raise UsageError(
@@ -160,8 +168,8 @@ def typed(facts: TableFacts, answers: dict[str, Any]) -> dict[str, Any]:
         if column.kind == "int" and re.fullmatch(r"-?\d+", value):
             return int(value)
         words = {vocabulary.words(word): key for key, word in column.meanings.items()}
-        if (said := vocabulary.words(value)) in words and value not in column.seen:
-            return words[said]
+        if (spelled := vocabulary.words(value)) in words and value not in column.seen:
+            return words[spelled]
         if value.lower() == "null" and column.nullable:
             return None
         if column.kind == "int":
@@ -184,7 +192,7 @@ def typed(facts: TableFacts, answers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ask(facts: TableFacts, answers: dict[str, Any]) -> Proposal:
-    """At a terminal: each thing that is not known, and once more what is not certain."""
+    """Ask at a terminal: first what is not known, then what is not certain."""
     confirmed: list[str] = []
     while True:
         made = propose(facts, typed(facts, answers))
@@ -202,13 +210,13 @@ def _ask(facts: TableFacts, answers: dict[str, Any]) -> Proposal:
             about, text, default = choice.what, f"{choice.what}: {choice.why}", _given(choice.value)
             word = f"the value that means {about}" if not choice.role else f"the column of {about} (none: no column)"
         console.print(Text("? ", "bold yellow").append_text(plain(text)))
-        said = typer.prompt(word, default=default)
-        if said == default:
+        answer = typer.prompt(word, default=default)
+        if answer == default:
             confirmed.append(about)
             continue
-        tried = {**answers, about: [said] if about == "ready" else said}
+        tried = {**answers, about: [answer] if about == "ready" else answer}
         if about.startswith("role "):
-            chosen = None if said == "none" else said
+            chosen = None if answer == "none" else answer
             tried = {**answers, "roles": {**answers.get("roles", {}), about.removeprefix("role "): chosen}}
         try:
             propose(facts, typed(facts, tried))
@@ -219,19 +227,22 @@ def _ask(facts: TableFacts, answers: dict[str, Any]) -> Proposal:
 
 
 def _ask_wake() -> bool:
-    """At a terminal: whether rows of plain SQL are to start at once."""
-    text = "Rows that other programs write start at the next poll, within 6 s. A trigger lets them start at once."
+    """Ask at a terminal whether to propose the wake trigger."""
+    text = (
+        "Rows that other programs insert start at the next poll, within 6 s. With a trigger on the table they start"
+        " at once. You can also add it later: rowmill migrate --wake."
+    )
     console.print(Text("? ", "bold yellow").append_text(plain(text)))
-    return typer.confirm("with the trigger", default=False)
+    return typer.confirm("Propose the trigger?", default=False)
 
 
 def _given(value: Any) -> str:
-    """A value as an option takes it; None is the dead state that there is not."""
+    """A value as an option takes it; None means that there is no such state."""
     return "none" if value is None else str(value[0] if isinstance(value, list) else value)
 
 
 def _open_questions(made: Proposal, url: str, table: str, *, accepted: bool) -> None:
-    """Say what is not known and what is not certain, and which option answers each."""
+    """Print the open questions, and which option answers each."""
     for question in made.questions:
         errors.print(Text("Cannot tell: ", "bold yellow").append_text(plain(question.text)), soft_wrap=True)
     for choice in () if made.questions else made.open:
@@ -300,7 +311,7 @@ def _page(adopted: Adoption, url: str, write: Path | None) -> Group:
 
 
 def _shown(made: Proposal, choice: Choice) -> str:
-    """A choice's value, with the word that it stands for."""
+    """A choice's value, with its meaning."""
     if choice.value is None:
         return "(none)" if choice.what in ("dead", "canceled") else "NULL"
     labels = made.labels(choice)
@@ -324,25 +335,25 @@ def _plan(title: str, plan: QueryPlan | None) -> list[Any]:
 
 
 def _next(adopted: Adoption, url: str, write: Path | None) -> list[Any]:
-    module = f"{write.stem}:mill" if write else "FILE:mill"
+    file = write or Path("worker.py")
+    module = f"{file.stem}:mill"
     steps = []
     if write is None:
-        steps.append(("rowmill adopt ... --write FILE.py", "write the file"))
+        steps.append((f"rowmill adopt ... --write {file}", "the same command again: it writes the file"))
     if secret(url) and url != os.environ.get("ROWMILL_DATABASE_URL"):
         steps.append(("export ROWMILL_DATABASE_URL=...", "the file contains no password"))
-    file = write.name if write else "FILE.py"
-    steps.append((f"edit {file}", "until then, rows are only logged and marked done"))
+    steps.append((f"edit {file.name}", "fill in the handler: it only logs rows, and they are then done"))
     if adopted.first is None:
-        steps.append((f"rowmill check {module}", "says what the table lacks, and what that costs"))
+        steps.append((f"rowmill check {module}", "shows what the table lacks, and what that costs"))
     if adopted.changes:
-        why = f"required first: {adopted.first}" if adopted.first else "optional: adds what the table lacks"
+        why = f"required first: {adopted.first}" if adopted.first else "adds what the table lacks (optional)"
         migrate = f"rowmill migrate {module}{' --wake' if adopted.wake else ''}"
         steps.append((migrate, "shows the DDL"))
         steps.append((f"{migrate} --apply", why))
-        steps.append((f"rowmill check {module}", ""))
-    steps.append((f"rowmill run {module}", ""))
-    width = max(len(step) for step, _ in steps) + 2
-    return [_heading("Next"), *(plain(f"  {step:<{width}}{why}".rstrip()) for step, why in steps)]
+        steps.append((f"rowmill check {module}", "shows what is left"))
+    steps.append((f"rowmill run {module}", "starts a worker"))
+    width = max(len(step) for step, _ in steps) + 4
+    return [_heading("Next"), *(labelled(Text(f"  {step}".ljust(width)), plain(why)) for step, why in steps)]
 
 
 def _value(adopted: Adoption) -> dict[str, Any]:
@@ -383,7 +394,7 @@ def _value(adopted: Adoption) -> dict[str, Any]:
 
 
 def _states_value(facts: TableFacts, made: Proposal) -> list[dict[str, Any]]:
-    """The values of the state column: the word for each, and how many rows have it."""
+    """The values of the state column, each with its word and its number of rows."""
     name = next((c.value for c in made.choices if c.what == "state"), None)
     column = facts.column(str(name)) if name else None
     if column is None:

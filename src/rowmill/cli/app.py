@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -26,20 +27,20 @@ from ..ops.directory import LaneDirectory
 
 T = TypeVar("T")
 WRONG_USAGE, NOTHING_MATCHED = 2, 4
-#: Where nobody looks on, a line is as long as what stands in it.
+#: Output that is not a terminal is never wrapped: the width of its lines.
 ENDLESS = 100_000
 
 
 class UsageError(RowmillError):
-    """The command itself lacks something, or says something that makes no sense: exit code 2."""
+    """The command line is incomplete or wrong: exit code 2."""
 
 
 class NothingMatched(RowmillError):
-    """There is nothing that the command could be about: exit code 4."""
+    """Nothing matched: exit code 4."""
 
 
 def exit_code(error: RowmillError) -> int:
-    """What the command ends with."""
+    """The exit code for an error."""
     return {UsageError: WRONG_USAGE, NothingMatched: NOTHING_MATCHED}.get(type(error), 1)
 
 
@@ -50,7 +51,7 @@ PANELS = {
     "Look": ["status", "top", "jobs", "why", "errors", "stuck", "workers", "health", "gates"],
     "Act": ["retry", "cancel", "release", "pause", "resume"],
     "Adopt": ["adopt", "migrate", "sql"],
-    "Serve": ["serve", "token", "audit"],
+    "Serve": ["serve", "mcp", "token", "audit"],
     "Prove": ["prove"],
 }
 
@@ -60,17 +61,35 @@ _ALIASES = {"web": "serve", "dashboard": "serve", "ui": "serve", "worker": "run"
             "rows": "jobs", "failures": "errors", "init": "adopt", "explain": "why"}  # fmt: skip
 
 
+#: What the help calls the value of an option, by the parameter's name. Options with choices list them.
+_METAVARS = {
+    "lanes": "LANES", "env": "ENV", "lane": "LANE", "key": "KEY", "by": "COLUMN", "ids": "ID", "worker_id": "ID",
+    "worker": "ID", "processes": "N", "concurrency": "N", "limit": "N", "rows": "N", "schedules": "N", "seed": "N",
+    "port": "PORT", "metrics_port": "PORT", "host": "ADDRESS", "metrics_host": "ADDRESS", "hours": "HOURS",
+    "days": "DAYS", "seconds": "SECONDS", "grace": "SECONDS", "timeout": "SECONDS", "lock_timeout": "SECONDS",
+    "patience": "SECONDS", "error": "FAMILY", "family": "FAMILY", "reason": "TEXT", "write": "FILE",
+    "scope": "SCOPE", "prefix": "PREFIX", "schema": "SCHEMA", "role": "ROLE", "allow_host": "HOST",
+    "allow_insert": "LANE", "trust_proxy": "ADDRESS", "name": "VERB=NAME", "grant": "ROLE", "hide": "LANE.COLUMN",
+    "writes": "LANE.COLUMN", "span": "DURATION", "until": "TIME",
+    "install_completion": "", "show_completion": "",
+}  # fmt: skip
+
+
 class CommandPanels(TyperGroup):
-    """Lists the commands by panel; says where a wrong word probably belongs."""
+    """Lists the commands by panel, and suggests corrections for wrong words."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         for panel, names in PANELS.items():
             for name in names:
-                self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
+                command: Any = self.commands[name]
+                command.rich_help_panel = panel
+                for parameter in command.params:
+                    _show_plainly(parameter)
+                command.get_help_option = _plain_help(command.get_help_option)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of this name; an unknown one is answered with the nearest."""
+        """The command of this name; for an unknown name, suggest the nearest."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             meant = _ALIASES.get(args[0])
             hint = f"did you mean {meant!r}?" if meant else did_you_mean(args[0], list(self.commands))
@@ -78,7 +97,7 @@ class CommandPanels(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a word too many is answered with the option that it probably belongs to."""
+        """Run the command; for an extra word, suggest the option that it probably belongs to."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -87,9 +106,38 @@ class CommandPanels(TyperGroup):
                 error.message += f". Try: {options}"  # type: ignore[attr-defined]
             raise
 
+    def get_params(self, ctx: Any) -> Any:
+        """The program's own options; those of shell completion are added after it is made."""
+        params = super().get_params(ctx)
+        for parameter in params:
+            _show_plainly(parameter)
+        return params
+
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order of the panels."""
         return [name for names in PANELS.values() for name in names]
+
+
+def _show_plainly(parameter: Any) -> None:
+    """In the help, a flag has no type, and a value has a word of ours, not the name of a Python type."""
+    if parameter.param_type_name == "argument":
+        parameter.display_type_rich = lambda ctx: ""
+    elif getattr(parameter, "is_flag", False):
+        parameter.metavar = ""
+    elif parameter.metavar is None and parameter.name in _METAVARS:
+        parameter.metavar = _METAVARS[parameter.name]
+
+
+def _plain_help(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``--help`` itself, which every command makes when it is asked."""
+
+    def made(context: Any) -> Any:
+        option = make(context)
+        if option is not None:
+            _show_plainly(option)
+        return option
+
+    return made
 
 
 def _as_options(context: Any, words: Sequence[str]) -> str:
@@ -139,22 +187,22 @@ App = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 
 
-def said(param: typer.CallbackParam, value: Any) -> Any:
-    """Refuse an option that was given an empty word: it is a variable that is not set, and never means all."""
+def not_empty(param: typer.CallbackParam, value: Any) -> Any:
+    """Refuse an empty option: it comes from a variable that is not set, and never means all."""
     if any(not word.strip() for word in ([value] if isinstance(value, str) else value or ())):
         name = param.opts[0]
         raise UsageError(f"{name} is empty", hint=f"leave {name} out, or set the variable that should fill it")
     return value
 
 
-Env = Annotated[list[str] | None, typer.Option("--env", help="only this environment (repeatable)", callback=said)]
+Env = Annotated[list[str] | None, typer.Option("--env", help="only this environment (repeatable)", callback=not_empty)]
 OneEnvironment = Annotated[
-    str | None, typer.Option("--env", help="the environment; required if there are several", callback=said)
+    str | None, typer.Option("--env", help="the environment; required if there are several", callback=not_empty)
 ]
 
 
 def lane_names(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the lanes of the application that the line names so far. A mistake in it is not said here."""
+    """Complete lane names in the shell, from the application that the line names. Ignores mistakes."""
     # A line that ends in an option without its value is not parsed; bash, besides, makes three words of module:mill.
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     named = re.search(r"(?<!\S)([\w.]+)\s?:\s?([\w.]+)", line)
@@ -174,7 +222,7 @@ SomeLanes = Annotated[
 
 
 def load(reference: str | None) -> Mill:
-    """The application that a command is about."""
+    """The application that a command uses."""
     if not (reference or os.environ.get("ROWMILL_APP")):
         raise UsageError("no application given", hint="rowmill COMMAND module:mill, or set ROWMILL_APP")
     return find_app(reference)
@@ -189,7 +237,7 @@ def worded(words: Sequence[str], *after: str, more: bool = False) -> tuple[str |
 
 
 def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str:
-    """The environment a command is about: the same lane or id is another one in each."""
+    """The environment that a command uses; required if there are several, because ids differ in each."""
     (chosen,) = mill.select([lane]) if lane is not None else (None,)
     served = [name for name in mill.environments if chosen is None or chosen.serves(name)]
     if env is None and len(served) > 1:
@@ -200,19 +248,19 @@ def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str
 
 
 def one_lane(mill: Mill, name: str | None) -> str:
-    """The lane a command is about."""
+    """The lane that a command uses."""
     if name is None and len(mill.lanes) > 1:
         raise UsageError("which lane?", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
     return mill.select([name] if name is not None else None)[0].name
 
 
 def plain(value: Any) -> Text:
-    """Somebody else's text in one line, without anything that a terminal would obey."""
+    """Foreign text in one line, without control characters."""
     return Text("".join(c if c.isprintable() else " " for c in str(value)))
 
 
 def print_out(what: RenderableType) -> None:
-    """On standard output: within the width of a terminal; whole, a line for a line, into a pipe or a file."""
+    """Print to standard output: wrapped at a terminal, unwrapped into a pipe or a file."""
     if console.is_terminal:
         console.print(what)
         return
@@ -228,15 +276,29 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
+def for_app(hint: str, reference: str | None) -> str:
+    """A hint's commands with the application that was given, so that they can be copied. None: ROWMILL_APP is set."""
+    return re.sub(r" APP\b", f" {reference}" if reference else "", hint)
+
+
+def labelled(label: Text, text: RenderableType) -> Table:
+    """A label and its text: where the text takes several lines, they are aligned."""
+    made = Table.grid()
+    made.add_column(width=len(label), no_wrap=True)
+    made.add_column(overflow="fold")
+    made.add_row(label, text)
+    return made
+
+
 def failure_line(failure: dict[str, Any]) -> Text:
-    """An environment or a lane that could not be asked, in a line."""
+    """One line for an environment or a lane that did not answer."""
     where = failure["environment"] if failure["lane"] is None else f"{failure['environment']}, {failure['lane']}"
     line = Text(f"{where}: ", "red").append_text(plain(failure["error"]))
     return line.append(". Try: ", "bold").append_text(plain(failure["hint"])) if failure["hint"] else line
 
 
 def answer(document: dict[str, Any], shown: RenderableType | None, *, as_json: bool) -> None:
-    """Print a document, or what it shows; below it what failed. Ends the command with 1 if anything did."""
+    """Print a document as JSON or as ``shown``, then its failures. Exits with 1 if there are any."""
     failures = document.get("errors", []) + [f for part in document.get("environments", []) for f in part["errors"]]
     if as_json:
         print_json(document)
@@ -260,7 +322,7 @@ def ask(
     environments: Sequence[str] | None = None,
     lanes: Sequence[str] | None = None,
 ) -> T:
-    """Ask a Mill's lanes something, in all environments or the named ones; or do something to them."""
+    """Run a question or an action on a Mill's lanes, in all environments or the named ones."""
 
     async def main() -> T:
         async with LaneDirectory(mill, environments, lanes) as directory:
@@ -275,7 +337,7 @@ def asked(mill: Mill, environments: Sequence[str] | None) -> int:
 
 
 def main(words: Sequence[str] | None = None, name: str | None = None) -> None:
-    """The console script: a user's mistake ends in two lines, never in a traceback. ``words`` and ``name``: the command
+    """The console script: a user's mistake is reported without a traceback. ``words`` and ``name``: the command
     line and what it is called, where it is not the process's own.
     """
     try:

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 
-from ..ops.check import ERROR, WARNING, CheckedLane, ExaminedLane, check_mill, value
+from ..ops.check import ERROR, SMALL, WARNING, CheckedLane, ExaminedLane, check_mill, value
 from ..plural import counted
-from .app import App, AsJson, Env, app, load, plain, print_json, print_out, run_async
+from .app import App, AsJson, Env, app, for_app, labelled, load, plain, print_json, print_out, run_async
 
 
 @app.command()
@@ -39,7 +40,7 @@ def check(
         print_json({"ok": not failed, "errors": bad, "warnings": poor, "checked": [value(c) for c in results],
                     "connections": needs})  # fmt: skip
     else:
-        print_out(_page(results, needs, processes, bad, poor))
+        print_out(_page(results, needs, processes, bad, poor, reference))
     if failed:
         raise typer.Exit(1)
 
@@ -47,7 +48,9 @@ def check(
 # -- what is shown
 
 
-def _page(results: list[CheckedLane], needs: dict[str, Any], processes: int, bad: int, poor: int) -> Group:
+def _page(
+    results: list[CheckedLane], needs: dict[str, Any], processes: int, bad: int, poor: int, reference: str | None
+) -> Group:
     several = len({checked.environment for checked in results}) > 1
     parts: list[Any] = []
     for checked in results:
@@ -55,12 +58,15 @@ def _page(results: list[CheckedLane], needs: dict[str, Any], processes: int, bad
         head = Text(f"{checked.environment} / " if several else "", "dim").append_text(plain(name))
         head.stylize("bold", len(f"{checked.environment} / ") if several else 0)
         if checked.examined is not None:
-            head.append_text(_about(checked.examined))
+            head.append_text(_size(checked.examined))
         parts.append(head)
+        parts += _about(checked.examined, reference) if checked.examined is not None else []
         for finding in sorted(checked.findings, key=lambda f: f.level):
             colour = "red" if finding.level == ERROR else "yellow"
-            line = Text(f"  {finding.level}: ", colour).append_text(plain(finding.text))
-            parts.append(line.append(". Try: ", "dim").append_text(plain(finding.hint)) if finding.hint else line)
+            text = plain(finding.text)
+            if finding.hint:
+                text.append("\nTry: ", "bold").append_text(plain(for_app(finding.hint, reference)))
+            parts.append(labelled(Text(f"  {finding.level}: ", colour), text))
         if not checked.findings:
             parts.append(Text("  no problems found", "green"))
         parts.append(Text())
@@ -78,32 +84,40 @@ def _need(processes: int, need: dict[str, Any]) -> str:
     return f"{counted(processes, 'process needs', 'processes need')} up to {counted(need['at_most'], 'connection')}"
 
 
-def _pickup(examined: ExaminedLane) -> str:
+def _pickup(examined: ExaminedLane, reference: str | None) -> str:
     # A poll comes up to a fifth later, so that not all workers ask at once.
     poll = f"within {1.2 * examined.binding.lane.poll.total_seconds():g} s"
     if examined.wake_trigger:
         return f"within milliseconds (wake trigger), {poll} at the latest (poll)"
-    return f"{poll} (poll); with rowmill migrate --wake within milliseconds"
+    wake = for_app("rowmill migrate APP --wake --apply", reference)
+    return f"{poll} (poll); within milliseconds after {wake}"
 
 
-def _about(examined: ExaminedLane) -> Text:
-    binding = examined.binding
+def _size(examined: ExaminedLane) -> Text:
     about = "" if examined.exact else "about "
-    text = Text().append_text(plain(f"  {binding.table.fullname}, {about}{counted(examined.rows, 'row')}")).append("\n")
+    text = plain(f"  {examined.binding.table.fullname}, {about}{counted(examined.rows, 'row')}")
+    text.stylize("dim")
+    return text
+
+
+def _about(examined: ExaminedLane, reference: str | None) -> list[Table]:
+    binding = examined.binding
     roles = ", ".join(role if role == column else f"{role}: {column}" for role, column in binding.roles.items())
-    text.append_text(plain(f"  roles   {roles or 'none'}")).append("\n")
     order = ", ".join(f"{column}{' desc' if down else ''}" for column, down in binding.order)
-    text.append_text(plain(f"  order   {order}")).append("\n")
     plan = examined.plan
     if plan is not None and plan.direct:
         how = f"by index {plan.index}"
     elif plan is not None and plan.index:
         how = f"walks index {plan.index} past rows that are not ready"
     else:
-        how = "scans the whole table"
+        how = "scans the whole table" + (", which is small" if examined.rows < SMALL else "")
     cost = f", cost {plan.cost:,.0f}" if plan is not None and plan.cost is not None else ""
-    text.append_text(plain(f"  claim   {how}{cost}"))
+    told = {"roles": roles or "none", "order": order, "claim": f"{how}{cost}"}
     if examined.wake_trigger is not None:
-        text.append("\n").append_text(plain(f"  pickup  rows written by plain SQL start {_pickup(examined)}"))
-    text.stylize("dim")
-    return text
+        told["pickup"] = f"rows written by plain SQL start {_pickup(examined, reference)}"
+    lines = []
+    for label, words in told.items():
+        text = plain(words)
+        text.stylize("dim")
+        lines.append(labelled(Text(f"  {label:<8}", "dim"), text))
+    return lines

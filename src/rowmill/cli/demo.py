@@ -111,7 +111,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _furnish(folder: Path) -> None:
-    """The application, and two tables as somebody might have them."""
+    """The application, and two tables as a user might have them."""
     shutil.copy(Path(__file__).with_name("demo_app.py"), folder / "app.py")
 
     def kind(n: int) -> str:
@@ -181,7 +181,7 @@ class Demo:
     # -- the tables
 
     def _look(self) -> None:
-        """Count the rows; kill a worker when it is a good moment; see the end."""
+        """Count the rows, kill a worker at a good moment, and notice the end."""
         for name, text in _COUNTS.items():
             self.scene.tables[name] = Counter({_MEANING[state]: n for state, n in self._db.execute(text)})
         held = self._held()
@@ -291,7 +291,7 @@ class DemoWorker:
 
 @dataclass
 class DemoScene:
-    """All that there is to see at one moment."""
+    """The state of the demo at one moment."""
 
     tables: dict[str, Counter[str]] = field(default_factory=dict)
     workers: dict[str, DemoWorker] = field(default_factory=dict)
@@ -308,7 +308,7 @@ class DemoScene:
 
 
 class DemoView:
-    """Shows scenes; nothing at all where ``quiet``."""
+    """Shows scenes, unless ``quiet``."""
 
     def __init__(self, console: Console, scene: DemoScene, *, quiet: bool) -> None:
         self._console, self._scene, self._quiet = console, scene, quiet
@@ -352,7 +352,7 @@ class DemoView:
 
 
 def _top(scene: DemoScene, width: int) -> RenderableType:
-    """The tables and the workers: as high as it must be, whatever the width."""
+    """The tables and the workers, as high as needed at any width."""
     words = "two worker processes, two tables, one SQLite file"
     parts: list[RenderableType] = [
         Text.assemble(("rowmill demo", "bold"), f"  {words}  ", (_clock(scene.seconds), "bold")),
@@ -422,7 +422,7 @@ where state = 2 and page_count <> (select count(*) from pages where document = d
 
 @dataclass(frozen=True)
 class Findings:
-    """What the demo found. It went well if every check held."""
+    """The result of the demo: every check, and whether it held."""
 
     seconds: float
     rows: int
@@ -446,7 +446,7 @@ class Findings:
 
 
 def examine(file: Path, seconds: float, orphans: Sequence[str], killed: int | None) -> Findings:
-    """Hold the tables against ``runs``, which the handlers wrote."""
+    """Compare the tables with ``runs``, which the handlers wrote."""
     with closing(sqlite3.connect(file)) as db:
 
         def one(text: str) -> int:

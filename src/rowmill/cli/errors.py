@@ -1,4 +1,4 @@
-"""``rowmill errors``: failures in families, each with how often, since when, and an example."""
+"""``rowmill errors``: failures grouped into families, with counts, times and an example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,21 @@ from ..ops import questions
 from ..ops.questions import SAMPLE
 from ..plural import counted
 from . import show
-from .app import NOTHING_MATCHED, App, AsJson, Env, SomeLanes, answer, app, ask, console, load, plain, said
+from .app import (
+    NOTHING_MATCHED,
+    App,
+    AsJson,
+    Env,
+    SomeLanes,
+    answer,
+    app,
+    ask,
+    console,
+    for_app,
+    load,
+    not_empty,
+    plain,
+)
 from .app import errors as complaints
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -28,7 +42,7 @@ def errors(
     lane: SomeLanes = None,
     hours: Annotated[float, typer.Option(min=0.1, max=24 * 30, help="hours to look back")] = 24.0,
     family: Annotated[
-        str | None, typer.Option("--error", help="one family by its name, with a traceback", callback=said)
+        str | None, typer.Option("--error", help="one family by its name, with a traceback", callback=not_empty)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -41,11 +55,15 @@ def errors(
     """
     mill = load(reference)
     document = ask(mill, lambda directory: questions.errors(directory, hours, family), env, lane)
-    answer(document, _shown(document, len(mill.environments), whole=family is not None), as_json=as_json)
+    parts = _shown(document, len(mill.environments), reference, whole=family is not None)
+    answer(document, Group(*parts) if parts else None, as_json=as_json)
     if family is not None and not any(part["families"] for part in document["environments"]):
         if not as_json:
             complaints.print(
-                Text(f"no failures of the family {family!r} in the last {hours:g} hours. Try: rowmill errors")
+                plain(
+                    f"no failures of the family {family!r} in the last {hours:g} hours."
+                    f" Try: {for_app('rowmill errors APP', reference)}"
+                )
             )
         raise typer.Exit(NOTHING_MATCHED)
 
@@ -61,7 +79,7 @@ def halved(counts: Sequence[int]) -> list[int]:
     return [sum(counts[at : at + 2]) for at in range(0, len(counts), 2)]
 
 
-def _shown(document: dict[str, Any], environments: int, *, whole: bool) -> RenderableType:
+def _shown(document: dict[str, Any], environments: int, reference: str | None, *, whole: bool) -> list[RenderableType]:
     parts: list[RenderableType] = []
     families = [family for part in document["environments"] for family in part["families"]]
     if whole:
@@ -69,41 +87,41 @@ def _shown(document: dict[str, Any], environments: int, *, whole: bool) -> Rende
     elif families:
         parts.append(_table(families, environments, document["hours"]))
     if any(family["dead_at_least"] for family in families):
-        parts.append(Text(f"+: at least so many; only {SAMPLE:,} dead rows of each lane were read", "dim"))
-    elif not any(part["errors"] for part in document["environments"]):
+        parts.append(Text(f"+: at least this many; only {SAMPLE:,} dead rows of each lane were read", "dim"))
+    if not families and not whole and not any(part["errors"] for part in document["environments"]):
         parts.append(Text("No failures."))
     for part in document["environments"]:
         where = f"{part['environment']}: " if environments > 1 else ""
         if not part["recorded"]:
             hint = "failures are not recorded here (no table rowmill_failures), so only dead rows are listed"
-            parts.append(Text(f"{where}{hint}. Try: rowmill migrate", "yellow"))
+            parts.append(Text(f"{where}{hint}. Try: {for_app('rowmill migrate APP --apply', reference)}", "yellow"))
         if part["unknown"]:
             names = ", ".join(part["unknown"])
             parts.append(Text(f"{where}dead rows of {names} were not read: the query took too long", "yellow"))
-    return Group(*parts)
+    return parts
 
 
 def _table(families: Sequence[dict[str, Any]], environments: int, hours: float) -> RenderableType:
     over = f"Last {hours:g} h"  # the span of the bars, from left to right
     headings = ["Failures", "Rows", "Dead now", "Last"]
     wide = not console.is_terminal or console.width >= _WIDE
-    made = show.table(
-        *(["Env"] if environments > 1 else []), "Lane", "Family", "Class", *headings, *([over] if wide else []),
-        "Says", right=headings,
-    )  # fmt: skip
-    says = made.columns[-1]
-    says.no_wrap = wide  # on a narrow terminal it takes several lines, so that the name of the family stays whole
-    says.overflow = "ellipsis" if wide else "fold"
+    rows: list[list[Text]] = []
     for family in families:
         count, word = family["count"], family["class"] or ""
         seen = f"{show.span(show.ago(family['last_seen']))} ago" if family["last_seen"] else ""
-        made.add_row(
+        rows.append([
             *([plain(family["environment"])] if environments > 1 else []), plain(family["lane"]),
-            family["fingerprint"], Text(word, _COLOURS.get(word, "")), f"{count:,}" if count else "",
-            f"{family['rows']:,}" if count else "", _dead_now(family), seen,
-            *([Text(bars(halved(family["buckets"])), "red")] if wide else []),
-            plain(family["shape"]),
-        )  # fmt: skip
+            Text(family["fingerprint"]), Text(word, _COLOURS.get(word, "")), Text(f"{count:,}" if count else ""),
+            Text(f"{family['rows']:,}" if count else ""), Text(_dead_now(family)), Text(seen),
+        ])  # fmt: skip
+    names = [*(["Env"] if environments > 1 else []), "Lane", "Family", "Class", *headings]
+    says = [plain(family["shape"]) for family in families]
+    if not wide:
+        return show.rows_with_notes(names, rows, says, headings)
+    made = show.table(*names, over, "Says", right=headings)
+    made.columns[-1].overflow = "ellipsis"
+    for family, cells, text in zip(families, rows, says, strict=True):
+        made.add_row(*cells, Text(bars(halved(family["buckets"])), "red"), text)
     return made
 
 
@@ -114,7 +132,7 @@ def _dead_now(family: dict[str, Any]) -> str:
 
 
 def _one(family: dict[str, Any], hours: float) -> list[RenderableType]:
-    """All that is known of a family."""
+    """One family in full."""
     example, unrecorded = family["example"], family["unrecorded"]
     seen = "not recorded"
     if family["count"]:
@@ -129,9 +147,9 @@ def _one(family: dict[str, Any], hours: float) -> list[RenderableType]:
         first, last = (f"{show.span(show.ago(family[name]))} ago" for name in ("first_seen", "last_seen"))
         times = Text(f"first seen {first}, last seen {last}; last {hours:g} hours: ")
         lines.append(times.append(bars(halved(family["buckets"])).lstrip(), "red"))
-    told = f"row {example.get('row_id')}"
-    told += f", attempt {example['attempt']}" if example.get("attempt") else ""
-    told += f", {example['outcome']}" if example.get("outcome") else ""
-    lines.append(plain(f"latest: {told}: {example.get('message')}"))
+    about = f"row {example.get('row_id')}"
+    about += f", attempt {example['attempt']}" if example.get("attempt") else ""
+    about += f", {example['outcome']}" if example.get("outcome") else ""
+    lines.append(plain(f"latest: {about}: {example.get('message')}"))
     trace = str(example.get("traceback") or "")
     return lines + [plain(line) for line in trace.rstrip().split("\n") if trace] + [Text("")]

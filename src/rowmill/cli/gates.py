@@ -1,4 +1,4 @@
-"""What holds rows back, and lets them go: pause and resume; gates, to see how they are and to change that by hand."""
+"""Commands for what holds rows back: pause, resume, and gates (show, set, reset)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from .app import (
     errors,
     lane_names,
     load,
+    not_empty,
     one_environment,
     one_lane,
     plain,
     print_json,
     print_out,
-    said,
     worded,
 )
 
@@ -54,11 +54,13 @@ _MOST = timedelta(days=3650)
 
 Lane = Annotated[
     str | None,
-    typer.Option("--lane", help="this lane; default: the whole environment", autocompletion=lane_names, callback=said),
+    typer.Option(
+        "--lane", help="this lane; default: the whole environment", autocompletion=lane_names, callback=not_empty
+    ),
 ]
 Key = Annotated[str | None, typer.Option("--key", help="only rows with this key; the lane needs a gate by key")]
 By = Annotated[
-    str | None, typer.Option("--by", help="the gate's column, if the lane has gates by several", callback=said)
+    str | None, typer.Option("--by", help="the gate's column, if the lane has gates by several", callback=not_empty)
 ]
 Words = Annotated[
     list[str] | None,
@@ -78,10 +80,12 @@ def pause(
     key: Key = None,
     by: By = None,
     env: OneEnvironment = None,
-    reason: Annotated[str | None, typer.Option(help="shown by status, gates and the dashboard", callback=said)] = None,
-    span: Annotated[str | None, typer.Option("--for", help="how long: 90s, 10m, 1h30m, 2d", callback=said)] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="shown by status, gates and the dashboard", callback=not_empty)
+    ] = None,
+    span: Annotated[str | None, typer.Option("--for", help="how long: 90s, 10m, 1h30m, 2d", callback=not_empty)] = None,
     until: Annotated[
-        str | None, typer.Option("--until", help="until when: 18:30 or 2027-01-31T08:00 (UTC)", callback=said)
+        str | None, typer.Option("--until", help="until when: 18:30 or 2027-01-31T08:00 (UTC)", callback=not_empty)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -135,7 +139,7 @@ def resume(
 def _place(
     reference: str | None, lane: str | None, key: str | None, by: str | None, env: str | None
 ) -> tuple[Mill, str, str | None]:
-    """The application, the environment and the lane. A key is of the only lane, where there is only one."""
+    """The application, the environment and the lane. With a key, the lane may be left out if there is only one."""
     if key is None and by is not None:
         raise UsageError("--by needs --key", hint="--key KEY")
     mill = load(reference)
@@ -280,7 +284,7 @@ def _reset(mill: Mill, environment: str, lane: str, key: str | None, by: str | N
 
 
 def _consent(number: int, lane: str, environment: str) -> None:
-    """All keys at once are not reset by a slip of the hand."""
+    """Ask before resetting all keys."""
     if not number:
         return
     what = f"reset {counted(number, 'gate')} of lane {lane!r} in {environment!r}"
@@ -306,7 +310,7 @@ def _values(words: Sequence[str]) -> dict[str, str]:
 
 
 def _written(given: Mapping[str, str]) -> dict[str, Any]:
-    """What was given, as values; times as seconds from now."""
+    """The given settings as values; times as seconds from now."""
     values: dict[str, Any] = {}
     for name, text in given.items():
         none = text.lower() == "no"
@@ -338,14 +342,14 @@ def _whole(name: str, text: str) -> int:
 
 
 def _heading(gate: dict[str, Any], several: int) -> Text:
-    """What is declared, in a line."""
+    """The declared gates in one line."""
     where = f"{gate['environment']}/" if several > 1 else ""
     of = f" by {gate['label']}" if gate["by"] is not None else ""
     return plain(f"{where}{gate['lane']}{of}: {'; '.join(gate['declared'])}")
 
 
 def _keys_table(keys: Sequence[dict[str, Any]]) -> Table:
-    """Keys of one group; columns that say nothing are left out."""
+    """The keys of one group; empty columns are left out."""
     cells: dict[str, list[Text]] = {}
     for key in keys:
         most = f"/{key['most']}" if key["most"] is not None else ""
@@ -373,7 +377,7 @@ def _state(key: dict[str, Any]) -> Text:
         part.stylize("yellow")
     parts += [Text("half open", "yellow")] if key["half_open"] else []
     parts += [Text("limit set by hand")] if key["most_by_hand"] else []
-    return Text(", ").join(parts) if parts else Text("open", "dim")
+    return Text(", ").join(parts) if parts else Text("free", "dim")
 
 
 def _held(key: dict[str, Any], why: str, seconds: float | None) -> str:

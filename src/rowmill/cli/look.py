@@ -30,6 +30,8 @@ from .app import (
     asked,
     console,
     failure_line,
+    for_app,
+    labelled,
     load,
     one_lane,
     plain,
@@ -108,7 +110,10 @@ def workers(
     everyone: Annotated[bool, typer.Option("--all", help="include stopped workers")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the workers: what each runs, and when it was last heard of. *dead*: silent for a minute."""
+    """List the workers: what each runs, and when it was last seen.
+
+    A worker counts as dead when its process is gone, or when it has not been seen for a minute.
+    """
     mill = load(reference)
     document = ask(mill, lambda directory: questions.workers(directory, everyone=everyone), env)
     none = "No workers." if everyone else "No live workers (--all includes stopped ones)."
@@ -131,8 +136,8 @@ def stuck(
     held = document["held_by_dead"]
     none = _none(document, "Nothing is stuck yet." if held else "Nothing is stuck.")
     parts: list[RenderableType] = [show.stuck_table(rows, asked(mill, env))] if rows else [none] if none else []
-    parts += show.stuck_notes(rows)
-    parts += [show.held_by_dead_line(entry, asked(mill, env)) for entry in held]
+    parts += show.stuck_notes(rows, reference)
+    parts += [show.held_by_dead_line(entry, asked(mill, env), reference) for entry in held]
     answer(document, Group(*parts) if parts else None, as_json=as_json)
 
 
@@ -171,7 +176,7 @@ def jobs(
 
 
 def _none(document: dict[str, Any], text: str) -> Text | None:
-    """Said only where the question was answered."""
+    """A text for an empty answer; None if the question failed."""
     return plain(text) if not document["errors"] else None
 
 
@@ -184,15 +189,17 @@ def health(reference: App = None, env: Env = None, lane: SomeLanes = None, as_js
     for part in document["environments"]:
         findings = part["findings"]
         where = f"{part['environment']}: " if several else ""
-        parts += [_finding(finding, where) for finding in findings if finding["level"] != "ok"]
+        parts += [_finding(finding, where, reference) for finding in findings if finding["level"] != "ok"]
         parts.append(plain(f"{where}{counted(sum(f['level'] == 'ok' for f in findings), 'check')} found no problem"))
     answer(document, Group(*parts), as_json=as_json)
 
 
-def _finding(finding: dict[str, Any], where: str) -> Text:
+def _finding(finding: dict[str, Any], where: str, reference: str | None) -> RenderableType:
     word, colour = {"bad": ("act", "red"), "look": ("worth a look", "yellow")}.get(finding["level"], ("unknown", ""))
     about = f" ({finding['lane']})" if finding["lane"] else ""
-    line = Text(where).append(f"{word}: ", colour).append_text(plain(f"{finding['title']}{about}: {finding['told']}"))
+    text = plain(f"{finding['title']}{about}: {finding['told']}")
     if finding["todo"]:
-        line.append(" Try: ", "bold").append_text(plain(finding["todo"]))
-    return line.append(f"\n    {plain(finding['command'])}", "dim") if finding["command"] else line
+        text.append("\nTry: ", "bold").append_text(plain(for_app(finding["todo"], reference)))
+    if finding["command"]:
+        text.append("\n").append_text(plain(for_app(finding["command"], reference)))
+    return labelled(Text(where).append(f"{word}: ", colour), text)

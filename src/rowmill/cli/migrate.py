@@ -1,4 +1,4 @@
-"""``rowmill migrate``: the DDL that serves the lanes; with --apply it runs, with --detach it is taken away again."""
+"""``rowmill migrate``: print the DDL that serves the lanes; --apply runs it, --detach removes it again."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _print(
         typer.echo("-- nothing to remove" if detach else "-- nothing to do: the tables have everything the lanes need")
         return
     if apply:
-        typer.echo(f"-- {counted(len(statements), 'step')}, all done")
+        typer.echo(f"-- {counted(len(statements), 'statement')}, all done")
         return
     folded = [] if everything else [each for each in statements if each.get("own")]
     for each in (each for each in statements if each not in folded):

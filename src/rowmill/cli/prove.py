@@ -1,4 +1,4 @@
-"""``rowmill prove``: the user's own declaration under interleavings and faults, on a copy of his schema."""
+"""``rowmill prove``: test the user's own lanes under interleavings and faults, on a copy of the schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,20 @@ from rich.text import Text
 from ..mill import Mill
 from ..plural import counted
 from ..prove.trial import ProofResult, ProofSettings, Tell, provable, prove, value
-from .app import App, AsJson, UsageError, app, errors, lane_names, load, plain, print_json, print_out, run_async, said
+from .app import (
+    App,
+    AsJson,
+    UsageError,
+    app,
+    errors,
+    lane_names,
+    load,
+    not_empty,
+    plain,
+    print_json,
+    print_out,
+    run_async,
+)
 
 _SEEDS = 10**6
 
@@ -29,13 +42,13 @@ def prove_command(
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option("--env", help="the environment whose tables are copied (default: the first)", callback=said),
+        typer.Option("--env", help="the environment whose tables are copied (default: the first)", callback=not_empty),
     ] = None,
     schedules: Annotated[int, typer.Option(min=0, help="interleavings to try per lane")] = 300,
     seconds: Annotated[float, typer.Option(min=0, help="seconds to keep killing workers; 0: skip")] = 6.0,
     seed: Annotated[int | None, typer.Option(help="replay one interleaving, step by step", show_default=False)] = None,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="URL", help="an empty database to copy to", callback=said)
+        str | None, typer.Option("--on", metavar="URL", help="an empty database to copy to", callback=not_empty)
     ] = None,
     given: Annotated[
         list[str] | None, typer.Option("--set", metavar="COLUMN=VALUE", help="a column value for the generated rows")

@@ -1,4 +1,4 @@
-"""``rowmill run``: work until stopped, or, draining, until nothing is ready."""
+"""``rowmill run``: run workers until stopped, or with --drain until nothing is ready."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..ops.directory import LaneDirectory
 from ..ops.questions import COUNTED
 from ..plural import counted, plural
 from . import show
-from .app import App, AsJson, Env, app, errors, exit_code, load, plain, print_json, said
+from .app import App, AsJson, Env, app, errors, exit_code, load, not_empty, plain, print_json
 
 DIED, HELD_BACK = 3, 6  # exit codes of a drain after which rows are dead, or are left because they are paused
 
@@ -55,7 +55,9 @@ class LogLevel(enum.StrEnum):
 @app.command()
 def run(
     reference: App = None,
-    lanes: Annotated[str | None, typer.Option(help="only these lanes: a,b", show_default=False, callback=said)] = None,
+    lanes: Annotated[
+        str | None, typer.Option(help="only these lanes: a,b", show_default=False, callback=not_empty)
+    ] = None,
     env: Env = None,
     processes: Annotated[int, typer.Option(min=1, help="worker processes")] = 1,
     concurrency: Annotated[
@@ -66,7 +68,7 @@ def run(
         typer.Option(
             help="the worker's id; ID-1, ID-2, ... with several processes",
             show_default="HOST-PID-xxxx",
-            callback=said,
+            callback=not_empty,
         ),
     ] = None,
     drain: Annotated[
@@ -74,7 +76,7 @@ def run(
     ] = False,
     grace: Annotated[float, typer.Option(min=0, help="seconds that running jobs get to finish at shutdown")] = 30.0,
     log: Annotated[LogForm, typer.Option(help="format of the log lines on standard error")] = LogForm.CONSOLE,
-    log_level: Annotated[LogLevel, typer.Option()] = LogLevel.INFO,
+    log_level: Annotated[LogLevel, typer.Option(help="the least important log lines to print")] = LogLevel.INFO,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -110,7 +112,7 @@ def run(
         _as_child(reference, Orders.read(child), chosen)
     events = Events()
     try:
-        # Whatever is wrong with the declaration is said here, before anything is started.
+        # Mistakes in the declaration are reported here, before anything is started.
         mill = load(reference)
         mill.worker(**chosen)
         metrics = None if metrics_port is None else Metrics(mill, env, metrics_host, metrics_port)
@@ -151,7 +153,7 @@ def _command(
     reference: str | None, lanes: str | None, env: list[str] | None, concurrency: int | None, drain: bool,
     grace: float, log: LogForm, log_level: LogLevel,
 ) -> list[str]:  # fmt: skip
-    """How a child is started: this command again, with what was chosen."""
+    """The command line of a child: this command again, with the chosen options."""
     options = {"--lanes": lanes, "--concurrency": concurrency, "--grace": grace, "--log": log, "--log-level": log_level}
     return [
         *child_command(reference),
@@ -175,7 +177,7 @@ def _ids(mill: Mill, worker_id: str | None, processes: int) -> list[str]:
 async def _supervise(
     command: list[str], ids: list[str], drain: bool, grace: float, events: Events, metrics: Metrics | None
 ) -> tuple[Supervisor, signal.Signals | None]:
-    """Keep the processes until they end; also the first signal that was caught on the way."""
+    """Supervise the processes until they end; also returns the first signal that was caught."""
     caught: list[signal.Signals] = []
     # A drain that cannot reach its database is over; without one, a worker waits for it.
     final = (RowmillError,) if drain else USERS_MISTAKES
@@ -219,7 +221,7 @@ class Left:
 
 
 async def _left(mill: Mill, env: list[str] | None, lanes: list[str] | None, supervisor: Supervisor) -> Left:
-    """Asked only where there is something to tell: counting a large table takes its time."""
+    """Ask what is left, but only if needed: counting a large table takes time."""
     left, counts, idle = Left(), supervisor.counts, _idle(supervisor)
     with contextlib.suppress(RowmillError):
         async with LaneDirectory(mill, env, lanes) as directory:
@@ -234,21 +236,21 @@ async def _left(mill: Mill, env: list[str] | None, lanes: list[str] | None, supe
 
 
 def _idle(supervisor: Supervisor) -> bool:
-    """No child ever had anything to tell: not even a row that was canceled, put off or taken back."""
+    """Whether no child handled any row."""
     return not any(child.counts for child in supervisor.children)
 
 
 def _held_back(supervisor: Supervisor) -> str:
     """What a drain left behind because it is paused without end."""
-    told = []
+    parts = []
     for held in supervisor.held_back:
         many = f"{held['count']:,}{' or more' if held['count'] >= COUNTED else ''}"
-        told.append(f"{many} ready in lane {held['lane']!r} of {held['environment']!r} held back, {held['why']}")
-    return "; ".join(told)
+        parts.append(f"{many} ready in lane {held['lane']!r} of {held['environment']!r} held back, {held['why']}")
+    return "; ".join(parts)
 
 
 def _hints(left: Left, several: int) -> list[Text]:
-    """What is left, a line each: when waiting rows are ready, who may still run, rows that no lane counts."""
+    """One line for each thing that is left: waiting rows, rows that may still run, rows that no lane counts."""
     lines = []
     for lane in left.waiting:
         where = f" in {lane['environment']}" if several > 1 else ""
@@ -267,7 +269,7 @@ def _hints(left: Left, several: int) -> list[Text]:
 
 
 def _resume(left: Left, several: int) -> list[Text]:
-    """The commands that let held rows go."""
+    """The commands that resume paused rows."""
     lines = []
     for pause in left.paused:
         options = {"--env": pause["environment"] if several > 1 else None, "--lane": pause["lane"],
@@ -278,7 +280,7 @@ def _resume(left: Left, several: int) -> list[Text]:
 
 
 def _close(supervisor: Supervisor, left: Left, *, drained: bool, several: int, events: Events, log: LogForm) -> None:
-    """The closing word."""
+    """Print the summary."""
     numbers, hints = _numbers(supervisor), _hints(left, several)
     if log is LogForm.JSON:
         hint: dict[str, Any] = {"hint": "; ".join(line.plain for line in hints)} if hints else {}
@@ -308,7 +310,7 @@ def _rest(supervisor: Supervisor, left: Left, held_back: str, drained: bool) -> 
         return held_back or ("nothing is ready" if left.lanes else "nothing is ready or running")
     if supervisor.killed:
         return "the rows of killed processes are taken back when their lease expires"
-    return "unfinished rows were released"
+    return "rows that were not finished are ready again"
 
 
 # -- --metrics-port: one port for all processes, those that have died included
@@ -320,7 +322,7 @@ _CHILD = "ROWMILL_METRICS"
 
 
 class Metrics:
-    """Serves what the children of this process count, and how the lanes stand."""
+    """Serves the metrics of all child processes, and the gauges of the lanes."""
 
     def __init__(self, mill: Mill, environments: Sequence[str] | None, host: str, port: int) -> None:
         from .. import prometheus  # here: an extra, and a look at its folder when it is imported
@@ -330,12 +332,12 @@ class Metrics:
         self._folder = tempfile.mkdtemp(prefix="rowmill-metrics-")
 
     def environ(self) -> dict[str, str]:
-        """What a child needs to know."""
+        """The environment variables of a child."""
         return {**os.environ, FOLDER: self._folder, _CHILD: "1"}
 
     @contextlib.asynccontextmanager
     async def serving(self, events: Events) -> AsyncIterator[None]:
-        """Serve for the length of the block."""
+        """Serve metrics while the block runs."""
         standing = self._prometheus.Standing(self._mill, self._environments)
         try:
             port, end = self._prometheus.listen(standing, self._port, self._host, self._folder)

@@ -12,9 +12,9 @@ import typer
 from ..errors import RowmillError
 from ..events import configure_logs
 from ..ops.access import has_token
-from .app import App, UsageError, app, errors, load, run_async, said
+from .app import App, UsageError, app, errors, load, not_empty, run_async
 
-Address = Annotated[str, typer.Option("--host", help="the address to listen on", callback=said)]
+Address = Annotated[str, typer.Option("--host", help="the address to listen on", callback=not_empty)]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="the port; 0: any free port")]
 
 
@@ -35,11 +35,11 @@ def serve(
     port: Port = 8321,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", help="a host name of this server (repeatable)", callback=said),
+        typer.Option("--allow-host", help="a host name of this server (repeatable)", callback=not_empty),
     ] = None,
     allow_insert: Annotated[
         list[str] | None,
-        typer.Option("--allow-insert", help="a lane in which the API may create rows (repeatable)", callback=said),
+        typer.Option("--allow-insert", help="a lane in which the API may create rows (repeatable)", callback=not_empty),
     ] = None,
     proxy: Annotated[
         bool, typer.Option("--proxy", help="trust X-Forwarded-For and -Proto of a proxy on this machine")
@@ -49,7 +49,7 @@ def serve(
         typer.Option(
             "--trust-proxy",
             help="trust the proxy with this address or in this network, such as 10.0.0.0/8 (repeatable)",
-            callback=said,
+            callback=not_empty,
         ),
     ] = None,
 ) -> None:

@@ -7,18 +7,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ..declare.states import SEEN
 from ..ops import documents
 from ..plural import counted, plural
-from .app import console, plain
+from .app import console, for_app, plain
 
 Document = dict[str, Any]
 COLOURS = {"ready": "cyan", "running": "blue", "busy": "blue", "done": "green", "dead": "red", "stuck": "red"}
 #: Letters that are shown of a state's value; and of a worker's id, its beginning and its end.
 _VALUE, _WORKER = 40, (14, 6)
+#: A column of errors with less room than this is of no use.
+_ERROR = 24
 
 
 def span(seconds: float | None) -> str:
@@ -40,6 +44,33 @@ def table(*headings: str, right: Sequence[str] = ()) -> Table:
         folds = heading in ("Env", "Lane", "Worker", "Id", "Holder")
         made.add_column(heading, justify="right" if heading in right else "left", no_wrap=not folds, overflow="fold")
     return made
+
+
+def rows_with_notes(
+    headings: Sequence[str], rows: Sequence[Sequence[Text]], notes: Sequence[Text], right: Sequence[str] = ()
+) -> RenderableType:
+    """A table for a narrow terminal: a row's long text is on the line below it, so that ids and names stay whole."""
+    widths = [
+        max(len(heading), *map(len, cells)) for heading, cells in zip(headings, zip(*rows, strict=True), strict=True)
+    ]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= console.width else 1
+
+    def line(cells: Sequence[Text]) -> Text:
+        padded = []
+        for heading, cell, width in zip(headings, cells, widths, strict=True):
+            space = " " * (width - len(cell))
+            padded.append(Text(space).append_text(cell) if heading in right else cell.copy().append(space))
+        made = Text(" " * gap).join(padded)
+        made.rstrip()
+        return made
+
+    parts: list[RenderableType] = [line([Text(heading, "bold") for heading in headings])]
+    parts.append(Text("─" * min(sum(widths) + gap * (len(widths) - 1), console.width), no_wrap=True))
+    for cells, note in zip(rows, notes, strict=True):
+        parts.append(line(cells))
+        if note.plain:
+            parts.append(Padding(note, (0, 0, 0, 2)))
+    return Group(*parts)
 
 
 def count(lane: Document, state: str) -> Text:
@@ -91,7 +122,7 @@ def pause_line(pause: Document, environments: int) -> Text:
     since, left = ago(pause["since"]), pause["seconds_left"]
     since_when = f"was paused {span(since)} ago" if since is not None and since >= 1 else "is paused"
     line = Text(style="yellow").append_text(plain(f"{where}{pause_name(pause)} {since_when}"))
-    line.append(", until it is resumed" if left is None else f", for another {span(left)}")
+    line.append(" until it is resumed" if left is None else f" for another {span(left)}")
     return line.append_text(plain(f": {pause['reason']}")) if pause["reason"] else line
 
 
@@ -125,7 +156,7 @@ def holder(row: Document) -> Text:
     return name
 
 
-def rows_table(rows: Sequence[Document], environments: int) -> Table:
+def rows_table(rows: Sequence[Document], environments: int) -> RenderableType:
     """Rows with their state, holder, attempts, the time that matters for the state, and the error's beginning."""
     cells: dict[str, list[Text]] = {}
     for row in rows:
@@ -144,14 +175,19 @@ def rows_table(rows: Sequence[Document], environments: int) -> Table:
     made = table(*shown, right=["Attempts"])
     if "Error" in shown and console.is_terminal:
         others = sum(max(len(h), *map(len, column)) + 2 for h, column in shown.items() if h != "Error")
-        made.columns[-1].max_width, made.columns[-1].overflow = max(console.width - others, 16), "ellipsis"
+        if console.width - others < _ERROR:
+            errors = shown.pop("Error")
+            for error in errors:
+                error.no_wrap, error.overflow = True, "ellipsis"
+            return rows_with_notes(list(shown), list(zip(*shown.values(), strict=True)), errors, ["Attempts"])
+        made.columns[-1].max_width, made.columns[-1].overflow = console.width - others, "ellipsis"
     for cell_row in zip(*shown.values(), strict=True):
         made.add_row(*cell_row)
     return made
 
 
 def stuck_table(rows: Sequence[Document], environments: int) -> Table:
-    """Rows that hang, the longest silent first."""
+    """Stuck rows, the longest silent first."""
     right = ["No heartbeat for", "Running for"]
     made = table(*(["Env"] if environments > 1 else []), "Lane", "Id", "Holder", *right, "Back at", right=right)
     for row in rows:
@@ -163,33 +199,34 @@ def stuck_table(rows: Sequence[Document], environments: int) -> Table:
     return made
 
 
-def stuck_notes(rows: Sequence[Document]) -> list[Text]:
-    """What will happen to stuck rows, and what to do."""
+def stuck_notes(rows: Sequence[Document], reference: str | None) -> list[Text]:
+    """When stuck rows come back, and what to do."""
     notes = []
     if lanes := sorted({row["lane"] for row in rows if not row["swept"]}):
         which = f"{plural(len(lanes), 'lane')} {', '.join(map(repr, lanes))}"
-        told = f"No live worker serves {which}, so nothing takes these rows back. Try: rowmill run"
-        notes.append(plain(f"{told}, or rowmill release --stuck"))
+        tries = for_app("rowmill run APP, or rowmill release APP --stuck", reference)
+        notes.append(plain(f"No live worker serves {which}, so nothing takes these rows back. Try: {tries}"))
     if never := [row for row in rows if row["silent_seconds"] is None and row["running_seconds"] is None]:
         lease = span(max(row["lease_seconds"] for row in never))
-        told = "never had one: the row shows no time of a claim or a heartbeat. Another program may have set its state."
-        notes.append(plain(f"{told} A worker takes it back {lease} (the lease) after it first saw it."))
-        notes.append(plain("To take it back now: rowmill release --stuck"))
+        note = "never had one: the row shows no time of a claim or a heartbeat. Another program may have set its state."
+        notes.append(plain(f"{note} A worker takes it back {lease} (the lease) after it first saw it."))
+        notes.append(plain(for_app("To take it back now: rowmill release APP --stuck", reference)))
     return notes
 
 
-def held_by_dead_line(entry: Document, environments: int) -> Text:
+def held_by_dead_line(entry: Document, environments: int, reference: str | None) -> Text:
     """Rows of a dead worker whose lease has not ended yet, and when they are taken back."""
     where, number = f"{entry['environment']}: " if environments > 1 else "", entry["rows"]
-    line = plain(f"{where}dead worker {entry['worker']} holds {counted(number, 'row')} of lane {entry['lane']!r}; ")
+    held = f"holds {counted(number, 'row')} of lane {entry['lane']!r} ({entry['evidence']})"
+    line = plain(f"{where}dead worker {entry['worker']} {held}; ")
     if not entry["swept"]:
-        return line.append("no live worker takes them back: rowmill run APP")
+        return line.append(for_app("no live worker takes them back. Try: rowmill run APP", reference))
     end = f"by about {clock_time(entry['until'])} UTC" if entry["until"] else "with the next sweep"
     return line.append(f"{plural(number, 'it is', 'they are')} taken back {end}")
 
 
 def clock_time(moment: str | None) -> str:
-    """The time of day of a document's time, as that has it: in UTC."""
+    """The time of day, in UTC, of a time in a document."""
     return f"{datetime.fromisoformat(moment):%H:%M:%S}" if moment else ""
 
 
@@ -223,7 +260,7 @@ def whole_table(row: Document) -> Table:
 
 
 def workers_table(workers: Sequence[Document], environments: int) -> Table:
-    """Who works, on what, and when each was last heard of."""
+    """The workers: what each runs, and when it was last seen."""
     right = ["Done", "Failed", "Lost", "Seen"]
     made = table("Worker", "State", *right, right=right)
     for worker in workers:
@@ -231,8 +268,11 @@ def workers_table(workers: Sequence[Document], environments: int) -> Table:
         about = f"host {worker['host']}, pid {worker['pid']}, {plural(len(worker['lanes']), 'lane')} {lanes}"
         name.append("\n  " + plain(about).plain, "dim")
         state, current = worker["state"], worker["current"]
+        if worker["process_gone"] or worker["lock_missing"]:
+            what = "its process is gone" if worker["process_gone"] else "its session with the database is gone"
+            name.append(f"\n  {what}", "red")
         if state == "dead" and current:
-            name.append(f"\n  held {counted(len(current), 'row')} when last seen")
+            name.append(f"\n  held {counted(rows_of(current), 'row')} when last seen")
         for job in current if state != "dead" else ():
             name.append("\n  ").append_text(_current(job, environments))
         numbers = [f"{worker[number]:,}" for number in ("completed", "failed", "lost")]
@@ -240,9 +280,20 @@ def workers_table(workers: Sequence[Document], environments: int) -> Table:
     return made
 
 
+def rows_of(current: Sequence[Document]) -> int:
+    """How many rows these runs hold: a chunk is one run of several."""
+    return sum(job.get("rows", 1) for job in current)
+
+
+def run_name(job: Document) -> str:
+    """A run by the id of its row, or of the first of its chunk."""
+    more = job.get("rows", 1) - 1
+    return f"{job['id']} and {counted(more, 'more row')}" if more else str(job["id"])
+
+
 def _current(job: Document, environments: int) -> Text:
     where = f"{job['environment']}/" if environments > 1 else ""
-    text = plain(f"{where}{job['lane']} {job['id']}, {span(job['seconds'])}")
+    text = plain(f"{where}{job['lane']} {run_name(job)}, {span(job['seconds'])}")
     if (progress := job.get("progress")) is not None:
         fraction, note = progress
         text.append_text(plain(f", {fraction:.0%}{f' {note}' if note else ''}"))

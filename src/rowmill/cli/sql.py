@@ -12,7 +12,7 @@ from ..mill import Mill
 from ..ops import sql as lane_sql
 from ..ops.directory import LaneDirectory
 from ..ops.sql import FunctionOptions, commented, one_line
-from .app import AsJson, UsageError, app, ask, errors, load, one_lane, print_json, said, worded
+from .app import AsJson, UsageError, app, ask, errors, load, not_empty, one_lane, print_json, worded
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[APP] LANE", help="the application and the lane")]
 _FUNCTIONS, _ROLE = "Functions", "Role"
@@ -22,7 +22,7 @@ _FUNCTIONS, _ROLE = "Functions", "Role"
 def sql(
     words: Words = None,
     env: Annotated[
-        str | None, typer.Option("--env", help="the environment (default: the first)", callback=said)
+        str | None, typer.Option("--env", help="the environment (default: the first)", callback=not_empty)
     ] = None,
     functions: Annotated[
         bool,
@@ -36,14 +36,14 @@ def sql(
         list[str] | None,
         typer.Option(
             help="name of one function: claim=claim_next_pending_job (repeatable)",
-            callback=said,
+            callback=not_empty,
             rich_help_panel=_FUNCTIONS,
         ),
     ] = None,
     schema: Annotated[
         str | None,
         typer.Option(
-            help="schema of the functions (default: that of the table)", callback=said, rich_help_panel=_FUNCTIONS
+            help="schema of the functions (default: that of the table)", callback=not_empty, rich_help_panel=_FUNCTIONS
         ),
     ] = None,
     security: Annotated[
@@ -54,7 +54,7 @@ def sql(
         list[str] | None,
         typer.Option(
             help="a role that may call them (default: none; repeatable)",
-            callback=said,
+            callback=not_empty,
             rich_help_panel=_FUNCTIONS,
         ),
     ] = None,
@@ -69,7 +69,7 @@ def sql(
         str | None,
         typer.Option(
             help="print the grants that let this role work on the lanes, and nothing else",
-            callback=said,
+            callback=not_empty,
             rich_help_panel=_ROLE,
         ),
     ] = None,
@@ -123,7 +123,7 @@ def _lane(words: list[str], env: str | None) -> tuple[Mill, str, str]:
     if not words and "ROWMILL_APP" not in os.environ:
         raise UsageError("which lane?", hint="sql [APP] LANE")
     if len(words) > 2:
-        raise typer.BadParameter(f"one application and one lane, not {len(words)} words")
+        raise typer.BadParameter(f"expected one application and one lane, got {len(words)} words")
     named = len(words) == 2 or (bool(words) and ":" in words[0])
     mill = load(words[0] if named else None)
     lane = one_lane(mill, words[-1] if len(words) == 2 or (words and not named) else None)
@@ -185,7 +185,7 @@ def _dropped(document: dict[str, Any]) -> None:
 
 
 def _role(words: list[str], env: str | None, role: str, hide: list[str], writes: list[str], as_json: bool) -> None:
-    """What makes a role for workers, in the first environment or the named one, for all lanes or the named one."""
+    """Print the statements for a worker role, in the first environment or the named one, for all lanes or one."""
     reference, rest = worded(words, "LANE")
     mill = load(reference)
     environment = env or next(iter(mill.environments))

@@ -18,11 +18,11 @@ from .app import (
     app,
     errors,
     load,
+    not_empty,
     plain,
     print_json,
     print_out,
     run_async,
-    said,
     worded,
 )
 
@@ -38,7 +38,7 @@ def token(
     ] = None,
     lane: Annotated[
         list[str] | None,
-        typer.Option("--lane", help="only for this lane (repeatable; default: all)", callback=said),
+        typer.Option("--lane", help="only for this lane (repeatable; default: all)", callback=not_empty),
     ] = None,
     days: Annotated[
         float | None, typer.Option("--days", min=0.001, max=36500, help="expires after this many days")
@@ -124,7 +124,7 @@ def audit(
 
 
 def operator() -> str:
-    """Who is at this terminal."""
+    """The name of the person at this terminal, for the audit log."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):

@@ -81,7 +81,7 @@ def top(
 
 
 class Screen:
-    """The live view: what is shown, which lane is chosen, and what a key does."""
+    """The live view: its tables, the chosen lane, and the keys."""
 
     def __init__(self, directory: LaneDirectory) -> None:
         self._directory = directory
@@ -96,7 +96,7 @@ class Screen:
         self._pressed: asyncio.Queue[str] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Until q."""
+        """Show the view until q is pressed."""
         with _keys(self._pressed), Live(console=console, screen=True, auto_refresh=False) as live:
             looking: asyncio.Task[None] | None = None
             last = 0.0
@@ -134,7 +134,7 @@ class Screen:
         return lanes[min(self._chosen, len(lanes) - 1)] if lanes else None
 
     async def _act(self, key: str) -> None:
-        """What a key does. A retry asks first; whatever else is pressed then means no."""
+        """Handle a key. A retry asks for y first; any other key means no."""
         lane, asked, self._asked = self._lane(), self._asked, None
         lanes = len(self._document["lanes"]) if self._document else 0
         self._said = Text("")
@@ -219,7 +219,9 @@ def _workers(workers: list[dict[str, Any]], environments: int) -> RenderableType
     made = Table.grid(padding=(0, 2))
     for worker in busiest(workers, _WORKERS):
         state = worker["state"] if worker["alive"] else "dead"
-        jobs = ", ".join(f"{job['lane']} {job['id']} for {show.span(job['seconds'])}" for job in worker["current"][:3])
+        jobs = ", ".join(
+            f"{job['lane']} {show.run_name(job)} for {show.span(job['seconds'])}" for job in worker["current"][:3]
+        )
         made.add_row(
             *([plain(worker["environment"])] if environments > 1 else []), plain(worker["id"]),
             Text(state, show.COLOURS.get(state, "dim")), f"{worker['completed']:,} done",

@@ -40,7 +40,15 @@ from .app import (
 RUN_FAILED = 3
 #: Characters of a value, on a terminal.
 _VALUE, _ROWS = 200, 10
-_COLOURS = {"done": "green", "retry": "yellow", "snooze": "cyan", "joining": "cyan", "release": "cyan"}
+_COLOURS = {
+    "done": "green",
+    "retry": "yellow",
+    "snooze": "cyan",
+    "wait": "cyan",
+    "stale": "yellow",
+    "joining": "cyan",
+    "release": "cyan",
+}
 _TIMEOUT = typer.Option("--timeout", min=0.001, help="seconds that the handler may take (default: no limit)")
 
 
@@ -99,8 +107,8 @@ def _foreground(as_json: bool) -> Iterator[None]:
 
 
 def _text(value: Any) -> Text:
-    said = "NULL" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
-    return plain(said if len(said) <= _VALUE else said[:_VALUE] + "…")
+    text = "NULL" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    return plain(text if len(text) <= _VALUE else text[:_VALUE] + "…")
 
 
 def _tried(document: dict[str, Any]) -> RenderableType:
@@ -122,10 +130,10 @@ def _tried(document: dict[str, Any]) -> RenderableType:
             table.add_row(plain(change["column"]), _text(change["before"]), _text(change["after"]))
         parts.append(table)
     parts += [plain(f"enqueues {call['task']} {_text(call['args'])}") for call in document["enqueued"]]
-    said = "Written." if document["committed"] else "Dry run: nothing was claimed or written. --commit writes it."
+    verdict = "Written." if document["committed"] else "Dry run: nothing was claimed or written. --commit writes it."
     if document["committed"] and outcome in ("lost", "stuck"):
-        said = "Not written: the claim was lost." if outcome == "lost" else "Not written: the database refused it."
-    parts.append(Text(said, "bold"))
+        verdict = "Not written: the claim was lost." if outcome == "lost" else "Not written: the database refused it."
+    parts.append(Text(verdict, "bold"))
     return Group(*parts)
 
 

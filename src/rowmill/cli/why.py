@@ -85,7 +85,7 @@ def _shown(document: dict[str, Any], environments: int, reference: str | None) -
 
 
 def _command(document: dict[str, Any], reference: str | None, environments: int) -> str | None:
-    """What makes a row run that does not run by itself."""
+    """The command that makes a row run that does not run by itself."""
     app, lane = f" {reference}" if reference else "", document["lane"]
     env = f" --env {document['environment']}" if environments > 1 else ""
     codes = {reason["code"] for reason in document["reasons"] if reason["seconds"] is None}
@@ -100,14 +100,14 @@ def _command(document: dict[str, Any], reference: str | None, environments: int)
 
 def _line(reason: dict[str, Any]) -> Text:
     line, code, seconds = Text("- ").append_text(plain(reason["text"])), reason["code"], reason["seconds"]
-    told = []
+    parts = []
     if (since := show.ago(reason["since"])) is not None:
-        told.append(_SINCE.get(code, "for {} so far").format(span(since)))
+        parts.append(_SINCE.get(code, "for {} so far").format(span(since)))
     if seconds is None and code.endswith("paused"):
-        told.append("until it is resumed")
+        parts.append("until it is resumed")
     elif seconds and code not in _END_TOLD:
-        told.append(f"{span(seconds)} left")
-    return line.append(f" ({', '.join(told)})", "dim") if told else line
+        parts.append(f"{span(seconds)} left")
+    return line.append(f" ({', '.join(parts)})", "dim") if parts else line
 
 
 def _when(document: dict[str, Any]) -> Text:

@@ -1,4 +1,4 @@
-"""The desk: where an application hands in calls and asks for results, whether it awaits or not.
+"""The client: where an application hands in calls and asks for results, whether it awaits or not.
 
 Connections belong to an event loop, so there is one set per loop. Code that does not await is served by a loop in a
 thread of its own, made on first use, and again in a process that was forked.
@@ -44,6 +44,8 @@ class Client:
     ) -> None:
         self._environments, self._schema, self._clock, self._notify = environments, schema, clock, notify
         self._events = events
+        #: Reads the list of environments again, where there is one.
+        self.relist: Callable[[], Mapping[str, str]] | None = None
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, EnvironmentConnection]] = (
             weakref.WeakKeyDictionary()
         )
@@ -53,6 +55,13 @@ class Client:
     def environment(self, name: str | None) -> str:
         """The named environment, or the first."""
         known = self._environments()
+        if name not in known and self.relist is not None:
+            if name is None:
+                raise WrongArguments(
+                    "this Mill lists its environments, so a call must name one",
+                    hint='task.options(env="...").enqueue(...)',
+                )
+            known = self.relist()
         if name is None:
             return next(iter(known))
         if name not in known:
@@ -60,20 +69,20 @@ class Client:
         return name
 
     def _unopened(self, name: str) -> EnvironmentConnection:
-        counters = self._loops.setdefault(asyncio.get_running_loop(), {})
-        if name not in counters:
+        connections = self._loops.setdefault(asyncio.get_running_loop(), {})
+        if name not in connections:
             database = Database.open(self._environments()[name], schema=self._schema, pool=3)
-            counters[name] = EnvironmentConnection(name, database, self._clock)
-        return counters[name]
+            connections[name] = EnvironmentConnection(name, database, self._clock)
+        return connections[name]
 
-    async def counter(self, environment: str | None = None) -> EnvironmentConnection:
+    async def connection(self, environment: str | None = None) -> EnvironmentConnection:
         """An environment, opened in the running loop."""
         return await self._unopened(self.environment(environment)).open()
 
     async def close(self) -> None:
         """Close what the running loop has opened, and the thread for code that does not await."""
-        for counter in self._loops.pop(asyncio.get_running_loop(), {}).values():
-            await counter.close()
+        for connection in self._loops.pop(asyncio.get_running_loop(), {}).values():
+            await connection.close()
         with self._guard:
             own, self._own = self._own, None
             idle = own is not None and not own.calls
@@ -83,8 +92,8 @@ class Client:
 
     async def close_here(self) -> None:
         """Close what the running loop has opened."""
-        for counter in self._loops.pop(asyncio.get_running_loop(), {}).values():
-            await counter.close()
+        for connection in self._loops.pop(asyncio.get_running_loop(), {}).values():
+            await connection.close()
 
     # -- enqueue
 
@@ -119,8 +128,8 @@ class Client:
             return self._only_listed(listed, calls)
         groups = self._groups(calls)
         if not any(tx is not None for tx, _ in groups):
-            found: list[Handle[Any]] = self.wait(self.enqueue(calls))
-            return found
+            made: list[Handle[Any]] = self.wait(self.enqueue(calls))
+            return made
         handles: list[Handle[Any] | None] = [None] * len(calls)
         for (tx, environment), places in groups.items():
             group = [calls[place] for place in places]
@@ -212,20 +221,20 @@ class Client:
             with _explained():
                 id = await drive_async(made, theirs.run) if theirs.awaited else drive(made, theirs.run)
         else:
-            counter = await self.counter(environment)
-            id = await counter.transact(verb(counter.say))
+            connection = await self.connection(environment)
+            id = await connection.transact(verb(connection.say))
         return Handle(self, last.task, environment, id)
 
     # -- what became of it
 
     async def result(self, handle: Handle[Any], timeout: float | None) -> Any:
         """What a job returned, when it has."""
-        counter = await self.counter(handle.environment)
-        status = await counter.standing(handle.id, timeout)
+        connection = await self.connection(handle.environment)
+        status = await connection.standing(handle.id, timeout)
         if status is not None and not status.over:
             async with asyncio.timeout(timeout):
-                await counter.ended(handle.id)
-            status = await counter.standing(handle.id, None)
+                await connection.ended(handle.id)
+            status = await connection.standing(handle.id, None)
         if status is None:
             raise TaskFailed(
                 f"job {handle.id} of task {handle.task!r} was deleted after its retention time, with its result"
@@ -242,20 +251,20 @@ class Client:
 
     async def status(self, handle: Handle[Any]) -> Status | None:
         """How a job stands."""
-        return await (await self.counter(handle.environment)).jobs.status(handle.id)
+        return await (await self.connection(handle.environment)).jobs.status(handle.id)
 
     async def cancel(self, handle: Handle[Any], reason: str) -> bool:
         """Cancel a job; one that waited for it goes on, or not, by what it needs."""
-        counter = await self.counter(handle.environment)
-        canceled, parent = await counter.jobs.cancel(handle.id, reason)
+        connection = await self.connection(handle.environment)
+        canceled, parent = await connection.jobs.cancel(handle.id, reason)
         if parent is not None:
-            await flows.join(counter.database, counter.say, [parent])
+            await flows.join(connection.database, connection.say, [parent])
         return canceled
 
     # -- for code that does not await
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run something in the desk's own loop, and wait for it."""
+        """Run something in the client's own loop, and wait for it."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -270,7 +279,7 @@ class Client:
         with self._guard:
             if self._own is None or self._own.pid != os.getpid():  # a forked process has the loop, but not its thread
                 self._own = _BackgroundLoop(os.getpid(), asyncio.new_event_loop())
-                thread = threading.Thread(target=_serve, args=(self._own.loop,), name="rowmill-desk", daemon=True)
+                thread = threading.Thread(target=_serve, args=(self._own.loop,), name="rowmill-client", daemon=True)
                 thread.start()
             own = self._own
             own.calls += 1
@@ -300,9 +309,9 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _stop(loop: asyncio.AbstractEventLoop, desk: Client) -> None:
+def _stop(loop: asyncio.AbstractEventLoop, client: Client) -> None:
     with contextlib.suppress(Exception):
-        asyncio.run_coroutine_threadsafe(desk.close_here(), loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(client.close_here(), loop).result(timeout=10)
     loop.call_soon_threadsafe(loop.stop)
 
 

@@ -1,4 +1,4 @@
-"""The counter: one environment as one event loop uses it, to hand in calls and to await results."""
+"""One environment as one event loop uses it: to add jobs and to await their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ..store.jobs.bulk_copy import copies, copy
 from ..store.jobs.enqueue import CHANNEL, EnqueueStatements, add, add_one, one_statement, simple
 from ..store.jobs.job_rows import Jobs
 from ..store.own import schema
-from ..store.postgres_database import AsyncpgPool, Postgres
 
 T = TypeVar("T")
 _POLL = (0.2, 2.0)  # how soon, and how late at most, a result is looked for without a word that it is there
@@ -31,7 +30,7 @@ class EnvironmentConnection:
     def __init__(self, name: str, database: Database, clock: Clock) -> None:
         self.name, self.database, self.clock = name, database, clock
         self.say, self.jobs = EnqueueStatements.to(database, clock), Jobs(database, clock)
-        self._direct = AsyncpgPool(database) if isinstance(database, Postgres) else None
+        self._direct = database.client_pool()
         self._ready = False
         self._lock = asyncio.Lock()
         self._awaited: dict[int, list[asyncio.Future[None]]] = {}
@@ -48,7 +47,7 @@ class EnvironmentConnection:
 
     async def add(self, calls: Sequence[Call], wake: bool) -> list[int]:
         """Jobs in a transaction of their own: by COPY where they are many, else in as few statements as may be."""
-        if isinstance(self.database, Postgres) and self._direct is not None:
+        if self._direct is not None:
             if copies(calls):
                 return await copy(self._direct, self.database, self.clock, calls, wake)
             if len(calls) == 1 and simple(calls[0]):
@@ -92,8 +91,8 @@ class EnvironmentConnection:
 
     async def _watch(self) -> None:
         """One look for all that is awaited here: when a word comes that something is done, and now and then."""
-        bell = WakeUp()
-        listening = asyncio.create_task(listen(self.database, bell.ring, DONE))
+        wake_up = WakeUp()
+        listening = asyncio.create_task(listen(self.database, wake_up.ring, DONE))
         notify = self.database.sql.notify
         announced, pause, seen = 0.0, _POLL[0], time.monotonic()
         try:
@@ -117,7 +116,7 @@ class EnvironmentConnection:
                     pause = _POLL[0]
                 pause = _POLL[0] if len(self._awaited) > known else min(pause * 1.5, _POLL[1])
                 if self._awaited:
-                    await bell.wait(pause)
+                    await wake_up.wait(pause)
         except Exception as error:
             for waiters in self._awaited.values():
                 for waiter in waiters:
@@ -135,7 +134,7 @@ class EnvironmentConnection:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         for waiter in [waiter for waiters in self._awaited.values() for waiter in waiters if not waiter.done()]:
-            waiter.set_exception(RowmillError("the Mill was closed while this result was awaited"))
+            waiter.set_exception(RowmillError("the Mill was closed while a caller waited for this result"))
         if self._direct is not None:
             await self._direct.close()
         await self.database.close()

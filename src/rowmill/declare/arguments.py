@@ -23,7 +23,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, Union
 from uuid import UUID
 
-from ..errors import WrongArguments
+from ..errors import DeclarationError, WrongArguments
 
 _PLAIN = (str, int, float, bool, type(None))
 _BITS = 3300  # of the longest whole number: a thousand digits
@@ -271,6 +271,9 @@ class Signature:
             by_place.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._leading = [p.name for p in self._whole.parameters.values() if p.kind in by_place]
         self.hints = self._hints()
+        self._prepare()
+
+    def _prepare(self) -> None:
         #: Nothing to translate: every parameter is one that JSON has, so the arguments are taken as they come.
         self._trivial = not self._leading and all(
             p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and self.hints.get(p.name, Any) in (str, int, bool, Any)
@@ -282,6 +285,29 @@ class Signature:
         self._by_place = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self._names = frozenset(self._wanted)
         self._required = {p.name for p in parameters if p.default is p.empty}
+
+    def take_lists(self, where: str) -> None:
+        """The handler of a chunk: each parameter is a list with a value for each job, and a call gives one value."""
+        for parameter in self._whole.parameters.values():
+            plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            hint = self.hints.get(parameter.name, Any)
+            if not plain or parameter.default is not parameter.empty or (hint is not Any and not _is_list(hint)):
+                raise DeclarationError(
+                    f"{where}: {parameter} is no list. With chunk= each parameter gets a list, one value for each job",
+                    hint=f"{parameter.name}: list[{_name(hint) if plain and hint is not Any else 'str'}], without a"
+                    " default; what a call may leave out belongs into a dataclass",
+                )
+        self.hints = {name: _item(hint) for name, hint in self.hints.items()}
+        items = {name: self.hints.get(name, p.empty) for name, p in self._whole.parameters.items()}
+        self._whole = self._whole.replace(
+            parameters=[p.replace(annotation=items[name]) for name, p in self._whole.parameters.items()]
+        )
+        self._prepare()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The parameters that a call fills, in order."""
+        return tuple(self._wanted)
 
     def _hints(self) -> dict[str, Any]:
         function = inspect.unwrap(self._handler)
@@ -417,6 +443,21 @@ class Signature:
 
     def __str__(self) -> str:
         return str(self._whole.replace(return_annotation=inspect.Signature.empty)).replace("'", "")
+
+
+def _is_list(hint: Any) -> bool:
+    container = typing.get_origin(hint) or hint
+    return inspect.isclass(container) and issubclass(list, container) and container is not object
+
+
+def _item(hint: Any) -> Any:
+    """Of a list, or of a mapping by id: what it holds for each job."""
+    container, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if not inspect.isclass(container):
+        return Any
+    if issubclass(container, Mapping):
+        return inner[1] if len(inner) == 2 else Any
+    return inner[0] if inner and (issubclass(list, container) or issubclass(container, tuple)) else Any
 
 
 def _shown(value: Any) -> str:

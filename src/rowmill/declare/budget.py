@@ -1,4 +1,4 @@
-"""Budgets: what runs may use up together within a period, in units of their own: tokens, requests, money."""
+"""Budgets: how much all runs together may use within a period, in any unit: tokens, requests, money."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Budget:
         return cls(name, tuple(limit for unit, given in units.items() for limit in _limits(name, unit, given)))
 
     def asked(self, amounts: Mapping[str, float], *, used: bool = False) -> list[tuple[Limit, float]]:
-        """The limits that these amounts count against; raises for an unknown unit, and for more than there can be,
-        unless it is ``used`` up already.
+        """Return the limits that these amounts count against.
+
+        Raises for an unknown unit, and for an amount above a limit unless it is ``used`` already.
         """
         if not amounts:
             raise DeclarationError(
@@ -50,31 +51,33 @@ class Budget:
                 )
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount != amount:
                 raise DeclarationError(f"budget {self.name!r}: {amount!r} is not an amount of {unit}")
-        found = [(limit, float(amounts[limit.unit])) for limit in self.limits if limit.unit in amounts]
-        for limit, amount in found:
+        limits = [(limit, float(amounts[limit.unit])) for limit in self.limits if limit.unit in amounts]
+        for limit, amount in limits:
             if amount > limit.most and not used:
                 raise Dead(
                     f"{amount:g} {limit.unit} can never be spent: the budget {self.name!r} is {limit.most:g} in"
                     f" {timedelta(seconds=limit.seconds)}"
                 )
-        return found
+        return limits
 
 
 @dataclass
 class Spent:
-    """What one run has taken from the budgets, and when: what it gives back is taken from there again."""
+    """What one run has taken from the budgets, and when, so that returned amounts go back to the same period."""
 
     taken: dict[str, list[tuple[float, dict[Limit, float]]]] = field(default_factory=dict)
 
     def note(self, budget: str, asked: Sequence[tuple[Limit, float]], at: float) -> None:
-        """So much was taken at that time, in the database's seconds since 1970."""
+        """Record an amount as taken at that time, in the database's seconds since 1970."""
         self.taken.setdefault(budget, []).append((at, {limit: amount for limit, amount in asked if amount > 0}))
 
     def returned(self, budget: str, asked: Sequence[tuple[Limit, float]]) -> list[tuple[Limit, float, float]]:
-        """Negative amounts as limit, amount and when it was taken. The oldest goes first: what is still in a period
-        is then never counted too low. More than this run has taken cannot be given back.
+        """Convert negative amounts to limit, amount and the time when it was taken.
+
+        The oldest amount is returned first, so what is still within a period is never counted too low. A run cannot
+        return more than it has taken.
         """
-        found = []
+        given_back = []
         for limit, amount in asked:
             left = max(-amount, 0.0)
             for at, amounts in self.taken.get(budget, ()):
@@ -82,13 +85,13 @@ class Spent:
                 if some > 0:
                     amounts[limit] -= some
                     left -= some
-                    found.append((limit, some, at))
-        return found
+                    given_back.append((limit, some, at))
+        return given_back
 
 
 def _limits(name: str, unit: str, given: Any) -> list[Limit]:
     several: Sequence[Any] = given if isinstance(given, list) else [given]
-    found = []
+    limits = []
     for one in several:
         try:
             most, per = one
@@ -100,5 +103,5 @@ def _limits(name: str, unit: str, given: Any) -> list[Limit]:
                 f"budget {name!r}: {unit}={one!r} is not an amount and a period",
                 hint=f"{unit}=(4000, timedelta(minutes=1)), or a list of such pairs",
             )
-        found.append(limit)
-    return found
+        limits.append(limit)
+    return limits

@@ -1,4 +1,4 @@
-"""A call of a task, and the job that it became: what is handed in at the desk, and what the caller holds afterwards."""
+"""A call of a task, and the job that it became: what a caller passes in, and what the caller gets back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 
 
-@dataclass(slots=True)  # frozen takes three times as long to make, and there may be many
+@dataclass(slots=True)  # frozen takes three times as long to create, and there may be many
 class Call:
     """A task with its arguments, not enqueued yet: for ``enqueue_many``, ``job.spawn``, chains and batches."""
 
@@ -28,8 +28,9 @@ class Call:
 
 
 class CallBatch(Sequence[Call]):
-    """Calls of one task with the same options. Each is made when it is asked for: thousands of them at once would
-    keep the garbage collector busier than all the rest keeps the caller.
+    """Calls of one task with the same options, each created on access.
+
+    Creating thousands of them at once would keep the garbage collector busier than everything else in the caller.
     """
 
     __slots__ = ("args", "options", "task")
@@ -53,12 +54,12 @@ class CallBatch(Sequence[Call]):
 
 
 def different(calls: Sequence[Call]) -> Sequence[Call]:
-    """Calls, but of those that differ in nothing but their arguments only the first."""
+    """Keep one call of each group that differs only in its arguments: the first."""
     return [calls[0]] if isinstance(calls, CallBatch) else calls
 
 
 class TaskClient(Protocol):
-    """Where calls are handed in; the Mill has one."""
+    """The interface for enqueuing calls; the Mill implements it."""
 
     async def enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]: ...
 
@@ -89,22 +90,22 @@ class Status:
     result: Any
     #: One entry per failed run, the oldest first: attempt, started_at, seconds, outcome, error, traceback, worker.
     history: list[dict[str, Any]]
-    #: Its children by state, where it has some.
+    #: The number of its children by state, if it has children.
     children: dict[str, int]
 
     @property
     def over(self) -> bool:
-        """It will not run again by itself."""
+        """Whether it has ended and will not run again on its own."""
         return self.state not in UNFINISHED
 
 
 class Handle(Generic[R_co]):
     """A job that was enqueued."""
 
-    __slots__ = ("_desk", "_task", "environment", "id")
+    __slots__ = ("_client", "_task", "environment", "id")
 
-    def __init__(self, desk: TaskClient, task: Task[Any, Any], environment: str, id: int) -> None:
-        self._desk, self._task = desk, task
+    def __init__(self, client: TaskClient, task: Task[Any, Any], environment: str, id: int) -> None:
+        self._client, self._task = client, task
         self.environment, self.id = environment, id
 
     def __repr__(self) -> str:
@@ -116,41 +117,45 @@ class Handle(Generic[R_co]):
         return self._task.name
 
     async def result(self, timeout: float | timedelta | None = None) -> R_co:
-        """What the handler returned, as soon as the job is done. Raises TaskFailed where it is dead, TaskCanceled,
-        or TimeoutError after ``timeout`` seconds.
+        """Wait for the job and return the handler's result.
+
+        Raises TaskFailed if the job is dead, TaskCanceled if it was canceled, and TimeoutError after ``timeout``
+        seconds.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if seconds is not None and not isinstance(seconds, (int, float)):
-            raise WrongArguments(f"timeout is a number of seconds or a timedelta, not {timeout!r}")
-        kept = await self._desk.result(self, seconds)
+            raise WrongArguments(f"timeout must be a number of seconds or a timedelta, not {timeout!r}")
+        kept = await self._client.result(self, seconds)
         value: Any = None
         if kept is not None:
             try:
                 value = decode(kept, self._task.signature.returns)
             except (Unfit, ValueError, TypeError, ArithmeticError):
-                value = kept  # the handler returned something else than it says: that was kept, as it was
+                value = kept  # the result does not match the annotation: return it as stored
         return value  # type: ignore[no-any-return]
 
     def result_sync(self, timeout: float | timedelta | None = None) -> R_co:
-        """``result`` for code that does not await."""
-        value: R_co = self._desk.wait(self.result(timeout))
+        """``result`` for sync code."""
+        value: R_co = self._client.wait(self.result(timeout))
         return value
 
     async def status(self) -> Status | None:
-        """The job as it is now; None where it is no longer kept."""
-        return await self._desk.status(self)
+        """The current state of the job; None if it is no longer kept."""
+        return await self._client.status(self)
 
     def status_sync(self) -> Status | None:
-        """``status`` for code that does not await."""
-        found: Status | None = self._desk.wait(self.status())
-        return found
+        """``status`` for sync code."""
+        status: Status | None = self._client.wait(self.status())
+        return status
 
     async def cancel(self, reason: str = "canceled") -> bool:
-        """Whether the job was canceled by this. A run that is under way is told within a heartbeat: an async handler
-        is cancelled, a sync one sees ``job.lost``; what it returns is dropped.
+        """Cancel the job. Returns whether this call canceled it.
+
+        A running handler notices within a heartbeat: an async handler is cancelled, a sync handler sees ``job.lost``.
+        Its result is dropped.
         """
-        return await self._desk.cancel(self, reason)
+        return await self._client.cancel(self, reason)
 
     def cancel_sync(self, reason: str = "canceled") -> bool:
-        """``cancel`` for code that does not await."""
-        return bool(self._desk.wait(self.cancel(reason)))
+        """``cancel`` for sync code."""
+        return bool(self._client.wait(self.cancel(reason)))

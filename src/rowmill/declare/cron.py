@@ -1,7 +1,7 @@
-"""When a cron is due: its expression in its own time zone, over changes of the clock, and what of missed ticks.
+"""When a cron is due: its expression in its own time zone, daylight saving time, and missed ticks.
 
-The expressions and what a change of the clock means are Debian cron's: a time that does not exist on a day comes right
-after the gap, one that comes twice comes once, and jobs of every hour or minute follow the real time.
+Expressions and daylight saving time work as in Debian's cron. A time that does not exist on a day comes right after the
+gap. A time that occurs twice counts once. Hourly and more frequent jobs follow real time.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from cronsim import CronSim, CronSimError
 from ..errors import DeclarationError, did_you_mean
 
 MISSED = ("skip", "once", "all")
-#: A tick that is enqueued later than this was missed.
+#: A tick counts as missed if it is enqueued later than this.
 PUNCTUAL = timedelta(minutes=1)
-#: Ticks that are enqueued in one go: every minute of a week.
+#: The most ticks that are enqueued at once: every minute of a week.
 MOST = 10_000
 _INSTANT = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
 class Cron:
-    """An expression, its time zone, and what happens to ticks at which no worker was there: ``skip`` them, run
-    ``once`` for all of them, or run ``all``.
+    """An expression, its time zone, and what happens to ticks missed while no worker ran: ``skip`` them, run ``once``
+    for all of them, or run ``all``.
     """
 
     expression: str
@@ -54,18 +54,18 @@ class Cron:
             )
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        """Its ticks after a moment, in order, in UTC."""
+        """The ticks after a moment, in order, in UTC."""
         for tick in CronSim(self.expression, moment.astimezone(ZoneInfo(self.tz))):
-            if tick.astimezone(UTC) > moment:  # asked in an hour that comes again, it answers with the first of the two
+            if tick.astimezone(UTC) > moment:  # in the repeated hour, CronSim returns the first of the two
                 yield tick.astimezone(UTC)
 
     def next(self, moment: datetime) -> datetime | None:
-        """Its first tick after a moment; None where none comes within decades."""
+        """The first tick after a moment; None if there is none for decades."""
         return next(self.after(moment), None)
 
     def due(self, since: datetime, now: datetime) -> tuple[list[datetime], datetime]:
-        """The ticks to enqueue of those after ``since`` and up to ``now``, and up to where that settles the matter."""
-        # However long nobody was there: what is left out, or made up for once, need not be counted through.
+        """Return the ticks to enqueue after ``since`` and up to ``now``, and the time up to which all is handled."""
+        # After a long downtime, ticks that are skipped or replaced by one need not be counted one by one.
         begin = since if self.missed == "all" else max(since, now - PUNCTUAL - _INSTANT)
         passed = list(itertools.islice(itertools.takewhile(lambda tick: tick <= now, self.after(begin)), MOST))
         if self.missed == "skip" or not passed:
@@ -76,13 +76,26 @@ class Cron:
         return (passed[-1:] if self.missed == "once" else passed), passed[-1]
 
     def _last(self, since: datetime, now: datetime) -> datetime | None:
-        """Its last tick after ``since`` and up to ``now``: looked for in ever longer stretches before ``now``."""
-        stretch = timedelta(hours=1)
+        """The last tick after ``since`` and up to ``now``, found in growing windows before ``now``."""
+        window = timedelta(hours=1)
         while True:
-            begin = max(since, now - stretch) if stretch < now - since else since
+            begin = max(since, now - window) if window < now - since else since
             last = None
             for tick in itertools.takewhile(lambda tick: tick <= now, self.after(begin)):
                 last = tick
             if last is not None or begin == since:
                 return last
-            stretch *= 4
+            window *= 4
+
+
+def next_tick(expression: str, *, tz: str = "UTC", after: datetime | None = None) -> datetime:
+    """The next time at which a cron expression is due: ``Snooze(until=next_tick("0 3 * * *"))``.
+
+    ``after``: the result is also later than this time, such as the time at which a row was due. Otherwise a row that
+    runs a moment early by this machine's clock would be due again at once.
+    """
+    moment = max(datetime.now(UTC), after.astimezone(UTC)) if after is not None else datetime.now(UTC)
+    coming = Cron(expression, tz).next(moment)
+    if coming is None:
+        raise DeclarationError(f"cron {expression!r} is never due")
+    return coming

@@ -1,4 +1,4 @@
-"""The registrable domain of a URL: what a gate by domain goes by."""
+"""The registrable domain of a URL: the key of a gate by domain."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from publicsuffixlist import PublicSuffixList
 
 
 def domain(url: str) -> str | None:
-    """``domain("https://shop.example.co.uk/a?b")`` is ``"example.co.uk"``; None where there is no host.
+    """``domain("https://shop.example.co.uk/a?b")`` is ``"example.co.uk"``; None if there is no host.
 
-    By the public suffix list, which comes with a library and is not downloaded. Lower case, international names as
-    they stand in DNS (xn--); an address, and a name without a registrable part such as ``localhost``, as it is. Fill
-    a column with it when rows are made, and put ``Concurrency(2, by="domain")`` on the lane.
+    Uses the public suffix list that is bundled with a library, without a download. The result is in lower case, and
+    international names are in their DNS form (xn--). An IP address, and a name without a registrable part such as
+    ``localhost``, is returned as it is. Fill a column with it when you create rows, and put ``Concurrency(2,
+    by="domain")`` on the lane.
     """
     text = url.strip()
     try:
         parts = urlsplit(text)
         bare = not parts.netloc and (not parts.scheme or parts.path[:1].isdigit())  # host/path, or host:port
         host = urlsplit(f"//{text}").hostname if bare else parts.hostname
-    except ValueError:  # a broken address in brackets
+    except ValueError:  # an invalid address in brackets
         return None
     if not host:
         return None

@@ -1,4 +1,4 @@
-"""Whether the code that runs now is a dry run: what it enqueues is listed, and not written."""
+"""Whether the current code is a dry run. A dry run lists what it would enqueue, and writes nothing."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from contextvars import ContextVar
 
 from .call import Call
 
-#: What a dry run has enqueued so far; None outside of one. It goes with the context, also into a handler's thread.
+#: The calls that a dry run has enqueued so far; None outside a dry run. The context carries it into a handler's thread.
 dry_calls: ContextVar[list[Call] | None] = ContextVar("rowmill_dry_calls", default=None)

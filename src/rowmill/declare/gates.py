@@ -1,7 +1,7 @@
-"""Gates: what may hold a ready row back. A row that is held back is not claimed and costs nothing.
+"""Gates: the limits that may hold a ready row back. A row that is held back is not claimed and costs nothing.
 
 ``Concurrency``, ``Rate`` and ``Breaker`` are declared on a lane, for all its rows or by a key (a column, or a SQL
-expression over the row). Their state is a row per key in ``rowmill_gates``, which all workers share.
+expression over the row). All workers share their state, which is one row per key in ``rowmill_gates``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ..errors import DeclarationError, did_you_mean
 
-#: What a failed run can be to a breaker.
+#: The classes of failures for a breaker.
 CLASSES = ("transient", "permanent", "rate")
 
 
@@ -22,8 +22,8 @@ CLASSES = ("transient", "permanent", "rate")
 class Concurrency:
     """At most ``limit`` rows running at once: of one key, or of the whole lane without ``by``.
 
-    Exact across all processes and hosts on the database; ``scope="process"`` limits each process by itself.
-    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
+    The limit is exact across all processes and hosts on the database; ``scope="process"`` limits each process
+    separately. ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
     """
 
     limit: int
@@ -43,7 +43,7 @@ class Concurrency:
 
 @dataclass(frozen=True)
 class FromTable:
-    """A rate that stands in a table of the user's own, and follows it without a restart."""
+    """A rate from a table of the user's own. Changes in the table apply without a restart."""
 
     table: str
     column: str
@@ -52,7 +52,7 @@ class FromTable:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """How an adaptive rate finds its delay; seconds."""
+    """How an adaptive rate adjusts its delay, in seconds."""
 
     target: float
     start: float
@@ -60,7 +60,7 @@ class Adaptive:
     most: float
 
     def after(self, delay: float, latency: float, *, refused: bool, failed: bool) -> float:
-        """The next delay between starts. Errors slow down, never speed up; a refusal at least doubles the delay."""
+        """The next delay between starts. Errors increase it and never reduce it; a refusal at least doubles it."""
         wanted = latency / self.target
         following = max(wanted, (delay + wanted) / 2)
         if refused:
@@ -74,9 +74,8 @@ class Adaptive:
 class Rate:
     """At most ``n`` starts ``per`` that time, of one key or of the whole lane; up to ``burst`` (default n) at once.
 
-    A token bucket that all workers share: over any window never more than ``burst + n * window``. ``burst=1`` spreads
-    the starts evenly.
-    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
+    All workers share one token bucket: any window has at most ``burst + n * window`` starts. ``burst=1`` spreads the
+    starts evenly. ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
     """
 
     n: float
@@ -127,8 +126,10 @@ class Rate:
         most: timedelta = timedelta(seconds=60),
         closes: bool = False,
     ) -> Rate:
-        """Politeness that adapts: the delay between two starts of a key follows how long its runs take, so that about
-        ``target`` of them go on at once. Errors slow it down and never speed it up; refusals (429, 503) double it.
+        """A rate that adapts to the remote side.
+
+        The delay between two starts of a key follows the duration of its runs, so that about ``target`` of them run at
+        once. Errors slow it down and never speed it up; refusals (429, 503) double the delay.
         """
         if not isinstance(target, (int, float)) or not target > 0:
             raise DeclarationError(f"Rate.auto: target={target!r} must be a number above 0")
@@ -138,13 +139,13 @@ class Rate:
         return cls(1, timedelta(seconds=1), by, 1, adaptive=Adaptive(target, *seconds), closes=closes)
 
     def capacity(self, n: float) -> float:
-        """How many may start at once, where ``n`` is the rate in force."""
+        """How many rows may start at once at the rate ``n``."""
         return float(self.burst if self.burst is not None else max(math.floor(n), 1))
 
 
 @dataclass(frozen=True)
 class BreakerColumns:
-    """Where a breaker keeps its state, if not in rowmill's table: columns of the user's own."""
+    """The columns of a user's table that store a breaker's state, in place of rowmill's table."""
 
     table: str
     key: str = "id"
@@ -156,12 +157,12 @@ class BreakerColumns:
 
 @dataclass(frozen=True)
 class Breaker:
-    """After ``failures`` failed runs in a row the gate is shut for ``cooldown``; then one row at a time is let through
-    as a probe, until one succeeds.
+    """Close the gate for ``cooldown`` after ``failures`` failed runs in a row.
 
-    ``counts``: which failures count: classes (``"transient", "permanent", "rate"``), or a function of the exception.
-    ``table``: keep the state in columns of that table (see ``columns``) instead of rowmill's own.
-    ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
+    After that, one row at a time runs as a probe, until one succeeds. ``counts``: which failures count: classes
+    (``"transient", "permanent", "rate"``), or a function of the exception. ``table``: keep the state in columns of that
+    table (see ``columns``) instead of rowmill's own. ``closes=True``: a refusal closes this gate (see
+    ``closed_by_refusal``).
     """
 
     failures: int
@@ -193,10 +194,10 @@ class Breaker:
             if self.table is not None:
                 given["table"] = self.table
             if "table" not in given:
-                raise DeclarationError("Breaker: columns of which table?", hint='table="sources"')
+                raise DeclarationError("Breaker: columns= needs table=", hint='table="sources"')
             object.__setattr__(self, "columns", BreakerColumns(**given))
         if self.columns is not None and self.by is None:
-            raise DeclarationError("Breaker: columns of the user's own need by=: which row is it about?")
+            raise DeclarationError("Breaker: columns= needs by=, the key that finds the row of the table")
 
     def counted(self, word: str, cause: BaseException | None) -> bool:
         """Whether a failed run counts."""
@@ -218,7 +219,7 @@ class Pace:
 
 @dataclass(eq=False)
 class Group:
-    """Gates of a lane that look at the same key: they share one row per key, and its lock."""
+    """Gates of a lane with the same key: they share one row per key, and its lock."""
 
     label: str
     by: str | None
@@ -227,29 +228,29 @@ class Group:
     rate: Rate | None = None
     breaker: Breaker | None = None
     pace: Pace | None = None
-    #: Which of the lane's groups was declared first.
+    #: The position of the group among those of the lane, in declaration order.
     place: int = 0
 
     @property
     def closes(self) -> bool:
-        """Whether one of its gates asks to be closed by refusals."""
+        """Whether one of its gates closes on refusals."""
         return any(
             gate is not None and gate.closes for gate in (self.concurrency, self.process, self.rate, self.breaker)
         )
 
     @property
     def counts_running(self) -> bool:
-        """Whether it must know how many rows of a key are running."""
+        """Whether it needs the number of running rows of a key."""
         return self.concurrency is not None or self.breaker is not None
 
     @property
     def only_limits(self) -> bool:
-        """Whether it counts running rows and nothing else: such a group has no state of its own by key."""
+        """Whether it only counts running rows: such a group has no state of its own by key."""
         return self.rate is None and self.breaker is None and self.pace is None
 
 
 def grouped(gates: Iterable[Gate], pace: Any, where: str) -> tuple[Group, ...]:
-    """A lane's gates by what they look at; a second gate of one kind on one key makes a group of its own."""
+    """Group a lane's gates by key. A second gate of one kind on the same key starts another group."""
     groups: list[Group] = []
 
     def place(kind: str, by: str | None, gate: Any) -> None:
@@ -281,10 +282,11 @@ def grouped(gates: Iterable[Gate], pace: Any, where: str) -> tuple[Group, ...]:
 
 
 def closed_by_refusal(groups: Sequence[Group], labels: Collection[str]) -> set[str]:
-    """Which groups a refusal with a time (Retry-After) closes, of those that the row has a key for (``labels``).
+    """Return the groups that a refusal with a time (Retry-After) closes, of those in ``labels``, the row's keys.
 
-    Those that ask for it with ``closes=True``. Where none does, one: by a key, with a rate or a breaker rather than a
-    limit alone, and the one declared first. The whole lane is closed only where no gate of it goes by a key.
+    Gates with ``closes=True`` close. If there are none, one group closes: one by a key before the whole lane, one with
+    a rate or a breaker before a limit alone, and the first declared of these. The whole lane closes only if none of its
+    gates has a key.
     """
     known = [group for group in groups if group.label in labels]
     if asked := {group.label for group in known if group.closes}:
@@ -303,7 +305,7 @@ def _pace(given: Any, where: str) -> Pace:
         n, seconds = 0, 0.0
     if not _whole(n, 1) or seconds <= 0:
         raise DeclarationError(
-            f"{where}: pace={given!r} is not a number of starts and a time", hint="pace=(3, timedelta(seconds=5))"
+            f"{where}: pace={given!r} is not a number of starts and a period", hint="pace=(3, timedelta(seconds=5))"
         )
     return Pace(n, seconds)
 
@@ -314,4 +316,6 @@ def _whole(value: Any, least: int) -> bool:
 
 def _check_by(kind: str, by: Any) -> None:
     if by is not None and (not isinstance(by, str) or not by.strip()):
-        raise DeclarationError(f"{kind}: by={by!r}: a column or a SQL expression over the row", hint='by="domain"')
+        raise DeclarationError(
+            f"{kind}: by={by!r} must be a column or a SQL expression over the row", hint='by="domain"'
+        )

@@ -6,20 +6,30 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from ..errors import DeclarationError, did_you_mean
-from . import roles, states
+from . import chunk, roles, states
 from .budget import Budget
 from .gates import Gate, Group, grouped
 from .retry import Backoff, Verdict, exponential
 from .states import Values
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 RENEWALS = ("heartbeat_at", "claimed_at", "none")
+#: So many runs in a row, so long since the first of them ended, or both; None: without end.
+Bound = int | timedelta | tuple[int, timedelta] | None
+SETTLE_AFTER: Bound = (10, timedelta(minutes=1))
+STALE = ("drop", "write")
 #: By how much a backfill stands behind the lane that it is of.
 BEHIND = 1_000_000
-_DURATIONS = ("untouched_for", "lease", "startup_lease", "heartbeat", "sweep_every", "poll", "timeout")
+_DURATIONS = (
+    "untouched_for", "expires_after", "lease", "startup_lease", "heartbeat", "sweep_every", "poll", "timeout",
+    "chunk_wait",
+)  # fmt: skip
 
 
 @dataclass(eq=False, kw_only=True)
@@ -35,6 +45,8 @@ class Lane:
     retry: Values | None = None
     dead: Values | None = None
     canceled: Values | None = None
+    #: A row that expired before it was started; without it such a row is canceled. An operator sees it among those.
+    expired: Values | None = None
     #: Columns that ``done``, ``dead`` or ``canceled`` write, and by which rows in that state are not recognised.
     only_written: Sequence[str] = ()
     #: States of rows that no lane works on, on purpose: values of the state column, or column values. For ``check``.
@@ -43,11 +55,23 @@ class Lane:
     timezone: str | None = None
     where: str | Callable[[Any], Any] | None = None
     untouched_for: timedelta | None = None
+    #: A row that is older is not started any more; a row's own time, in the role ``expires_at``, goes before it.
+    expires_after: timedelta | None = None
+    #: Columns that the work depends on: where one of them changed during the run, its outcome is not final.
+    inputs: Sequence[str] = ()
+    #: What becomes of the columns that such a run returned: ``drop`` or ``write``.
+    stale: str = "drop"
+    #: How often in a row, and for how long, an outcome is not final: then the next one is, whatever changed.
+    settle_after: Bound = SETTLE_AFTER
     roles: Mapping[str, str | None] = field(default_factory=dict)
     order_by: Sequence[str] | None = None
     priority: int = 0
     batch: int | None = None
     concurrency: int = 10
+    #: One call of the handler is for up to so many rows; each slot holds a chunk.
+    chunk: int | None = None
+    #: How long a chunk that is not full waits for more rows; None: it starts at once.
+    chunk_wait: timedelta | None = None
     max_attempts: int | None = None
     max_reclaims: int = 3
     backoff: Backoff = field(default_factory=exponential)
@@ -115,7 +139,10 @@ class Lane:
                 "give running a value that ready does not have",
                 apart=apart,
             )
+        if self.expired is not None:
+            states.validate(states.EXPIRED, self.expired, where)
         self._validate_ends(where)
+        self._validate_expiry(where)
         self._validate_only_written(where)
         self._validate_ignored(where)
         if self.timezone is not None:
@@ -141,6 +168,9 @@ class Lane:
             )
         roles.validate(self.roles, where)
         self._validate_numbers(where)
+        chunk.validate(where, self.chunk, self.chunk_wait, None if self.backfills else self.batch, self.lease)
+        if not self.own:
+            chunk.validate_handler(where, self.handler, self.chunk)
         self.groups = grouped(self.gates, self.pace, where)
         for column, given in self.fills.items():
             if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and callable(given[1])):
@@ -149,6 +179,7 @@ class Lane:
                     hint='fills={"domain": ("url", rowmill.domain)}',
                 )
         self._validate_version(where)
+        self._validate_inputs(where)
         if isinstance(self.environments, str):
             self.environments = [self.environments]
         if isinstance(self.order_by, str):
@@ -167,7 +198,7 @@ class Lane:
 
     def _validate_ends(self, where: str) -> None:
         """Every state that is written must lead out of running, or the row would be swept and run again for ever."""
-        for state in (*states.FINAL, states.RETRY):
+        for state in (*states.FINAL, states.EXPIRED, states.RETRY):
             values = getattr(self, state)
             after = {**self.running_condition, **states.written(values or {})}
             if values and states.overlaps(self.running_condition, after):
@@ -176,12 +207,26 @@ class Lane:
                     f"give {state} another value for {', '.join(self.running)}",
                     apart=not values.keys() & self.running.keys(),
                 )
-            if state in ("dead", "canceled") and values and self.leads_to_ready(values):
+            if state in ("dead", "canceled", states.EXPIRED) and values and self.leads_to_ready(values):
                 self._refuse(
                     f"{where}: a row that is {state} would be ready again, and would run forever",
                     f"give {state} a value that ready does not have",
                     apart=not values.keys() & set(self.ready),
                 )
+
+    def _validate_expiry(self, where: str) -> None:
+        expires = self.expires_after is not None or bool(self.roles.get("expires_at"))
+        if expires and self.canceled is None and self.expired is None:
+            what = "expires_after" if self.expires_after is not None else 'roles["expires_at"]'
+            raise DeclarationError(
+                f"{where}: {what} is given, and no state says what an expired row looks like",
+                hint='canceled={"status": "canceled"}, or a state of its own: expired={"status": "expired"}',
+            )
+        if self.expired is not None and not expires:
+            raise DeclarationError(
+                f"{where}: expired is given, and nothing says when a row expires",
+                hint='expires_after=timedelta(hours=1), or roles={"expires_at": "a column with a time"}',
+            )
 
     def _refuse(self, message: str, hint: str, *, apart: bool) -> None:
         """Refuse the states; where they name different columns, once the table has shown that those exist."""
@@ -217,12 +262,12 @@ class Lane:
     def _validate_only_written(self, where: str) -> None:
         if isinstance(self.only_written, str):
             self.only_written = [self.only_written]
-        ends = {state: values for state in states.FINAL if (values := getattr(self, state))}
+        ends = {state: values for state in (*states.FINAL, states.EXPIRED) if (values := getattr(self, state))}
         known = {column for values in ends.values() for column in states.written(values)}
         for column in self.only_written:
             if column not in known:
                 raise DeclarationError(
-                    f"{where}: only_written names {column!r}, and neither done, dead nor canceled writes it",
+                    f"{where}: only_written names {column!r}, and no final state writes it",
                     hint=did_you_mean(column, known),
                 )
         for state, values in ends.items():
@@ -249,6 +294,44 @@ class Lane:
                 hint="with a version: backfill_pace=(10, timedelta(seconds=1)), ten rows a second",
             )
 
+    def _validate_inputs(self, where: str) -> None:
+        given = [self.inputs] if isinstance(self.inputs, str) else self.inputs
+        if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) and name for name in given):
+            raise DeclarationError(
+                f"{where}: inputs is a list of column names, not {self.inputs!r}", hint='inputs=["url", "body"]'
+            )
+        self.inputs = tuple(dict.fromkeys(given))
+        if self.stale not in STALE:
+            raise DeclarationError(f"{where}: stale={self.stale!r}", hint=did_you_mean(str(self.stale), STALE))
+        runs, time = self.settle_bound or (None, None)
+        wrong = runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1)
+        wrong = wrong or (time is not None and (not isinstance(time, timedelta) or time <= timedelta(0)))
+        if wrong or (self.settle_after is not None and runs is None and time is None):
+            raise DeclarationError(
+                f"{where}: settle_after={self.settle_after!r}: a number of runs, a positive timedelta, or both",
+                hint="settle_after=5, settle_after=timedelta(minutes=1), or settle_after=(5, timedelta(minutes=1))",
+            )
+        for name, default in (("stale", STALE[0]), ("settle_after", SETTLE_AFTER)):
+            if not self.inputs and getattr(self, name) != default:
+                raise DeclarationError(
+                    f"{where}: {name} is given, and no column is an input", hint='inputs=["url", "body"]'
+                )
+
+    @property
+    def settle_bound(self) -> tuple[Any, Any] | None:
+        """``settle_after`` as a number of runs and a time, of which one may be None; None: there is no bound."""
+        given = self.settle_after
+        if given is None:
+            return None
+        if isinstance(given, tuple):
+            return given if len(given) == 2 else (None, None)
+        return (None, given) if isinstance(given, timedelta) else (given, None)
+
+    @property
+    def bounded(self) -> bool:
+        """It is noted how often a row's outcome was not final, because some number of that makes the next one final."""
+        return bool(self.inputs) and self.settle_after is not None
+
     def leads_to_ready(self, values: Values) -> bool:
         """Whether a running row that gets these values is ready again."""
         if isinstance(self.ready, str):
@@ -261,7 +344,9 @@ class Lane:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise DeclarationError(f"{where}: {name} must be a whole number of at least 1, not {value!r}")
         if not isinstance(self.priority, int):
-            raise DeclarationError(f"{where}: priority must be a whole number, lower goes first; not {self.priority!r}")
+            raise DeclarationError(
+                f"{where}: priority must be a whole number (lower goes first), not {self.priority!r}"
+            )
         try:
             self.slot_name.format(lane=self.name, n=1)
         except (KeyError, IndexError, ValueError, AttributeError):
@@ -336,6 +421,21 @@ class Lane:
         return self.handler(*args, **kwargs)
 
 
+class TypedLane(Lane, Generic[P, R]):
+    """A lane as a type checker sees it: calling it is calling its handler."""
+
+    if TYPE_CHECKING:
+        handler: Callable[P, R]
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+class LaneDecorator(Protocol):
+    """A decorator that makes a lane of a handler, and keeps the handler's type."""
+
+    def __call__(self, handler: Callable[P, R], /) -> TypedLane[P, R]: ...
+
+
 def _is_word(value: Any) -> bool:
     """A value that names a state, not a flag or a time that is set or not."""
     return value is not None and not isinstance(value, bool) and states.null_test(value) is None
@@ -381,5 +481,5 @@ def backfill(lane: Lane) -> Lane:
     most = lane.backfill_pace[0] if lane.backfill_pace else lane.batch
     return replace(
         lane, name=f"{lane.name}-backfill", ready=ready, retry=lane.retry_values, backfills=lane, batch=most,
-        priority=lane.priority + BEHIND,
+        priority=lane.priority + BEHIND, expires_after=None, expired=None, roles={**lane.roles, "expires_at": None},
     )  # fmt: skip

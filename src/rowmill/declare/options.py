@@ -1,4 +1,4 @@
-"""How a job is enqueued, and how long it is kept: the options beside what its handler gets."""
+"""How a job is enqueued and how long it is kept: the options besides the handler's arguments."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from typing import Any
 from ..errors import DeclarationError, WrongArguments, did_you_mean
 from .states import FINAL, READY, UNFINISHED
 
-#: States of a job that is not over; ``joining`` is one that waits for its children.
+#: States of an unfinished job; ``joining`` means that it waits for its children.
 STATES = (*UNFINISHED, *FINAL)
 CONFLICTS = ("ignore", "replace", "raise")
 _ZERO = timedelta(0)
-#: The longest time that is counted from now: what lies behind it, the databases' own times hold no more.
+#: The longest time from now: the databases' own times cannot hold more.
 FARTHEST = timedelta(days=365 * 1000)
 LONGEST_KEY = 500  # an index entry holds 2,700 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A job's key and what it means: no second job of the task with this key while there is one in ``states`` (made
-    less than ``within`` ago, where that is given). ``states`` are the unfinished ones; with ``within``, done too.
+    """A job's key, which prevents duplicates.
+
+    No second job of the task with this key is added while there is one in ``states`` (and made less than ``within``
+    ago, if given). By default ``states`` are the unfinished ones; with ``within``, done too.
 
     ``conflict`` is what a second call does: ``ignore`` (it gets the handle of the first), ``replace`` (the first gets
-    its arguments, time and priority, if it has not begun) or ``raise``.
+    its arguments, time and priority, if it has not started) or ``raise``.
 
-    ``debounce``: the job waits for so long after the last call, and runs once with that call's arguments; but no longer
-    than ``at_most`` after the first call. A call while it runs makes the next job.
+    ``debounce``: the job waits this long after the last call, and runs once with that call's arguments, but at most
+    ``at_most`` after the first call. A call while it runs makes the next job.
     """
 
     value: str
@@ -40,7 +42,7 @@ class Key:
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, str) or not self.value:
-            raise WrongArguments(f"a key is text, not {self.value!r}")
+            raise WrongArguments(f"a key must be text, not {self.value!r}")
         if len(self.value) > LONGEST_KEY or any(
             letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in self.value
         ):
@@ -62,13 +64,13 @@ class Key:
                 f"key {self.value!r}: conflict={self.conflict!r}", hint=did_you_mean(str(self.conflict), CONFLICTS)
             )
         if self.within is not None and not (isinstance(self.within, timedelta) and _ZERO < self.within <= FARTHEST):
-            raise WrongArguments(f"key {self.value!r}: within is a positive timedelta, not {self.within!r}")
+            raise WrongArguments(f"key {self.value!r}: within must be a positive timedelta, not {self.within!r}")
 
     def _check_debounce(self) -> None:
         for name in ("debounce", "at_most"):
             given = getattr(self, name)
             if given is not None and not (isinstance(given, timedelta) and _ZERO < given <= FARTHEST):
-                raise WrongArguments(f"key {self.value!r}: {name} is a positive timedelta, not {given!r}")
+                raise WrongArguments(f"key {self.value!r}: {name} must be a positive timedelta, not {given!r}")
         if self.debounce is None:
             raise WrongArguments(
                 f"key {self.value!r}: at_most limits a debounce", hint="Key(value, debounce=..., at_most=...)"
@@ -87,19 +89,21 @@ class Key:
 
     @property
     def strict(self) -> bool:
-        """The database itself refuses a second one, also from other programs: all unfinished states count."""
+        """Whether the database enforces the key, also for other programs: all unfinished states count."""
         return self.within is None and set(UNFINISHED) <= set(self.states)
 
     @property
     def looks_back(self) -> bool:
-        """More has to be looked at than the unique index says."""
+        """Whether the check needs more than the unique index."""
         return self.within is not None or set(self.states) != set(UNFINISHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How long ended jobs stay: done and canceled ones for ``age`` and the newest ``count`` of them at most, dead ones
-    for ``dead``. None: without a limit.
+    """How long ended jobs are kept.
+
+    Done and canceled jobs are kept for ``age``, and only the newest ``count`` of them; dead jobs for ``dead``. None: no
+    limit.
     """
 
     age: timedelta | None = timedelta(days=7)
@@ -110,9 +114,9 @@ class Keep:
         for name in ("age", "dead"):
             given = getattr(self, name)
             if given is not None and not (isinstance(given, timedelta) and _ZERO <= given <= FARTHEST):
-                raise DeclarationError(f"Keep: {name} is a timedelta or None, not {given!r}")
+                raise DeclarationError(f"Keep: {name} must be a timedelta or None, not {given!r}")
         if self.count is not None and not (type(self.count) is int and 0 <= self.count < 2**31):
-            raise DeclarationError(f"Keep: count is a whole number or None, not {self.count!r}")
+            raise DeclarationError(f"Keep: count must be a whole number or None, not {self.count!r}")
 
     @classmethod
     def of(cls, given: Any, where: str) -> Keep:
@@ -128,12 +132,12 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a job is enqueued, beside what its handler gets."""
+    """How a job is enqueued, besides its handler's arguments."""
 
-    #: The caller's own transaction: the job is there if that commits, and only then.
+    #: The caller's own transaction: the job exists only if it commits.
     tx: Any = None
     run_after: datetime | timedelta | None = None
-    #: Lower goes first.
+    #: Lower runs first.
     priority: int | None = None
     key: str | Key | None = None
     env: str | None = None
@@ -141,21 +145,21 @@ class Options:
     def __post_init__(self) -> None:
         after = self.run_after
         if after is not None and not isinstance(after, (datetime, timedelta)):
-            raise WrongArguments(f"run_after is a datetime or a timedelta, not {after!r}")
+            raise WrongArguments(f"run_after must be a datetime or a timedelta, not {after!r}")
         if isinstance(after, timedelta) and abs(after) > FARTHEST:
             raise WrongArguments(f"run_after={after!r} is too far away", hint=f"at most {FARTHEST.days} days")
         if isinstance(after, datetime) and not 1000 < after.year < 9999:
-            # What the database can keep, and the drivers cannot read, would stop the whole queue.
+            # A time that the database can store but the drivers cannot read would stop the whole queue.
             raise WrongArguments(f"run_after={after!r} is too far away")
         if isinstance(after, datetime) and after.tzinfo is None:
             raise WrongArguments(
-                f"run_after={after!r} does not say in which time zone", hint="datetime.now(UTC) + ..., or a timedelta"
+                f"run_after={after!r} has no time zone", hint="datetime.now(UTC) + ..., or a timedelta"
             )
         whole = isinstance(self.priority, int) and not isinstance(self.priority, bool)
         if self.priority is not None and not (whole and -32768 <= self.priority <= 32767):
-            raise WrongArguments(f"priority is a whole number, lower goes first; not {self.priority!r}")
+            raise WrongArguments(f"priority must be a whole number (lower goes first), not {self.priority!r}")
         if self.key is not None and not isinstance(self.key, (str, Key)):
-            raise WrongArguments(f"key is text or a Key, not {self.key!r}")
+            raise WrongArguments(f"key must be text or a Key, not {self.key!r}")
         if isinstance(self.key, str):
             Key(self.key)
         if isinstance(self.key, Key) and self.key.debounce is not None and after is not None:
@@ -164,13 +168,13 @@ class Options:
             )
 
     def under(self, common: Options) -> Options:
-        """These, and the common ones where these say nothing."""
-        said = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
-        return replace(common, **said) if said else common
+        """These options, with ``common`` as the default for those that are not set."""
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(common, **given) if given else common
 
     @property
     def unique(self) -> Key | None:
-        """The key with what it means."""
+        """The key with its options."""
         return Key(self.key) if isinstance(self.key, str) else self.key
 
 

@@ -1,12 +1,13 @@
-"""How a run ends: a closed set of five.
+"""How a run ends: a closed set of six.
 
 An outcome may be returned or raised by a handler. Returning a dict or None is ``Done``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 
@@ -20,7 +21,7 @@ def _delay(who: str, after: Any) -> Any:
 
 
 class Outcome(Exception):
-    """Base of the five outcomes. An exception only so that it can be raised from deep inside a handler."""
+    """Base of the six outcomes. An exception only so that it can be raised from deep inside a handler."""
 
     name: str = ""
 
@@ -64,7 +65,7 @@ class Retry(Outcome):
 
 
 class Snooze(Outcome):
-    """Not now: the row is ready again after ``after``, and no attempt is spent.
+    """Not now: the row is ready again after ``after``, or at the time ``until``, and no attempt is spent.
 
     ``closes=True``: the others of its key are held back as long, for every worker, where the lane has gates;
     ``closes="lane"``: all rows of the lane.
@@ -72,12 +73,76 @@ class Snooze(Outcome):
 
     name = "snooze"
 
-    def __init__(self, after: timedelta, reason: str | None = None, *, closes: bool | Literal["lane"] = False) -> None:
+    def __init__(
+        self,
+        after: timedelta | None = None,
+        reason: str | None = None,
+        *,
+        until: datetime | None = None,
+        closes: bool | Literal["lane"] = False,
+    ) -> None:
         super().__init__(reason)
-        self.after = _delay("Snooze", after)
+        self.after, self.until = _delay("Snooze", after), until
+        if (after is None) == (until is None):
+            raise TypeError("Snooze takes a timedelta, or until= a time")
+        if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
+            raise TypeError(f"Snooze: until is a datetime with a time zone, not {until!r}")
         if closes not in (True, False, "lane"):
             raise TypeError(f'Snooze: closes is True (the key) or "lane", not {closes!r}')
         self.closes = closes
+
+
+class Wait(Outcome):
+    """Not before ``until`` is true: an SQL condition over the row, which anybody's UPDATE may bring about.
+
+    The row holds no slot and no lease, and no attempt is spent. When the condition is true, the handler runs again from
+    its beginning. After ``timeout`` the row is dead, or with ``then="run"`` the handler runs all the same, and
+    ``job.timed_out()`` tells it. ``columns`` are written to the row when it begins to wait.
+    """
+
+    name = "wait"
+
+    def __init__(
+        self,
+        until: str,
+        *,
+        timeout: timedelta,
+        then: Literal["dead", "run"] = "dead",
+        columns: Mapping[str, object] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(reason, columns)
+        self.until, self.timeout, self.then = until, _delay("Wait", timeout), then
+        if not isinstance(until, str) or (problem := unreadable(until)):
+            problem = problem if isinstance(until, str) else f"it is {until!r}"
+            raise TypeError(f'Wait: until is an SQL condition over the row, as "approved_at is not null": {problem}')
+        if self.timeout is None or self.timeout <= timedelta(0):
+            raise TypeError(f"Wait: timeout is a positive timedelta, not {timeout!r}")
+        if then not in ("dead", "run"):
+            raise TypeError(f'Wait: then is "dead" or "run", not {then!r}')
+
+
+#: What ends a statement, or begins a comment; what stands in quotes is passed over.
+_TOKENS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|;|--|/\*|\0|[()'"]""")
+_LONGEST = 10_000
+
+
+def unreadable(condition: str) -> str | None:
+    """Why a text cannot be one condition, as far as that shows without a database; None: it may be one."""
+    if not condition.strip():
+        return "it is empty"
+    if len(condition) > _LONGEST:
+        return f"it is longer than {_LONGEST:,} characters"
+    depth = 0
+    for token in _TOKENS.findall(condition):
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        if token in (";", "--", "/*", "\0"):
+            return f"{token!r} stands in it"
+        if token in ("'", '"'):
+            return "a quote is not closed"
+        if depth < 0:
+            break
+    return "its parentheses do not match" if depth else None
 
 
 class Dead(Outcome):
@@ -104,7 +169,7 @@ class Release(Outcome):
     name = "release"
 
 
-#: The ways in which a claim may end, as they are written.
+#: The ways in which a claim may end, as they are written. A wait is written by a statement of its own.
 KINDS = tuple(outcome.name for outcome in (Done, Dead, Cancel, Retry, Snooze, Release))
 
 

@@ -20,6 +20,11 @@ LONGEST = timedelta(days=36500)
 TRANSIENT, PERMANENT, RATE = "transient", "permanent", "rate"
 #: HTTP statuses that ask to slow down, and the 4xx that another try may change. All other 4xx are permanent.
 THROTTLED, PASSING = (429, 503), (408, 409, 425)
+#: Errors of the connection, in the words of HTTP and model clients (httpx, aiohttp, requests, urllib, openai).
+_CONNECTION = {
+    "APIConnectionError", "ClientConnectionError", "ConnectionError", "Timeout", "TransportError", "URLError",
+    "gaierror",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,18 @@ def classify(error: BaseException) -> Verdict:
         delay = retry_after(headers)
         return (RATE, delay) if delay is not None else RATE
     return PERMANENT if status is not None and 400 <= status < 500 and status not in PASSING else TRANSIENT
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error is known to be one of the connection or of the server, which says nothing about what was sent:
+    HTTP 408, 409, 425, 429 and 5xx, timeouts, and connections that cannot be made or break.
+    """
+    status, _ = _http(error)
+    if status is not None:
+        return status in (*THROTTLED, *PASSING) or 500 <= status < 600
+    if isinstance(error, (TimeoutError, ConnectionError)):
+        return True
+    return any(kind.__name__ in _CONNECTION for kind in type(error).__mro__)
 
 
 def retry_after(headers: Any) -> timedelta | None:

@@ -15,10 +15,11 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from ..errors import DeclarationError, WrongArguments, did_you_mean
 from .arguments import Signature, UnknownArguments
 from .call import Call, CallBatch, Handle, TaskClient
+from .chunk import Misfits, in_order, takes_jobs, validate_handler
 from .cron import Cron
 from .lane import PARAMETERS, Lane
 from .options import OPTIONS, Keep, Key, Options
-from .outcome import Dead, NotForThisVersion
+from .outcome import Dead, NotForThisVersion, Outcome
 from .retry import Backoff, Verdict, exponential
 from .states import FINAL, READY, RUNNING
 from .trace_context import TRACE, own_arguments
@@ -48,7 +49,7 @@ class Task(Generic[P, R]):
 
     handler: Callable[..., Any]
     name: str
-    desk: TaskClient
+    client: TaskClient
     #: The Mill's own, live: what is declared later counts too.
     known_resources: Mapping[str, Any]
     queue: str = DEFAULT_QUEUE
@@ -61,6 +62,8 @@ class Task(Generic[P, R]):
     cron: Cron | None = None
     #: Where its queue is served; None: everywhere.
     environments: Sequence[str] | None = None
+    #: One call of the handler is for up to so many jobs: each of its parameters gets a list, with a value for each job.
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         where = f"task {self.name!r}"
@@ -89,9 +92,48 @@ class Task(Generic[P, R]):
         first = next(iter(inspect.signature(self.handler).parameters.values()), None)
         #: Its first parameter is the job.
         self.takes_job = first is not None and (first.name == "job" or _annotation(first) in ("Job", "SyncJob"))
+        if self.chunk is not None:
+            self._validate_chunk(where)
+            self.takes_job = first is not None and takes_jobs(first)
+
+    def _validate_chunk(self, where: str) -> None:
+        if self.cron is not None:
+            raise DeclarationError(
+                f"{where}: a cron enqueues one job at each tick, so there is no chunk", hint="leave out chunk="
+            )
+        if not inspect.signature(self.handler).parameters:
+            raise DeclarationError(
+                f"{where}: with chunk={self.chunk!r} the handler needs a parameter for the jobs or their arguments",
+                hint=f"async def {self.name}(texts: list[str]): ..., or async def {self.name}(jobs): ...",
+            )
+        validate_handler(where, self.handler, self.chunk)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
+
+    def invoke_chunk(self, jobs: Sequence[Any], /, **resources: Any) -> Any:
+        """Call the handler for the jobs of a chunk: each parameter gets a list, with a value for each job."""
+        signature, wanted = self.signature, self.signature.names
+        values: dict[str, list[Any]] = {name: [] for name in wanted}
+        misfits: dict[int, Outcome] = {}
+        for place, job in enumerate(jobs):
+            packed = job["args"]
+            try:
+                given = packed if signature.takes_as_it_is(packed) else signature.unpack(own_arguments(packed))[1]
+                if missing := [name for name in wanted if name not in given]:
+                    raise WrongArguments(f"it lacks {', '.join(missing)}: its handler takes {signature}")
+            except UnknownArguments as error:
+                misfits[place] = NotForThisVersion(error.message)
+            except WrongArguments as error:
+                misfits[place] = Dead(f"the arguments do not fit the handler: {error.message}")
+            else:
+                for name, column in values.items():
+                    column.append(given[name])
+        if misfits:
+            raise Misfits(misfits)
+        given = [(column, tuple(column)) for column in values.values()]
+        result = self.handler(*([jobs] if self.takes_job else []), **values, **resources)
+        return _awaited(result, given) if inspect.isawaitable(result) else _in_order(result, given)
 
     def invoke(self, job: Any, /, **resources: Any) -> Any:
         """Call the handler for a claimed job, its arguments as it declares them."""
@@ -121,13 +163,16 @@ class Task(Generic[P, R]):
         if self._signature is None:
             own, job = self.resources(), self.takes_job
             first = next(iter(inspect.signature(self.handler).parameters), None)
-            self._signature = Signature(self.handler, lambda p: p.name in own or (job and p.name == first))
+            signature = Signature(self.handler, lambda p: p.name in own or (job and p.name == first))
+            if self.chunk is not None:
+                signature.take_lists(f"task {self.name!r}")
+            self._signature = signature
         return self._signature
 
     def handle(self, id: int, env: str | None = None) -> Handle[R]:
         """The handle of a job by its id, also if another request or process enqueued it."""
         served = getattr(self, "environments", None)
-        return Handle(self.desk, self, self.desk.environment(env or (served[0] if served else None)), id)
+        return Handle(self.client, self, self.client.environment(env or (served[0] if served else None)), id)
 
     # -- enqueue
 
@@ -195,13 +240,13 @@ class Task(Generic[P, R]):
         """Enqueue many jobs in one transaction: for each a dict of arguments, a tuple of them, or a ``task.call(...)``
         with options of its own. Options given here are for all of them.
         """
-        return await self.desk.enqueue(self._calls(calls, options))
+        return await self.client.enqueue(self._calls(calls, options))
 
     def enqueue_many_sync(
         self, calls: Iterable[Mapping[str, Any] | tuple[Any, ...] | Call], **options: Any
     ) -> list[Handle[R]]:
         """``enqueue_many`` for code that does not await."""
-        return self.desk.enqueue_sync(self._calls(calls, options))
+        return self.client.enqueue_sync(self._calls(calls, options))
 
     def _calls(self, calls: Iterable[Any], options: dict[str, Any]) -> Sequence[Call]:
         for name in options:
@@ -214,20 +259,30 @@ class Task(Generic[P, R]):
         asked = listed_calls(calls)
         if (packed := self.signature.packed_alike(asked)) is not None:
             return CallBatch(self, packed, common)
-        found = []
+        listed = []
         for given in asked:
             if isinstance(given, (tuple, list)):
-                found.append(Call(self, pack(where, tuple(given), {}), common))
+                listed.append(Call(self, pack(where, tuple(given), {}), common))
             elif isinstance(given, (dict, Mapping)):
-                found.append(Call(self, pack(where, (), given), common))
+                listed.append(Call(self, pack(where, (), given), common))
             elif isinstance(given, Call):
-                found.append(replace(given, options=given.options.under(common)) if options else given)
+                listed.append(replace(given, options=given.options.under(common)) if options else given)
             else:
                 raise WrongArguments(
-                    f"{where}: a call is a dict or a tuple of arguments, or a task.call(...), not {given!r}",
+                    f"{where}: expected a dict or tuple of arguments, or task.call(...), got {given!r}",
                     hint='enqueue_many([{"to": "a@example.org"}, ...])',
                 )
-        return found
+        return listed
+
+
+def _in_order(result: Any, given: Iterable[tuple[list[Any], tuple[Any, ...]]]) -> Any:
+    for column, values in given:
+        result = in_order(result, column, values)
+    return result
+
+
+async def _awaited(result: Any, given: Iterable[tuple[list[Any], tuple[Any, ...]]]) -> Any:
+    return _in_order(await result, given)
 
 
 def listed_calls(calls: Any) -> list[Any]:
@@ -257,19 +312,19 @@ class TaskWithOptions(Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Enqueue a job with these options."""
-        return (await self.task.desk.enqueue([self.call(*args, **kwargs)]))[0]
+        return (await self.task.client.enqueue([self.call(*args, **kwargs)]))[0]
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """``enqueue`` for code that does not await."""
-        return self.task.desk.enqueue_sync([self.call(*args, **kwargs)])[0]
+        return self.task.client.enqueue_sync([self.call(*args, **kwargs)])[0]
 
 
 #: What a task says of itself; any other parameter of a lane, given to a task, gives it a queue of its own.
 TASK_PARAMETERS = ("name", "queue", "max_attempts", "backoff", "timeout", "classify", "priority", "keep")
 #: What a queue may be told; the rest of a lane is rowmill's own here.
 QUEUE_PARAMETERS = (
-    "batch", "concurrency", "environments", "gates", "heartbeat", "isolation", "lease", "max_reclaims", "pace", "poll",
-    "priority", "slot_name", "startup_lease", "sweep_every",
+    "batch", "chunk", "chunk_wait", "concurrency", "environments", "gates", "heartbeat", "isolation", "lease",
+    "max_reclaims", "pace", "poll", "priority", "slot_name", "startup_lease", "sweep_every",
 )  # fmt: skip
 assert set(QUEUE_PARAMETERS) <= set(PARAMETERS)
 
@@ -312,9 +367,19 @@ class Queue(Lane):
         return [task.handler for task in self.tasks.values()]
 
 
+def refuse_inputs(where: str, option: str) -> None:
+    """A lane's inputs are columns that others write; rowmill's own table has none."""
+    if option in ("inputs", "stale", "settle_after"):
+        raise DeclarationError(
+            f"{where}: {option} is for lanes over a table of your own; the arguments of a job do not change",
+            hint='@mill.lane("jobs", inputs=["url", "body"], ...), or enqueue the task again with the new arguments',
+        )
+
+
 def queue(name: str, options: Mapping[str, Any]) -> Queue:
     """A queue from its options."""
     for option in options:
+        refuse_inputs(f"queue {name!r}", option)
         if option not in QUEUE_PARAMETERS:
             raise DeclarationError(
                 f"queue {name!r}: there is no parameter {option!r}", hint=did_you_mean(option, QUEUE_PARAMETERS)
@@ -322,6 +387,8 @@ def queue(name: str, options: Mapping[str, Any]) -> Queue:
     columns: dict[str, Any] = {state: {"state": state, "queue": name} for state in (READY, RUNNING, *FINAL)}
 
     def dispatch(job: Any, /, **resources: Any) -> Any:
+        if isinstance(job, list):
+            return made.tasks[job[0]["task"]].invoke_chunk(job, **resources)
         return made.tasks[job["task"]].invoke(job, **resources)
 
     made = Queue(

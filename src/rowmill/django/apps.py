@@ -25,9 +25,17 @@ def make_tables(app_config: AppConfig, using: str, **_: Any) -> None:
     """Make what is missing of rowmill's own tables in a database that was migrated."""
     from .mill import Mill
 
-    if not getattr(settings, "ROWMILL_APP", None) or not router.allow_migrate(using, app_config.label):
+    if not (getattr(settings, "ROWMILL_APP", None) or _has_backend()) or not router.allow_migrate(
+        using, app_config.label
+    ):
         return
     from .project import mill
 
     if isinstance(mill, Mill) and using in mill.aliases:
         mill.make_tables(using)
+
+
+def _has_backend() -> bool:
+    """Whether Django's own tasks are to be rowmill's jobs."""
+    given = getattr(settings, "TASKS", None) or {}
+    return any("rowmill" in str(backend.get("BACKEND")) for backend in given.values())

@@ -27,14 +27,15 @@ def url(alias: str) -> str:
             f"there is no database {alias!r} in settings.DATABASES", hint=did_you_mean(alias, connections.settings)
         )
     connection = connections[alias]
-    settings = connection.settings_dict
-    if connection.vendor == "sqlite":
-        return f"sqlite:///{_file(alias, str(settings['NAME']))}"
-    if connection.vendor != "postgresql":
+    if connection.vendor not in _URLS:
         raise DeclarationError(
             f"database {alias!r} is {connection.display_name}, and rowmill works on PostgreSQL and SQLite",
             hint='name another one: Mill("...")',
         )
+    return _URLS[connection.vendor](alias, connection.settings_dict)
+
+
+def _server_url(_alias: str, settings: Mapping[str, Any]) -> str:
     query = {name: str(value) for name, value in settings["OPTIONS"].items() if name in _OPTIONS}
     if settings.get("DISABLE_SERVER_SIDE_CURSORS"):  # what Django wants behind a transaction pooler
         query["pgbouncer"] = "true"
@@ -51,13 +52,17 @@ def url(alias: str) -> str:
     return f"postgresql://{who}{where}/{quote(name, safe='')}{asked}"
 
 
-def _file(alias: str, name: str) -> str:
+def _file_url(alias: str, settings: Mapping[str, Any]) -> str:
+    name = str(settings["NAME"])
     if ":memory:" in name or "mode=memory" in name:
         raise DeclarationError(
             f"database {alias!r} is in memory: a worker and Django could not both see its rows",
             hint=f'in tests that run a worker: DATABASES["{alias}"]["TEST"] = {{"NAME": "test.sqlite3"}}',
         )
-    return quote(str(Path(name).absolute()))
+    return f"sqlite:///{quote(str(Path(name).absolute()))}"
+
+
+_URLS = {"postgresql": _server_url, "sqlite": _file_url}
 
 
 def guarded(handler: Any, options: Mapping[str, Any]) -> Any:

@@ -5,10 +5,10 @@ if the surrounding ``transaction.atomic()`` commits, and only then.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from django.db import connections, transaction
 
@@ -16,7 +16,7 @@ from .. import mill as mills
 from ..client.client import Client as PlainClient
 from ..declare.call import Call, Handle
 from ..declare.cron import Cron
-from ..declare.lane import Lane
+from ..declare.lane import LaneDecorator
 from ..declare.task import Task
 from ..engine import worker_id as worker_ids
 from ..errors import WrongArguments, did_you_mean
@@ -43,32 +43,32 @@ class Mill(mills.Mill):
     ) -> None:
         super().__init__({}, schema=schema, connections=connections, notify=notify, worker_id=worker_id)
         self.aliases = aliases or ("default",)
-        self._desk = DjangoClient(lambda: self.environments, schema, self.clock, notify, self.events)
-        self._desk.aliases = self.aliases
+        self._client = DjangoClient(lambda: self.environments, schema, self.clock, notify, self.events)
+        self._client.aliases = self.aliases
 
     @property
     def environments(self) -> dict[str, str]:
         """Alias to URL; read each time, since Django's test runner moves the databases."""
         return {alias: url(alias) for alias in self.aliases}
 
-    def lane(self, table: Any, **options: Any) -> Callable[[mills.Handler], Lane]:
+    def lane(self, table: Any, **options: Any) -> LaneDecorator:
         declare = super().lane(table, **options)
-        return lambda handler: declare(guarded(handler, options))
+        return cast(LaneDecorator, lambda handler: declare(guarded(handler, options)))
 
     def _task(self, handler: mills.Handler, given: Mapping[str, Any], cron: Cron | None = None) -> Task[..., Any]:
         return super()._task(guarded(handler, given), given, cron)
 
     def batch_sync(self, calls: Iterable[Call], then: Call) -> Handle[Any]:
-        with _joined(self._desk, [then]) as (last,):
-            return _at_once(self._desk.batch(list(calls), last))
+        with _joined(self._client, [then]) as (last,):
+            return _at_once(self._client.batch(list(calls), last))
 
     def chain_sync(self, *calls: Call) -> Handle[Any]:
         if not calls:
             raise WrongArguments(
                 "a chain needs at least one call", hint="mill.chain_sync(first.call(...), second.call(...))"
             )
-        with _joined(self._desk, calls[-1:]) as (last,):
-            return _at_once(self._desk.chain([*calls[:-1], last]))
+        with _joined(self._client, calls[-1:]) as (last,):
+            return _at_once(self._client.chain([*calls[:-1], last]))
 
     def make_tables(self, alias: str) -> None:
         """rowmill's own tables, made through Django's connection: that is the one way into a database in memory."""
@@ -84,9 +84,9 @@ class Mill(mills.Mill):
                     cursor.execute(sql)
                 return cursor.fetchall() if cursor.description else []
 
-        address = url(alias) if connection.vendor == "postgresql" else "sqlite:///any.db"
+        spelled = Database.open(f"{connection.vendor}:///any", schema=self.schema)  # never connected to
         with transaction.atomic(using=alias):
-            schema.take(Database.open(address, schema=self.schema), run)
+            schema.take(spelled, run)
 
 
 class DjangoClient(PlainClient):
@@ -111,13 +111,13 @@ class DjangoClient(PlainClient):
 def _joined(client: PlainClient, calls: Sequence[Call]) -> Iterator[list[Call]]:
     """The calls with Django's connection as their transaction; where it is in none, in one of their own."""
     joined = list(calls)
-    with ExitStack() as begun:
+    with ExitStack() as stack:
         for (tx, environment), places in client._groups(calls).items():
             if tx is not None:
                 continue
             connection = connections[environment]
             if not connection.in_atomic_block:
-                begun.enter_context(transaction.atomic(using=environment))
+                stack.enter_context(transaction.atomic(using=environment))
             for place in places:
                 options = replace(calls[place].options, tx=connection)
                 joined[place] = replace(calls[place], options=options)

@@ -1,4 +1,4 @@
-"""Totals of what a worker has done, by lane and by minute; ``LaneState`` counts into them."""
+"""Totals of a worker's results, by lane and by minute. ``LaneState`` updates them."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _ENGINE = os.path.dirname(os.path.dirname(__file__))
 
 
 def raised_at(error: BaseException | None) -> str | None:
-    """Where an exception was raised, in the user's own code where it passed through it: ``shop.py:12 in price``."""
+    """Where an exception was raised, preferably in the user's own code: ``shop.py:12 in price``."""
     if error is None or error.__traceback__ is None:
         return None
     return users_line(traceback.extract_tb(error.__traceback__))
 
 
 def users_traceback(error: BaseException | None) -> str | None:
-    """A traceback as it is shown and stored: it begins in the user's own code. None: it was never raised.
+    """The traceback for display and storage, from the user's first frame on. None: the exception was never raised.
 
-    The frames before that are the engine's call of the handler, the same for every failure. One that never reached
-    the user's code is whole.
+    The frames before that are the engine's call of the handler, and the same for every failure. A traceback without
+    user code is kept whole.
     """
     if error is None or error.__traceback__ is None:
         return None
-    told = traceback.TracebackException.from_exception(error)
-    parts = [told]
-    while parts:  # also the errors that caused it, and those of a group
+    shown = traceback.TracebackException.from_exception(error)
+    parts = [shown]
+    while parts:  # includes the errors that caused it, and those of a group
         part = parts.pop()
         first = next((n for n, frame in enumerate(part.stack) if not _calls_handlers(frame.filename)), 0)
         del part.stack[:first]
         parts += [p for p in (part.__cause__, part.__context__, *(part.exceptions or ())) if p is not None]
-    return "".join(told.format())
+    return "".join(shown.format())
 
 
 def _calls_handlers(filename: str) -> bool:
-    """Whether a file is the engine's or the standard library's: what stands between a worker and a handler."""
+    """Whether a file belongs to the engine or the standard library: the frames between a worker and a handler."""
     if filename.startswith(_ENGINE):
         return True
     return filename.startswith((_STDLIB, "<frozen")) and "-packages" not in filename
@@ -62,42 +62,42 @@ def users_line(frames: traceback.StackSummary) -> str | None:
 
 
 class Counters:
-    """Totals of a worker. ``died`` and ``losses`` are what a drain's exit code looks at."""
+    """Totals of a worker. ``died`` and ``losses`` decide a drain's exit code."""
 
     def __init__(self, events: Events, worker: str) -> None:
         self.events, self.worker = events, worker
         self.completed = self.failures = self.losses = self.died = self.canceled = self.left = 0
         self.lanes: dict[str, Counter[str]] = {}
-        #: What was done since it was last taken, by environment and lane, for the table of minutes.
+        #: Results since the last ``take``, by environment and lane, for the table of minutes.
         self.minutes: dict[str, dict[str, Counter[str]]] = {}
-        #: Called when the totals have changed, so that they may outlive a process that is killed.
+        #: Called when the totals have changed. A supervisor keeps them if the process is killed.
         self.told: Callable[[Counters], None] | None = None
         self._summarised: dict[str, Counter[str]] = {}
         #: When the next summary is due (monotonic).
         self.summary_at = time.monotonic() + _SUMMARY_EVERY
 
     def tell(self) -> None:
-        """The totals have changed."""
+        """Report that the totals have changed."""
         if self.told is not None:
             self.told(self)
 
     def take(self, environment: str) -> dict[str, Counter[str]]:
-        """What the lanes of an environment did since the last time."""
+        """Take the results of an environment's lanes since the last call."""
         return self.minutes.pop(environment, {})
 
     def give_back(self, environment: str, counts: Mapping[str, Counter[str]]) -> None:
-        """What was taken could not be written: it counts for the next time."""
+        """Add results back that could not be written, so that the next write includes them."""
         lanes = self.minutes.setdefault(environment, {})
         for lane, numbers in counts.items():
             lanes.setdefault(lane, Counter()).update(numbers)
 
     def leave(self) -> None:
-        """A drain ends, and rows are running that show neither who holds them nor since when."""
+        """Record that a drain ends while rows are running that show neither their worker nor a start time."""
         self.left = 1
         self.tell()
 
     def summarise(self) -> None:
-        """Every ten seconds, and at the end: what each lane did since."""
+        """Log every ten seconds, and at the end, what each lane did since the last time."""
         self.summary_at = time.monotonic() + _SUMMARY_EVERY
         for name, counts in self.lanes.items():
             new = counts - self._summarised.get(name, Counter())
@@ -119,13 +119,13 @@ class Counters:
 
 
 class ThroughputRecorder:
-    """Writes what a worker did to ``rowmill_minutes`` every few seconds: beside the work, and never on its way."""
+    """Writes a worker's results to ``rowmill_minutes`` every few seconds, without delaying its work."""
 
     def __init__(self, environment: str, minutes: Minutes, counters: Counters, events: Events) -> None:
         self._environment, self._minutes, self._counters, self._events = environment, minutes, counters, events
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         pruned = 0.0
         while True:
             await asyncio.sleep(jittered(_WRITE_EVERY))
@@ -133,7 +133,7 @@ class ThroughputRecorder:
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
-                # Begun, it is finished: of a write that is cut off nobody knows whether it counts.
+                # Finish a write that has started: if it is cut off, nobody knows whether it counts.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(writing, _LAST_WRITE)
                 raise
@@ -142,13 +142,13 @@ class ThroughputRecorder:
                 await self._try(self._minutes.prune())
 
     async def write(self) -> None:
-        """Write what has come together; where that fails it is kept for the next time."""
+        """Write the collected results; if that fails, keep them for the next write."""
         counts = self._counters.take(self._environment)
         if counts and not await self._try(self._minutes.add(counts)):
             self._counters.give_back(self._environment, counts)
 
     async def last(self) -> None:
-        """What has come together by the end, as far as the database answers."""
+        """Write the remaining results at the end, if the database answers."""
         try:
             async with asyncio.timeout(_LAST_WRITE):
                 await self.write()

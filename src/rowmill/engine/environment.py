@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import random
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,10 @@ from ..store.jobs.enqueue import CHANNEL
 from ..store.lane.claim import Settlement
 from ..store.lane.sweep import take_over
 from ..store.own.minutes import Minutes
+from ..store.own.process_identity import same_kernel
 from ..store.own.schema import FAILURES, MINUTES, OwnTables, taken
 from ..store.own.schema import ensure as ensure_own
-from ..store.own.workers import WorkersTable, WorkerState, lock_id
+from ..store.own.workers import BEAT_EVERY, WorkersTable, WorkerState
 from .counters import ThroughputRecorder
 from .cron_scheduler import Scheduler
 from .failure_log import FailureLog
@@ -36,7 +36,7 @@ from .recovery.liveness import DeadWorker
 from .recovery.running_marks import mark
 from .recovery.sweep import Sweeper
 from .tracing import trace_lane
-from .wake import Session, listen
+from .waits import WaitLooker
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -56,6 +56,16 @@ class Environment:
         self.name, self.database, self.lanes = name, database, lanes
         self.lane_states: list[LaneState] = []
         self.opened = False
+        #: Lanes that were looked at before in this round; lower ones keep their slots free.
+        self.above: list[LaneState] = []
+        #: It is no longer listed: nothing more is claimed, and it is closed when nothing is held.
+        self.leaving = False
+        #: In fair order: rows claimed so far, when the last ones were, and whether the last look brought none.
+        self.claimed, self.worked_at, self.idle = 0, time.monotonic(), True
+        #: The bound lanes and rowmill's own tables, which an environment that rests keeps.
+        self._stores: list[LaneStore] | None = None
+        self._own: OwnTables | None = None
+        self._examined_at = 0.0
         #: Something may be ready: look, whatever the poll says.
         self.look = True
         self.next_poll = 0.0
@@ -66,10 +76,12 @@ class Environment:
         self._poll = min((lane.poll.total_seconds() for lane in lanes), default=5.0)
         self._workers_table: WorkersTable | None = None
         #: On PostgreSQL: the session on which the worker listens.
-        self.session = Session(lock_id(worker.incarnation))
+        self.session = worker.listeners.session(database)
         self._renewer: Heartbeat | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.joins: Joins | None = None
+        self._scheduler: Scheduler | None = None
+        self._looker: WaitLooker | None = None
         self._failures_log: FailureLog | None = None
         self._returning: asyncio.Task[None] | None = None
         #: The events that reported the outage, empty while it serves; and how often in a row it was asked since.
@@ -79,13 +91,18 @@ class Environment:
 
     @property
     def beating(self) -> bool:
-        """The heartbeat thread is alive."""
-        return self._renewer is not None and self._renewer.is_alive()
+        """The heartbeat runs."""
+        return self._renewer is not None and not self._renewer.ended
 
     @property
     def replaced(self) -> bool:
         """Another worker has taken this one's id."""
         return self._renewer is not None and self._renewer.replaced
+
+    @property
+    def to_open(self) -> bool:
+        """It was not opened yet, or not since it failed. One that rests is opened when it has work."""
+        return not self.opened and self._stores is None
 
     @property
     def reachable(self) -> bool:
@@ -169,8 +186,9 @@ class Environment:
             lane_state.ending.clear()
             for claim in lane_state.all():
                 self._worker.lose_from_thread(lane_state, claim)
-        self.lane_states, self.opened, self._due = [], False, []
-        self.joins = self._failures_log = self._minutes = self._renewer = self._workers_table = None
+        self._stores, self.lane_states, self.opened, self._due = None, [], False, []
+        self.joins = self._scheduler = self._looker = self._failures_log = self._minutes = None
+        self._renewer = self._workers_table = None
 
     def looked(self) -> None:
         """It is being looked at now; next time at the poll, if nothing comes before."""
@@ -179,9 +197,11 @@ class Environment:
 
     def will_be_due(self, settlement: Settlement) -> None:
         """A row this worker sent back will be ready again: look then, without waiting for the poll."""
-        if settlement.kind in ("retry", "snooze") and len(self._due) < _MOST_DUE:
+        if settlement.kind in ("retry", "snooze", "wait", "stale") and len(self._due) < _MOST_DUE:
             delay = settlement.delay.total_seconds() if settlement.delay else 0.0
             heapq.heappush(self._due, time.monotonic() + delay)
+        if settlement.wait is not None and self._looker is not None:
+            self._looker.settled()
 
     def fall_due(self, now: float) -> None:
         """Rows whose time has come, and claims that proved nothing, make it worth a look."""
@@ -197,7 +217,7 @@ class Environment:
 
     def next_time(self) -> float:
         """When there is something to do here, as far as is known."""
-        times = [self.next_poll if self.opened else 0.0]
+        times = [0.0 if self.to_open else self.next_poll]
         times += self._due[:1]
         times += [
             lane_state.store.look_again for lane_state in self.lane_states if lane_state.store.look_again is not None
@@ -231,19 +251,14 @@ class Environment:
             await self._open()
         except BaseException:
             await self._stop()  # what had begun by then
-            self._renewer = None
+            self._renewer = self._stores = None
             raise
 
     async def _open(self) -> None:
         me = self._worker.shutdown.snapshot()
-        await self.database.pin()
-        if not all(lane.own for lane in self.lanes):
-            self.database.must_exist()
-        own = await ensure_own(self.database) if self._worker.registers else None
-        stores = [
-            await open_lane(lane, self.name, self.database, self._worker.clock, me.id, me.incarnation)
-            for lane in self.lanes
-        ]
+        if self._stores is None:
+            await self._bind()
+        stores, own = self._stores or [], self._own
         if self._worker.registers:
             self._workers_table = await self._register()
         for store in stores:
@@ -258,7 +273,8 @@ class Environment:
             lane_state.environment = self
         self._log_failures(own, lane_states)
         # Before the first claim: what is claimed here has to be renewed.
-        await self.database.ask_limit()
+        if self.database.shares is None:
+            await self.database.ask_limit()
         self._renewer = Heartbeat(self._worker, self, lane_states, [self.database] if self._workers_table else [])
         self._renewer.start()
         await self._renewer.connected()
@@ -266,28 +282,35 @@ class Environment:
             before = DeadWorker(me.id, self._worker.replaces, self._worker.fallen)
             await self._give_back(before, lane_states, succeeds=True)
         sweeper = Sweeper(lane_states, self.wake, self._workers_table)
-        await sweeper.at_start()
+        looker = WaitLooker(lane_states, self.wake, self._poll)
+        if self._worker.turns is None:
+            await sweeper.at_start()
+            await looker.look()
         queues = [lane for lane in self.lanes if isinstance(lane, Queue)]
-        crons = [task for queue in queues for task in queue.tasks.values() if task.cron is not None]
-        scheduler = Scheduler(self.database, self._worker.clock, self._worker.events, crons)
+        tasks = [task for queue in queues for task in queue.tasks.values()]
+        tables = [source for source in self._worker.schedules if tasks and source.serves(self.name)]
+        scheduler = Scheduler(
+            self.database, self._worker.clock, self._worker.events, tasks, tables, self.name,
+            {task.name for task in tasks},
+        )  # fmt: skip
         await scheduler.start()
-        self.lane_states = lane_states
+        self.lane_states, self._looker = lane_states, looker
         if queues:
             self.joins = Joins(self.database, self._worker.clock, self._worker.events, self.wake)
             for lane_state in lane_states:
                 lane_state.joins = self.joins if lane_state.store.lane.own else None
             self._tasks = [asyncio.create_task(self.joins.run(queues))]
-        if crons:
+        if scheduler.needed:
+            self._scheduler = scheduler
             self._tasks.append(asyncio.create_task(scheduler.run()))
         awaited = self.joins.awaited if self.joins is not None else None
         self._tasks += [
-            asyncio.create_task(sweeper.run()),
+            # In fair order the first claims do not wait for the start-up sweep, nor for the first look.
+            asyncio.create_task(sweeper.run(at_start=self._worker.turns is not None)),
+            asyncio.create_task(looker.run(at_start=self._worker.turns is not None)),
             asyncio.create_task(
-                listen(
-                    self.database,
-                    self.wake,
-                    awaited=awaited,
-                    session=self.session if self._workers_table else None,
+                self._worker.listeners.listen(
+                    self.database, self.wake, awaited, self.session if self._workers_table else None
                 )
             ),
         ]
@@ -296,13 +319,87 @@ class Environment:
                 self.name, Minutes(self.database, self._worker.clock), self._worker.counters, self._worker.events
             )
             self._tasks.append(asyncio.create_task(self._minutes.run()))
-        self.opened = True
+        self.opened, self.worked_at = True, time.monotonic()
+        self._examined_at = self.worked_at
         for store in stores:
             if lacks := store.binding.lacks():
                 self._worker.events.emit("lane_lacks", environment=self.name, lane=store.lane.name, lacks=lacks)
         self._worker.events.emit(
             "worker_started", worker=me.id, environment=self.name, lanes=[lane.name for lane in self.lanes]
         )
+
+    async def _bind(self) -> None:
+        """Make rowmill's own tables where the role may, and bind the lanes to their tables."""
+        worker = self._worker
+        await self.database.pin()
+        if not all(lane.own for lane in self.lanes):
+            self.database.must_exist()
+        self._own = await ensure_own(self.database) if worker.registers else None
+        self._stores = [
+            await open_lane(lane, self.name, self.database, worker.clock, worker.id, worker.incarnation)
+            for lane in self.lanes
+        ]
+
+    # -- open while there is work, closed while there is none
+
+    @property
+    def holds(self) -> bool:
+        """Something is claimed, or not written yet."""
+        return any(one.claims or one.unwritten or one.settling or one.reply_lost for one in self.lane_states)
+
+    @property
+    def gone(self) -> bool:
+        """Outcomes cannot be written, because the table is gone or a privilege is missing."""
+        return any(one.settle_pause > 0 for one in self.lane_states)
+
+    @property
+    def must_stay_open(self) -> bool:
+        """The clock makes work here: crons, and schedules in a table."""
+        tasks = [task for lane in self.lanes if isinstance(lane, Queue) for task in lane.tasks.values()]
+        tables = any(source.serves(self.name) for source in self._worker.schedules)
+        return any(task.cron is not None for task in tasks) or bool(tasks and tables)
+
+    async def has_work(self) -> bool:
+        """Whether a row is ready, or running and possibly left by a dead worker. Needs one connection for a moment."""
+        self.looked()
+        if self._stores is None:
+            await self._bind()
+        assert self._stores is not None
+        if self.must_stay_open:
+            return True
+        sweep_every = min((lane.sweep_every.total_seconds() for lane in self.lanes), default=math.inf)
+        if any(store.binding.expires for store in self._stores) and time.monotonic() - self._examined_at > sweep_every:
+            return True
+        try:
+            if any(lane.own for lane in self.lanes):  # parents whose children have ended are ready, too
+                await Joins(self.database, self._worker.clock, self._worker.events, self.wake).look()
+            if any([store.waits is not None and await store.waits.any_over() for store in self._stores]):
+                return True
+            return any([await store.unfinished() or await store.backs_off() for store in self._stores])
+        except Refused:
+            self._stores = None  # the table may have changed
+            raise
+
+    async def rest(self) -> None:
+        """Close what was opened, because there is no work. The bound lanes are kept."""
+        await self._sign_off()
+        self._stores = [lane_state.store for lane_state in self.lane_states]
+        self.lane_states, self.opened = [], False
+        self.joins = self._scheduler = self._looker = self._failures_log = self._minutes = None
+        self._renewer = self._workers_table = None
+        self.looked()
+        await self.database.rest()
+        self._worker.events.emit("environment_rests", logging.DEBUG, environment=self.name)
+
+    async def leave(self) -> None:
+        """Close it for good: it is no longer listed. Claims that it still holds are lost."""
+        if self.opened:
+            last = self._worker.shutdown.snapshot()
+            if self.holds:
+                await self._abandon()
+            await self.close(last)
+        else:
+            await self.close(self._worker.shutdown.snapshot())
 
     async def rebind(self, lane_state: LaneState) -> None:
         """After ALTER TABLE: bind the lane again. A lane that misses what it needs waits, and looks again later."""
@@ -339,7 +436,7 @@ class Environment:
                 presumed=dead.seen_at is not None,
             )
         gave_back = await self._give_back(dead, self.lane_states)
-        await self._workers_table.rows_given_back(dead.id, dead.incarnation)
+        await self._workers_table.rows_given_back(dead.id, dead.incarnation, self._worker.slots.keys())
         if gave_back:
             self.wake()
             if notify := self.database.sql.notify:  # other workers may have room, too
@@ -380,6 +477,10 @@ class Environment:
     def wake(self) -> None:
         """Rows may be ready here: look now."""
         self.look = True
+        if self._looker is not None:
+            self._looker.ring()
+        if self._scheduler is not None:
+            self._scheduler.look()
         self._worker.wake()
 
     async def _register(self) -> WorkersTable | None:
@@ -394,7 +495,7 @@ class Environment:
             return None
         me = self._worker.shutdown.snapshot()
         holder = await workers_table.register(me, self._worker.replaces)
-        if holder is not None and holder["host"] == socket.gethostname() and not _lives(holder["pid"]):
+        if holder is not None and await _is_gone(holder, me, workers_table):
             holder = await workers_table.register(me, holder["incarnation"])
         if holder is not None:
             raise WorkerIdTaken(
@@ -423,14 +524,19 @@ class Environment:
         if self._returning is not None:
             self._returning.cancel()
             await asyncio.gather(self._returning, return_exceptions=True)
+        await self._sign_off(last)
+        await self.database.close()
+
+    async def _sign_off(self, last: WorkerState | None = None) -> None:
+        """Stop what runs beside the work, and say so in the workers table."""
         await self._stop()
         if self._minutes is not None:
             await self._minutes.last()
         if self._workers_table is not None:
+            last = last or self._worker.shutdown.snapshot()
             last.state, last.current = "stopped", []
             with contextlib.suppress(DatabaseError):  # else it is called dead after a silence
                 await self._workers_table.beat(last)
-        await self.database.close()
 
 
 def _refuse_overlaps(stores: list[LaneStore]) -> None:
@@ -449,6 +555,23 @@ def _refuse_overlaps(stores: list[LaneStore]) -> None:
                 f" {one.binding.table.fullname!r}, so each would take back the other's",
                 hint="add a column to ready that distinguishes them, or give each lane its own running values",
             )
+
+
+async def _is_gone(holder: dict[str, Any], me: WorkerState, workers_table: WorkersTable) -> bool:
+    """Whether the holder of this worker's id is gone: the worker before this one, with a fixed ``--worker-id``."""
+    if same_kernel(holder["process"], me.process):
+        return bool(holder["process_gone"])
+    if holder["host"] != me.host:
+        return False
+    if holder["process"] is None or me.process is None:
+        return not _lives(holder["pid"])
+    # A container that was restarted, or another one with the same host name: its process cannot be seen from here.
+    # A live one beats meanwhile.
+    await asyncio.sleep(max(2 * BEAT_EVERY - holder["silent_for"], 0.0))
+    now = [worker for worker in await workers_table.all() if worker["id"] == me.id]
+    return [(worker["incarnation"], worker["seen_at"]) for worker in now] == [
+        (holder["incarnation"], holder["seen_at"])
+    ]
 
 
 def _lives(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -11,24 +12,26 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from ..declare import retry
 from ..declare.arguments import Unfit, encode
-from ..declare.outcome import Cancel, Dead, Done, NotForThisVersion, Outcome, Release, Retry, Snooze
+from ..declare.outcome import Cancel, Dead, Done, NotForThisVersion, Outcome, Release, Retry, Snooze, Wait
 from ..declare.task import Queue, Task
-from ..errors import LostClaim, ResourceFailed, UnreadableValue, WrongResult
+from ..errors import InputsChanged, LostClaim, ResourceFailed, UnreadableValue, WrongAnswer, WrongResult
 from ..events import Event, to_log
 from ..store import LaneStore
 from ..store.bounded_text import tail
 from ..store.dialect import utc
 from ..store.driver_errors import from_standby
-from ..store.lane.claim import Claim, Settlement
+from ..store.lane.claim import Claim, Settlement, WaitCondition
 from ..store.lane.row_keys import written
+from ..store.lane.waits import MARGIN
 from .counters import users_traceback
 from .isolate import HandlerDied, HandlerProcess
-from .job import Job, SyncJob
+from .job import ChunkJobs, Job, SyncJob
 from .lane_state import LaneState
 from .resources import Resources
 from .tracing import Tracer, kept_with, wrote_row
@@ -36,6 +39,8 @@ from .tracing import Tracer, kept_with, wrote_row
 #: What a job's row keeps of its failed runs, and of each run's traceback.
 HISTORY, TRACEBACK = 20, 4000
 _FALLBACK, _SWITCHOVER, _UNOPENED = timedelta(minutes=1), timedelta(seconds=1), timedelta(seconds=5)
+#: A snooze until a time ends so much later: what the claim took on its way is not known.
+_AFTER_TICK = timedelta(milliseconds=250)
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,8 @@ class Execution:
         try:
             return self._decided(claim, ended)
         except BaseException as error:
-            said = f"cannot read the result of the handler: {type(ended).__name__} raised {type(error).__name__}"
-            return self._decided(claim, Dead(said))
+            reason = f"cannot read the result of the handler: {type(ended).__name__} raised {type(error).__name__}"
+            return self._decided(claim, Dead(reason))
 
     def _decided(self, claim: Claim, ended: Any) -> Settlement:
         settlement = decide(self.store, claim, ended)
@@ -121,7 +126,7 @@ class Execution:
     async def _run(self, plan: RunPlan, job: Job, claim: Claim, child: HandlerProcess | None) -> Settlement | None:
         try:
             plain = plan.plain and child is None
-            ended = await (plan.handler(job) if plain else self._within(plan, job, claim, child))
+            ended = await (plan.handler(job) if plain else self.within(plan, job, claim, child))
         except LostClaim:
             claim.lost = True
             return None
@@ -135,8 +140,8 @@ class Execution:
             job.close()
         return None if job.finished is not None else self.settlement(claim, ended)
 
-    async def _within(self, plan: RunPlan, job: Job, claim: Claim, child: HandlerProcess | None) -> Any:
-        """The handler, with its resources, in its time, in the place where it runs."""
+    async def within(self, plan: RunPlan, job: Job | ChunkJobs, claim: Claim, child: HandlerProcess | None) -> Any:
+        """The handler, with its resources, in its time, in the place where it runs; ``claim``: a chunk's oldest one."""
         if child is not None:
             lease_began = claim.taken if self.store.binding.renew == "none" else None
             trace = self.lane_state.tracer.here() if self.lane_state.tracer is not None else None
@@ -165,7 +170,7 @@ class Execution:
             raise TimedOut(plan.timeout)
         return result
 
-    async def _handler(self, plan: RunPlan, job: Job, resources: dict[str, Any]) -> Any:
+    async def _handler(self, plan: RunPlan, job: Job | ChunkJobs, resources: dict[str, Any]) -> Any:
         if plan.is_async:
             return await plan.handler(job, **resources)
         loop = asyncio.get_running_loop()
@@ -190,7 +195,8 @@ class TaskExecution(Execution):
         if plan is None:
             task = self._task(claim)
             timeout = task.timeout.total_seconds() if task.timeout else self._plan.timeout
-            plan = self._plans[name] = self._planned(task.invoke, task.handler, task.resources(), timeout)
+            invoke = task.invoke if task.chunk is None else task.invoke_chunk
+            plan = self._plans[name] = self._planned(invoke, task.handler, task.resources(), timeout)
         return plan
 
     def _task(self, claim: Claim) -> Task[Any, Any]:
@@ -220,9 +226,9 @@ class TaskExecution(Execution):
 
     def _history(self, claim: Claim, settlement: Settlement) -> list[dict[str, Any]]:
         try:
-            told = self.store.value(claim.row, "history") or []
+            history = self.store.value(claim.row, "history") or []
         except UnreadableValue:
-            told = []
+            history = []
         shown = users_traceback(settlement.cause)
         entry = {
             "attempt": claim.attempt,
@@ -232,7 +238,7 @@ class TaskExecution(Execution):
             "traceback": None if shown is None else tail(shown, TRACEBACK, self.store.database.encoding),
             "worker": claim.worker,
         }
-        return [*told[1 - HISTORY :], entry]
+        return [*history[1 - HISTORY :], entry]
 
 
 def _result(task: Task[Any, Any], ended: Any) -> Any:
@@ -249,7 +255,7 @@ def _result(task: Task[Any, Any], ended: Any) -> Any:
     return Dead(f"the handler returned a {type(ended).__name__}, which cannot be kept as a result: it needs {words}")
 
 
-def _in_thread(handler: Callable[..., Any], job: Job, resources: dict[str, Any]) -> Any:
+def _in_thread(handler: Callable[..., Any], job: Job | ChunkJobs, resources: dict[str, Any]) -> Any:
     try:
         return handler(job, **resources)
     except (StopIteration, GeneratorExit) as error:  # a bare next(), a close(): no future can carry these over
@@ -286,11 +292,13 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
                 return Settlement(claim, "done", columns=store.checked(columns))
             except WrongResult as error:
                 return _ended(store, claim, "dead", str(error))
-        case Snooze(after=after, closes=closes):
-            delay = retry.bounded_delay(after) or timedelta(0)
+        case Snooze(after=after, until=until, closes=closes):
+            delay = retry.bounded_delay(after if until is None else _left(store, claim, until)) or timedelta(0)
             settlement = Settlement(claim, "snooze", delay=delay, closes=delay if closes else None)
             settlement.closes_lane = closes == "lane"
             return settlement
+        case Wait():
+            return _waiting(store, claim, ended)
         case Dead(reason=reason):
             return _ended(store, claim, "dead", _words(reason) or "dead", retry.PERMANENT)
         case Cancel(reason=reason):
@@ -299,6 +307,8 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
             return Settlement(claim, "release")
         case Retry(reason=reason, after=after):
             return _failed(store, claim, _words(reason) or "the handler asked for a retry", after)
+        case InputsChanged():  # of its finish block, which was rolled back
+            return Settlement(claim, "stale", delay=timedelta(0))
         case BaseException():
             return _raised(store, claim, ended)
     kind = type(ended).__name__
@@ -310,19 +320,74 @@ def decide(store: LaneStore, claim: Claim, ended: Any) -> Settlement:
     )
 
 
+def _waiting(store: LaneStore, claim: Claim, wait: Wait) -> Settlement:
+    """The row waits for a condition; dead where nothing could hold it back meanwhile."""
+    lacks = None
+    if store.lane.own:
+        lacks = "a task's job has no columns of yours to wait for; use Snooze, or a lane over your own table"
+    elif "run_after" not in store.binding.roles:
+        lacks = "the table needs a column with the role run_after, which rowmill migrate adds"
+    elif store.waits is None:
+        lacks = "there is no table rowmill_waits that this role may write; rowmill migrate makes it"
+    if lacks is not None:
+        return _ended(store, claim, "dead", f"the handler returned Wait: {lacks}")
+    try:
+        columns = store.checked(wait.columns)
+    except WrongResult as error:
+        return _ended(store, claim, "dead", str(error))
+    timeout = retry.bounded_delay(wait.timeout) or timedelta(0)
+    delay = timeout if wait.then == "run" else timeout + MARGIN
+    settlement = Settlement(claim, "wait", columns=columns, delay=delay)
+    settlement.wait = WaitCondition(wait.until, timeout, wait.then)
+    return settlement
+
+
+def _left(store: LaneStore, claim: Claim, until: datetime) -> timedelta:
+    """How long until a time, by the database's clock, as far as the claim told its time: never too short, so that a
+    row that waits for a tick is not claimed just before it.
+    """
+    now, at = datetime.now(UTC) + store.clock.shift, claim.claimed_at
+    if isinstance(at, datetime) and store.binding.renew != "claimed_at":
+        zone = UTC if at.tzinfo is not None else ZoneInfo(store.lane.timezone or "UTC")
+        began = at if at.tzinfo is not None else at.replace(tzinfo=zone)
+        now = began + timedelta(seconds=time.monotonic() - claim.taken)
+    return max(until - now, timedelta(0)) + _AFTER_TICK
+
+
 def unhooked(store: LaneStore, settlement: Settlement, error: BaseException) -> Settlement:
     """A run whose outcome the lane's own ``on_settled`` would not have is settled without the hook: one that was done
     has failed; one that had ended otherwise ends so.
     """
-    said = f"on_settled failed: {_words(error)}"
+    reason = f"on_settled failed: {_words(error)}"
     if settlement.kind == "done":
         again = decide(store, settlement.claim, error)
     else:
         again = Settlement(settlement.claim, settlement.kind, delay=settlement.delay)
-        said = f"{settlement.error} ({said})" if settlement.error else said
-    again.error = store.error_text(said)
+        again.wait = settlement.wait
+        reason = f"{settlement.error} ({reason})" if settlement.error else reason
+    again.error = store.error_text(reason)
     again.hooked, again.duration = False, settlement.duration
     return again
+
+
+def shared_word(store: LaneStore, claim: Claim, error: BaseException) -> str | None:
+    """What an error of a call for several rows says of all of them: ``outcome``, ``rate`` or ``transient``. None: one
+    of them may be at fault.
+    """
+    if isinstance(error, (Outcome, ResourceFailed)) or from_standby(error):
+        return "outcome"
+    verdict: Any = None
+    if (classify := store.policy(claim).classify) is not None:
+        with contextlib.suppress(Exception):
+            verdict = classify(error)
+    if verdict is None:
+        verdict = retry.classify(error)
+        if verdict == retry.TRANSIENT and (isinstance(error, TimedOut) or not retry.is_passing(error)):
+            return None
+    if isinstance(verdict, Outcome) or (isinstance(verdict, type) and issubclass(verdict, Outcome)):
+        return "outcome"
+    word = verdict[0] if isinstance(verdict, tuple) and verdict else verdict
+    return word if word in (retry.RATE, retry.TRANSIENT) else None
 
 
 def _raised(store: LaneStore, claim: Claim, error: BaseException) -> Settlement:
@@ -371,11 +436,13 @@ def _ended(store: LaneStore, claim: Claim, kind: str, text: str, word: str | Non
     return Settlement(claim, kind, error=store.error_text(text), word=word)
 
 
-def _words(said: Any) -> str:
+def _words(reason: Any) -> str:
     """What a reason or an exception says; an exception may fail even at that."""
     try:
-        if isinstance(said, (TimedOut, HandlerDied, WrongResult)) or not isinstance(said, BaseException):
-            return "" if said is None else str(said)
-        return f"{type(said).__name__}: {said}"
+        if isinstance(reason, (TimedOut, HandlerDied, WrongAnswer, WrongResult)) or not isinstance(
+            reason, BaseException
+        ):
+            return "" if reason is None else str(reason)
+        return f"{type(reason).__name__}: {reason}"
     except Exception:
-        return f"{type(said).__name__} (it cannot be shown as text)"
+        return f"{type(reason).__name__} (it cannot be shown as text)"

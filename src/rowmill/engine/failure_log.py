@@ -1,4 +1,4 @@
-"""The log of failures: written in batches, beside the work. A crash may lose a line of it; the row is the truth."""
+"""The log of failures, written in batches in the background. A crash may lose an entry, but the row has its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..store.lane.statements import POISONED
 from ..store.own.failures import Failure, Failures
 from .counters import users_traceback
 
-#: Failures that may wait to be written, those of one statement, and how long the first of them waits for others.
+#: The most failures in the queue, the most in one statement, and how long the first of them waits for others.
 _WAITING, _BATCH, _PAUSE = 5000, 500, 0.25
 _AGAIN, _LAST, _PRUNE_EVERY = 5.0, 5.0, 600.0
 POISON = "poison"
@@ -35,7 +35,7 @@ class _Entry:
 
 
 class FailureLog:
-    """What failed in one environment, on its way into ``rowmill_failures``."""
+    """The failures of one environment that are to be written to ``rowmill_failures``."""
 
     def __init__(self, database: Database, events: Events, environment: str) -> None:
         self._table, self._events, self._environment = Failures(database), events, environment
@@ -47,7 +47,7 @@ class FailureLog:
         self._pruned = 0.0
 
     def settled(self, settlement: Settlement) -> None:
-        """A run ended, and not well; its outcome stands in the row."""
+        """Record a failed run. Its outcome is in the row."""
         claim = settlement.claim
         word = settlement.word or (retry.PERMANENT if settlement.kind == "dead" else None)
         failure = Failure(
@@ -56,13 +56,13 @@ class FailureLog:
         self._add(failure, settlement.cause)
 
     def swept(self, lane: str, row: Swept) -> None:
-        """A row was taken back from its holder, or is dead for having been so too often."""
-        said = row.refused or (POISONED.strip("'") if row.poison else SWEPT)
+        """Record a row that was taken back from its worker, or that is dead because this happened too often."""
+        error = row.refused or (POISONED.strip("'") if row.poison else SWEPT)
         outcome, word = ("dead", POISON) if row.poison else ("swept", retry.TRANSIENT)
-        self._add(Failure(lane, written(row.id), None, row.worker, outcome, word, said), None)
+        self._add(Failure(lane, written(row.id), None, row.worker, outcome, word, error), None)
 
     def refused(self, lane: str, id: Any, worker: str | None, error: str, *, dead: bool = False) -> None:
-        """The database refuses to let a row be claimed, or be written at all."""
+        """Record that the database refuses the claim or a write of a row."""
         outcome = "dead" if dead else "refused"
         self._add(Failure(lane, written(id), None, worker, outcome, retry.PERMANENT, error), None)
 
@@ -77,13 +77,13 @@ class FailureLog:
     async def _write(self) -> None:
         pause = _PAUSE
         while self._waiting and not self._off:
-            if pause != _PAUSE or len(self._waiting) < _BATCH:  # a flood has nothing to wait for
+            if pause != _PAUSE or len(self._waiting) < _BATCH:  # a full batch need not wait
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), pause)
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _BATCH))]
             self._under_way = len(batch)
             try:
-                # Tracebacks are put into words elsewhere: the loop has runs to serve.
+                # Format tracebacks in a thread: the event loop has to serve runs.
                 await self._table.add(await asyncio.to_thread(_worded, batch))
                 self._under_way, pause = 0, _PAUSE
             except Refused as error:
@@ -92,7 +92,7 @@ class FailureLog:
                     "failures_off", logging.WARNING, environment=self._environment, error=error.message,
                     hint="rowmill errors lists only errors in the rows until this role may write to rowmill_failures",
                 )  # fmt: skip
-            except DatabaseError:  # away or busy; what is new is worth more than what is old
+            except DatabaseError:  # unreachable or busy; new entries matter more than old ones
                 room = _WAITING - len(self._waiting)
                 self._dropped += max(len(batch) - room, 0)
                 self._waiting.extendleft(reversed(batch[max(len(batch) - room, 0) :]))
@@ -102,11 +102,11 @@ class FailureLog:
                 pause = _AGAIN
             self._under_way = 0
             self._tell()
-            with contextlib.suppress(DatabaseError):  # what was written is not written again for that
+            with contextlib.suppress(DatabaseError):  # a failed cleanup must not repeat the write
                 await self._prune()
 
     def _tell(self) -> None:
-        """Say what was not written down."""
+        """Report entries that were dropped."""
         if self._dropped:
             self._events.emit(
                 "failures_dropped", logging.WARNING, environment=self._environment, count=self._dropped,
@@ -120,7 +120,7 @@ class FailureLog:
             await self._table.prune()
 
     async def close(self) -> None:
-        """Write what is left, if that can be done soon."""
+        """Write the remaining entries, if that is quick."""
         self._hurry.set()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_LAST)
@@ -133,14 +133,14 @@ class FailureLog:
 
 
 def _worded(batch: list[_Entry]) -> list[Failure]:
-    now, found = time.monotonic(), []
+    now, entries = time.monotonic(), []
     for entry in batch:
         text = users_traceback(entry.cause)
         failure = entry.failure
-        found.append(
+        entries.append(
             Failure(
                 failure.lane, failure.row_id, failure.attempt, failure.worker, failure.outcome, failure.word,
                 failure.message, text, round(now - entry.at, 3),
             )
         )  # fmt: skip
-    return found
+    return entries

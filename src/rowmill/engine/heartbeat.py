@@ -20,7 +20,7 @@ from ..errors import DatabaseError, TooManyConnections, Unreachable
 from ..store import Database, LaneStore, store_for
 from ..store.lane.claim import Claim
 from ..store.own.failures import Failure, Failures
-from ..store.own.workers import WorkersTable
+from ..store.own.workers import BEAT_EVERY, KERNEL_EVERY, WorkersTable
 from .lane_state import LaneState
 from .recovery.liveness import DeadWorker, Peers
 from .wake import jittered
@@ -31,16 +31,65 @@ if TYPE_CHECKING:
 
 _CHUNK = 500
 _SOON = 1.0  # a row that was locked by somebody else is tried again after this
-_ALIVE_EVERY = 4.0  # a dead host is found within twice this, or this and the suspicion: whichever is longer
 _SHORTEST = 0.01  # seconds between two looks at the other workers, at least
-_KERNEL_EVERY = 0.5  # seconds between two looks whether the other workers of this host are still there
 _TELL_AFTER = 2.0  # seconds without renewals before that is worth a line: a short outage ends before
 _MOST_CONNECTIONS = 5
 _RECORD = 5.0  # seconds for a note about a blocked event loop
 
 
-class Heartbeat(threading.Thread):
-    """Renews leases, and tells the workers table that this process is alive."""
+class HeartbeatThread:
+    """The thread in which the heartbeats of all environments run. It lives while there is one."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._beats: list[Heartbeat] = []
+
+    def add(self, beat: Heartbeat) -> tuple[concurrent.futures.Future[None], asyncio.AbstractEventLoop]:
+        """Run a heartbeat in the thread, in this loop."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._run, args=(self._loop,), name="rowmill-heartbeat", daemon=True).start()
+            self._beats.append(beat)
+            return asyncio.run_coroutine_threadsafe(beat.main(), self._loop), self._loop
+
+    def remove(self, beat: Heartbeat) -> None:
+        """A heartbeat has ended."""
+        with self._lock:
+            self._beats.remove(beat)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_until_complete(self._watch())
+        finally:
+            beats = list(self._beats)
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            with contextlib.suppress(Exception):
+                loop.run_until_complete(loop.shutdown_asyncgens())
+            for beat in beats:  # the thread itself failed
+                beat.ended = True
+            loop.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            with self._lock:
+                if not self._beats:
+                    self._loop = None  # the next heartbeat starts another thread
+                    return
+                beats = list(self._beats)
+            for beat in beats:
+                beat.look()
+            if (seen := self._worker.shutdown.watch_loop()) is not None and seen[0].failures is not None:
+                for beat in beats:
+                    await beat.record(*seen)
+
+
+class Heartbeat:
+    """Renews the leases held in one environment, and tells its workers table that this process is alive."""
 
     def __init__(
         self,
@@ -49,12 +98,15 @@ class Heartbeat(threading.Thread):
         lane_states: Sequence[LaneState],
         workers_tables: Sequence[Database],
     ) -> None:
-        super().__init__(name="rowmill-heartbeat", daemon=True)
         self._worker, self._environment, self._databases = worker, environment, workers_tables
         self._lane_states = lane_states
-        self._peers = Peers(worker.suspicion, _ALIVE_EVERY)
-        self._over = threading.Event()
+        self._peers = Peers(worker.suspicion, BEAT_EVERY)
+        self._look_at = math.inf
+        self._over = asyncio.Event()
         self._connected: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._running: concurrent.futures.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._mine: dict[int, Database] = {}
         #: When the last statement was sent that its connection answered (monotonic).
         self._answered_at = -math.inf
         #: Since when a lane is not renewed, and whether that was said.
@@ -62,47 +114,60 @@ class Heartbeat(threading.Thread):
         self._silence_told = False
         #: Another incarnation has taken the worker's id.
         self.replaced = False
+        #: It has ended, and nobody had stopped it.
+        self.ended = False
+
+    def start(self) -> None:
+        """Begin, in the heartbeat thread."""
+        self._running, self._loop = self._worker.heartbeats.add(self)
 
     def stop(self) -> None:
-        """End after the statement that is under way."""
-        self._over.set()
-        self.join(timeout=10)
+        """End after the statement that is under way. Blocks; not for the heartbeat's own thread."""
+        if self._running is None or self._loop is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the thread has ended
+            self._loop.call_soon_threadsafe(self._over.set)
+        with contextlib.suppress(Exception, concurrent.futures.CancelledError):
+            self._running.result(timeout=10)
 
     async def connected(self) -> None:
         """Wait for the first beat: the connection is there. Raises what kept it from that."""
         await asyncio.wrap_future(self._connected)
 
-    def run(self) -> None:
-        asyncio.run(self._main())
+    async def main(self) -> None:
+        """Beat until stopped, or until something in here fails."""
+        try:
+            await self._beat()
+        finally:
+            self.ended = not self._over.is_set()
+            self._worker.heartbeats.remove(self)
 
-    async def _main(self) -> None:
-        # Own connections: the handlers' loop may be blocked, and its pool with it.
-        mine: dict[int, Database] = {}
+    def _database(self, theirs: Database) -> Database:
+        """A connection of this thread's own: the handlers' loop may be blocked, and its pool with it."""
+        if id(theirs) not in self._mine:
+            # A lane whose table is locked waits on a connection of its own, and not for long: each lane has a
+            # lease to keep.
+            lanes = min(len(self._lane_states) + 1, _MOST_CONNECTIONS)
+            beat = min(
+                (h.store.lane.heartbeat.total_seconds() for h in self._lane_states if h.store.lane.heartbeat),
+                default=10,
+            )
+            mine = Database.open(theirs.url, schema=theirs.schema, pool=lanes, patience=min(max(beat, 1.0), 10.0))
+            mine.shares = None if theirs.shares is None else theirs.shares.for_heartbeat
+            self._mine[id(theirs)] = mine
+        return self._mine[id(theirs)]
 
-        def database(theirs: Database) -> Database:
-            if id(theirs) not in mine:
-                # A lane whose table is locked waits on a connection of its own, and not for long: each lane has a
-                # lease to keep.
-                lanes = min(len(self._lane_states) + 1, _MOST_CONNECTIONS)
-                beat = min(
-                    (h.store.lane.heartbeat.total_seconds() for h in self._lane_states if h.store.lane.heartbeat),
-                    default=10,
-                )
-                mine[id(theirs)] = Database.open(
-                    theirs.url, schema=theirs.schema, pool=lanes, patience=min(max(beat, 1.0), 10.0)
-                )
-            return mine[id(theirs)]
-
+    async def _beat(self) -> None:
         lanes = [
-            (lane_state, self._twin(lane_state, database(lane_state.store.database)))
+            (lane_state, self._twin(lane_state, self._database(lane_state.store.database)))
             for lane_state in self._lane_states
         ]
-        workers_tables = [WorkersTable(database(theirs)) for theirs in self._databases]
+        workers_tables = [WorkersTable(self._database(theirs)) for theirs in self._databases]
         try:
-            for own in mine.values():
+            for own in self._mine.values():
                 await own.reach()
         except BaseException as error:
-            for own in mine.values():
+            for own in self._mine.values():
                 await own.close()
             self._connected.set_exception(error)
             return
@@ -115,22 +180,29 @@ class Heartbeat(threading.Thread):
             if store.binding.renew != "none"
         ]
         tasks += [asyncio.create_task(self._alive(workers_table)) for workers_table in workers_tables]
-        look_at = time.monotonic() + _KERNEL_EVERY
+        self._look_at = time.monotonic() + KERNEL_EVERY
         try:
-            while not self._over.is_set() and not any(task.done() for task in tasks):
-                await asyncio.sleep(0.05)
-                self._tell_silence()
-                if time.monotonic() >= look_at:
-                    look_at = time.monotonic() + _KERNEL_EVERY
-                    self._take_over(self._peers.find_gone())
-                if (seen := self._worker.shutdown.watch_loop()) is not None and seen[0].failures is not None:
-                    await self._record(database(seen[0].store.database), seen[1])
+            await asyncio.wait([*tasks, over := asyncio.create_task(self._over.wait())], return_when="FIRST_COMPLETED")
         finally:
-            for task in tasks:
+            for task in (*tasks, over):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for own in mine.values():
+            await asyncio.gather(*tasks, over, return_exceptions=True)
+            for own in self._mine.values():
                 await own.close()
+
+    def look(self) -> None:
+        """Look at what changes without a statement: renewals that are late, processes of this host that are gone."""
+        self._tell_silence()
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + KERNEL_EVERY
+            self._take_over(self._peers.find_gone())
+
+    async def record(self, lane_state: LaneState, failure: Failure) -> None:
+        """Write to the row's history what the blocked event loop cannot write, and may not live to write."""
+        if lane_state.environment is self._environment:
+            with contextlib.suppress(DatabaseError, TimeoutError):
+                async with asyncio.timeout(_RECORD):
+                    await Failures(self._database(lane_state.store.database)).add([failure])
 
     def _take_over(self, dead: Sequence[DeadWorker]) -> None:
         """Let the worker give back what these held."""
@@ -161,13 +233,6 @@ class Heartbeat(threading.Thread):
             error=errors[0].message if errors else "a renewal is not answered",
             **(environment.connections if any(isinstance(e, TooManyConnections) for e in errors) else {"hint": hint}),
         )  # fmt: skip
-
-    @staticmethod
-    async def _record(database: Database, failure: Failure) -> None:
-        """Write to the row's history what the blocked event loop cannot write, and may not live to write."""
-        with contextlib.suppress(DatabaseError, TimeoutError):
-            async with asyncio.timeout(_RECORD):
-                await Failures(database).add([failure])
 
     def _twin(self, lane_state: LaneState, database: Database) -> LaneStore:
         twin = store_for(lane_state.store.binding, database, lane_state.store.clock, "", "")
@@ -237,27 +302,30 @@ class Heartbeat(threading.Thread):
 
     async def _alive(self, workers_table: WorkersTable) -> None:
         """A sign of life every few seconds, and soon after work begins or ends."""
-        told, told_locked, at = "", False, 0.0
+        reported, reported_locked, at = "", False, 0.0
         session, one_host = self._environment.session, workers_table.database.sql.one_writer
         # Where only this table can tell that a holder lives, it has to say so well within the lease.
         leases = [h.store.lane.lease.total_seconds() / 5 for h in self._lane_states if h.store.needs_workers_table]
-        every = min([_ALIVE_EVERY, *leases])
+        every = min([BEAT_EVERY, *leases])
         while True:
             me = self._worker.shutdown.snapshot()
             # Others miss the lock only of a worker that has said that it holds it: it says so as soon as it does.
             locked = session.locked_since is not None
-            due = me.state != told or (locked and not told_locked) or time.monotonic() - at >= every
+            due = me.state != reported or (locked and not reported_locked) or time.monotonic() - at >= every
             try:
                 if due:
                     sent = time.monotonic()
                     if not await workers_table.beat(me, locked=locked):
                         # The row is gone (then it is made again), or another live worker has the id.
                         self.replaced |= await workers_table.register(me) is not None
-                    told, told_locked, at = me.state, locked, sent
+                    reported, reported_locked, at = me.state, locked, sent
                     self._answered_at = at
+                    if workers_table.lock_lost:  # the server has ended the session, and nothing told this worker
+                        self._worker.listen_again_from_thread(self._environment)
                 if due or one_host or self._peers.suspects:
                     peers = await workers_table.peers(me)
-                    self._take_over(self._peers.update([peer for peer in peers if not peer.dead], session.age))
+                    age = None if workers_table.lock_lost else session.age
+                    self._take_over(self._peers.update([peer for peer in peers if not peer.dead], age))
                     if due:  # the looks are a heartbeat apart
                         self._take_over(self._peers.find_unfinished(peers))
                 next_beat = at + every - time.monotonic()

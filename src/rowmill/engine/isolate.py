@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import select
 import shutil
 import signal
 import sys
@@ -21,13 +22,14 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..declare.chunk import in_order
 from ..declare.lane import Lane
 from ..declare.outcome import Done, Outcome
 from ..errors import AppError, DeclarationError, RowmillError
@@ -35,8 +37,9 @@ from ..store.lane.result_values import no_data, note_text
 from .resources import Resources
 
 if TYPE_CHECKING:
-    from .job import Job
+    from .job import ChunkJobs, Job
 
+_ALIVE = 0.5  # seconds between two looks whether a process is still there that says nothing
 _START = 60.0  # seconds a process may take to import its handler
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -54,9 +57,14 @@ class HandlerProcess:
         self._pipe: Connection | None = None
 
     async def run(
-        self, job: Job, timeout: float | None, lease_began: float | None, threads: Executor, trace: Any = None
+        self,
+        job: Job | ChunkJobs,
+        timeout: float | None,
+        lease_began: float | None,
+        threads: Executor,
+        trace: Any = None,
     ) -> Any:
-        """Run one job there; raises what the handler raised. A run past its timeout is killed.
+        """Run one job there, or a chunk; raises what the handler raised. A run past its timeout is killed.
 
         The process's start is not the handler's time; but where the lease is not renewed, it is the lease's.
         """
@@ -71,13 +79,17 @@ class HandlerProcess:
         loop = asyncio.get_running_loop()
         within = _START if timeout is None or lease_began is None else min(_START, max(left() or 0, 0))
         await loop.run_in_executor(threads, self._start, within)
-        facts: dict[str, Any] = {
-            "trace": trace,
-            "row": {column: job[column] for column in job},
-            "workdir": os.path.join(tempfile.gettempdir(), workdir_prefix(job.lane) + uuid.uuid4().hex[:12]),
-            **{name: getattr(job, name) for name in ("id", "attempt", "lane", "environment", "worker", "slot")},
-        }
-        talk = loop.run_in_executor(threads, self._talk, facts, job, loop)
+        jobs = job if isinstance(job, list) else [job]
+        given = [
+            {
+                "row": {column: one[column] for column in one},
+                "workdir": os.path.join(tempfile.gettempdir(), workdir_prefix(one.lane) + uuid.uuid4().hex[:12]),
+                **{name: getattr(one, name) for name in ("id", "attempt", "lane", "environment", "worker", "slot")},
+            }
+            for one in jobs
+        ]
+        facts = {"trace": trace, "chunk": jobs is job, "jobs": given}
+        talk = loop.run_in_executor(threads, self._talk, facts, jobs, loop)
         try:
             async with asyncio.timeout(left()):
                 kind, value = await asyncio.shield(talk)
@@ -89,7 +101,8 @@ class HandlerProcess:
                 raise TimedOut(timeout) from None
             raise
         finally:
-            shutil.rmtree(facts["workdir"], ignore_errors=True)  # here: a killed process cannot
+            for one in given:
+                shutil.rmtree(one["workdir"], ignore_errors=True)  # here: a killed process cannot
         if kind == "raised":
             raise value
         return value
@@ -109,20 +122,22 @@ class HandlerProcess:
             if pipe.poll(within):
                 pipe.recv()
 
-    def _talk(self, facts: dict[str, Any], job: Job, loop: asyncio.AbstractEventLoop) -> tuple[str, Any]:
+    def _talk(self, facts: dict[str, Any], jobs: Sequence[Job], loop: asyncio.AbstractEventLoop) -> tuple[str, Any]:
         """In a thread, and the only one that closes the pipe while a run is under way."""
         pipe, process = self._pipe, self._process
         try:
             assert pipe is not None
             pipe.send(facts)
             while True:
-                kind, value = pipe.recv()
+                kind, value = self._hear(pipe)
                 if kind == "ready":  # later than the start was waited for
                     continue
                 if kind == "spend":
-                    pipe.send(_portable(self._spend(job.spend(value[0], wait=value[1], **value[2]), loop)))
+                    place, budget, wait, amounts = value
+                    pipe.send(_portable(self._spend(jobs[place].spend(budget, wait=wait, **amounts), loop)))
                 elif kind == "progress":
-                    asyncio.run_coroutine_threadsafe(job.progress(*value), loop)
+                    place, fraction, note = value
+                    asyncio.run_coroutine_threadsafe(jobs[place].progress(fraction, note), loop)
                 else:
                     return kind, value
         except (EOFError, OSError):
@@ -135,6 +150,14 @@ class HandlerProcess:
             self._end()
             self._forget()
             return "raised", error
+
+    def _hear(self, pipe: Connection) -> tuple[str, Any]:
+        """What the process says next. Its death alone does not end the pipe: what it has forked may hold it open."""
+        while not pipe.poll(_ALIVE):
+            if not self._process.is_alive() and not pipe.poll():
+                raise EOFError
+        said: tuple[str, Any] = pipe.recv()
+        return said
 
     def _spend(self, spending: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> tuple[str, Any]:
         """Wait for a budget on the handler's behalf, as long as there is a handler."""
@@ -169,9 +192,10 @@ class HandlerProcess:
 class IsolatedJob(dict[str, Any]):
     """A job as a handler in its own process sees it: the row as a dict, and the same names around it."""
 
-    def __init__(self, facts: dict[str, Any], pipe: Connection) -> None:
+    def __init__(self, facts: dict[str, Any], pipe: Connection, place: int) -> None:
         super().__init__(facts.pop("row"))
-        self._pipe = pipe
+        #: Where it stands in its chunk; 0 where it runs alone.
+        self._pipe, self._place = pipe, place
         self._workdir = Path(facts.pop("workdir"))
         self.id, self.attempt, self.lane = facts["id"], facts["attempt"], facts["lane"]
         self.environment, self.worker, self.slot = facts["environment"], facts["worker"], facts["slot"]
@@ -187,12 +211,12 @@ class IsolatedJob(dict[str, Any]):
 
     def progress(self, fraction: float, note: str | None = None) -> _Told:
         """Say how far the run is; with or without ``await``."""
-        self._pipe.send(("progress", (float(fraction), note_text(note))))
+        self._pipe.send(("progress", (self._place, float(fraction), note_text(note))))
         return _Told()
 
     def spend(self, budget: str, *, wait: timedelta = timedelta(minutes=1), **amounts: float) -> _Told:
         """Take from a budget of the Mill, all of it or nothing; with or without ``await``."""
-        self._pipe.send(("spend", (budget, wait, amounts)))
+        self._pipe.send(("spend", (self._place, budget, wait, amounts)))
         kind, value = self._pipe.recv()
         if kind == "raised":
             raise value
@@ -232,8 +256,8 @@ def importable(lane: Lane) -> None:
 
 def find(modules: list[str], name: str) -> tuple[Lane, Any]:
     """The lane of that name among the modules' globals, and the mill whose resources it uses."""
-    found = [importlib.import_module("__mp_main__" if module == "__main__" else module) for module in modules]
-    values = [value for module in found for value in vars(module).values()]
+    imported = [importlib.import_module("__mp_main__" if module == "__main__" else module) for module in modules]
+    values = [value for module in imported for value in vars(module).values()]
     for value in values:
         lanes = getattr(value, "lanes", None)
         if isinstance(lanes, dict) and isinstance(lanes.get(name), Lane):
@@ -257,8 +281,13 @@ def _serve(pipe: Connection, modules: list[str], name: str, path: list[str]) -> 
 
 def _end_with(parent: int) -> None:
     """A run whose parent is gone can no longer be settled: stop, so that it does not overlap with the next one."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux tells it at once
+        gone = select.poll()
+        gone.register(os.pidfd_open(parent), select.POLLIN)
+        if os.getppid() == parent:
+            gone.poll()
     while os.getppid() == parent:
-        time.sleep(0.5)
+        time.sleep(_ALIVE)
     os._exit(1)
 
 
@@ -270,12 +299,14 @@ async def _serve_jobs(pipe: Connection, modules: list[str], name: str) -> None:
     while True:
         facts = await loop.run_in_executor(None, pipe.recv)
         tracer, trace = mill.events.tracer if mill is not None else None, facts.pop("trace")
-        job = IsolatedJob(facts, pipe)
+        jobs = [IsolatedJob(one, pipe, place) for place, one in enumerate(facts["jobs"])]
+        job: Any = list(jobs) if facts["chunk"] else jobs[0]
         try:
-            given = await resources.get(lane.policy(job.__getitem__).resources())
+            given = await resources.get(lane.policy(jobs[0].__getitem__).resources())
             with tracer.within(trace) if tracer is not None and trace else contextlib.nullcontext():
                 result = lane.handler(job, **given)
-                answer: tuple[str, Any] = ("returned", await result if inspect.isawaitable(result) else result)
+                result = await result if inspect.isawaitable(result) else result
+                answer: tuple[str, Any] = ("returned", in_order(result, job, jobs) if facts["chunk"] else result)
         except Exception as error:
             answer = ("raised", error)
         pipe.send(_portable(answer))

@@ -11,14 +11,15 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
 
 from ..declare.budget import Spent
 from ..declare.call import Call
@@ -27,10 +28,12 @@ from ..errors import (
     Busy,
     DatabaseError,
     DeclarationError,
+    InputsChanged,
     LostClaim,
     RowmillError,
     Unreachable,
     UnreadableValue,
+    WrongResult,
     did_you_mean,
 )
 from ..store import LaneStore, Tx, uncut
@@ -40,6 +43,7 @@ from ..store.lane.result_values import note_text
 from .job_steps import JobSteps, Joined
 from .lane_state import LaneState
 
+T = TypeVar("T")
 _PROGRESS_EVERY = 1.0
 _PATIENT = timedelta(minutes=1)
 _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
@@ -48,9 +52,11 @@ _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
 class Job(Mapping[str, Any]):
     """A claimed row: ``job["column"]``, and what a handler may ask or tell while it runs."""
 
-    # What most runs never touch stands in the class, so that a job is made fast.
+    # Defaults that most runs never change are on the class, so that a job is created fast.
     latest: tuple[float, str | None] | None = None
     finished: Settlement | None = None
+    #: Its finish block was rolled back because an input of its row has changed.
+    inputs_changed = False
     #: The line at which the heartbeat thread saw it block the event loop past its timeout.
     blocked_at: str | None = None
     _workdir: Path | None = None
@@ -65,11 +71,17 @@ class Job(Mapping[str, Any]):
 
     # -- the row
 
-    def __getitem__(self, column: str) -> Any:
+    @overload
+    def __getitem__(self, column: str) -> Any: ...
+    @overload
+    def __getitem__(self, column: InstrumentedAttribute[T]) -> T: ...
+    def __getitem__(self, column: Any) -> Any:
         try:
             claim = self._claim
             return claim.holder.readers[column](claim.row)
         except (KeyError, IndexError):
+            if isinstance(column, InstrumentedAttribute):  # of a model: Link.url
+                return self[column.property.columns[0].name]
             raise KeyError(f"{column!r}: {did_you_mean(column, self._store.binding.taken)}") from None
 
     def __iter__(self) -> Iterator[str]:
@@ -164,6 +176,11 @@ class Job(Mapping[str, Any]):
             await asyncio.sleep(taken.wait + random.uniform(0, 0.02))
         self._spending.note(budget, more, taken.at)
 
+    async def timed_out(self) -> bool:
+        """This run began because a ``Wait(..., then="run")`` of the row was over before its condition was true."""
+        facts = await self._store.waits.facts(self._claim.key) if self._store.waits is not None else None
+        return facts is not None and facts.left <= 0
+
     # -- flows: for tasks
 
     @property
@@ -201,6 +218,19 @@ class Job(Mapping[str, Any]):
             self._workdir = None
 
 
+class ChunkJobs(list[Job]):
+    """The jobs of one call, as the handler of a chunk gets them."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__(jobs)
+        self._first = jobs[0]
+
+    @property
+    def blocked_at(self) -> str | None:
+        """The line at which the call was seen to block the event loop past its timeout."""
+        return self._first.blocked_at
+
+
 class SyncJob(Job):
     """A Job for a handler that runs in a thread: the same calls, without ``await``."""
 
@@ -220,6 +250,10 @@ class SyncJob(Job):
         """Take from a budget of the Mill; all of it or nothing."""
         _wait(self._loop, super().spend(budget, wait=wait, instead=instead, **amounts))
 
+    def timed_out(self) -> bool:  # type: ignore[override]
+        """A ``Wait`` of the row was over before its condition was true."""
+        return bool(_wait(self._loop, super().timed_out()))
+
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``function(*args)`` once for this job, here in this thread."""
         return self._flow.step_in_thread(self._loop, name, function, args, kwargs)
@@ -236,8 +270,8 @@ class SyncJob(Job):
 
     def results(self, name: str | None = None) -> list[Any]:  # type: ignore[override]
         """What the jobs that this one waited for returned."""
-        found: list[Any] = _wait(self._loop, super().results(name))
-        return found
+        results: list[Any] = _wait(self._loop, super().results(name))
+        return results
 
     def finish(self) -> SyncFinish:  # type: ignore[override]
         """``with job.finish() as tx``: the handler's own writes and the outcome Done commit together."""
@@ -321,10 +355,14 @@ class Finish:
 
     async def _settle(self) -> Settlement:
         settlement = Settlement(self._claim, "done", columns=self._store.checked(self._tx.columns))
+        compare = True
         for attempt in range(_LOCKED_TRIES):
-            if await self._store.settle_in(self._tx.connection, [settlement]):
+            if await self._store.settle_in(self._tx.connection, [settlement], compare=compare):
                 await self._store.run_hooks(self._tx.connection, [settlement])
                 return settlement
+            if compare and self._store.lane.inputs and await self._inputs_kept_changing():
+                compare, settlement.kept_changing = False, True
+                continue
             held = (await self._store.still_held([self._claim]))[0]
             if held and await self._store.deleted_in(self._tx.connection, self._claim):
                 return settlement  # gone in here and there outside: the handler's own writes took the row away
@@ -335,6 +373,22 @@ class Finish:
                 min(0.002 * 2**attempt, _LOCKED_WAIT)
             )  # somebody else has the row locked at this moment
         raise Busy(f"lane {self._claim.lane!r}: row {self._claim.id!r} stayed locked by another transaction")
+
+    async def _inputs_kept_changing(self) -> bool:
+        """Whether the row's inputs have changed for so long that the outcome is final; False where they are as they
+        were. Raises InputsChanged where the outcome is not final.
+        """
+        store, claim, inside = self._store, self._claim, self._tx.connection
+        if (too_long := await store.changed_in(inside, claim)) is not False:
+            return bool(too_long)
+        row = f"lane {claim.lane!r}: row {claim.id!r}"
+        if await store.changed_in(None, claim) is None and await store.changed_in(inside, claim) is False:
+            raise WrongResult(
+                f"{row}: the finish block itself wrote an input of its row ({', '.join(store.lane.inputs)})",
+                hint="write another column, or leave that one out of inputs",
+            )
+        self._job.inputs_changed = True
+        raise InputsChanged(f"{row}: its inputs changed while it was worked on; it is ready again")
 
     async def _commit(self, settlement: Settlement) -> None:
         try:

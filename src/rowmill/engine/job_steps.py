@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..declare.arguments import Unfit, decode, encode
 from ..declare.call import Call
 from ..declare.outcome import Dead
+from ..declare.states import CANCELED, DEAD, DONE, FINAL
 from ..errors import Busy, LostClaim, RowmillError
 from ..store import LaneStore
 from ..store.jobs import flows
@@ -50,9 +51,9 @@ class Joined:
     @classmethod
     def of(cls, states: dict[str, int]) -> Joined:
         """From counts by state."""
-        ended = {state: states.get(state, 0) for state in ("done", "dead", "canceled")}
+        ended = {state: states.get(state, 0) for state in FINAL}
         rest = sum(states.values()) - sum(ended.values())
-        return cls(ended["done"], ended["dead"], ended["canceled"], rest)
+        return cls(ended[DONE], ended[DEAD], ended[CANCELED], rest)
 
 
 class JobSteps:
@@ -62,7 +63,7 @@ class JobSteps:
         if not store.lane.own:
             raise RowmillError(
                 f"lane {store.lane.name!r} is over a table of your own: what a step made, or how many parts there are,"
-                " belongs into its columns",
+                " belongs in its columns",
                 hint="several lanes on one table are the steps of a pipeline; tasks (@mill.task) have step and spawn",
             )
         self._store, self._claim, self._job = store, claim, job
@@ -138,6 +139,11 @@ class JobSteps:
 
     async def spawn(self, calls: Iterable[Call], name: str | None) -> Joined:
         """Add children and wait for them: the run ends, and the job is run again when they have all ended."""
+        if self._store.lane.chunk is not None:
+            raise Dead(
+                "job.spawn does not work in a chunk: the call would end for all of its jobs; spawn from a task without"
+                " chunk="
+            )
         self._spawned += 1
         branch = name or f"spawn-{self._spawned}"
         self._once("spawn", branch)
@@ -175,8 +181,8 @@ class JobSteps:
 
     async def results(self, name: str | None) -> list[Any]:
         """What the job's children returned, in order; None for those that did not end well."""
-        say = EnqueueStatements.to(self._store.database, self._store.clock)
-        return await flows.results(self._store.database, say, self._claim.id, name)
+        statements = EnqueueStatements.to(self._store.database, self._store.clock)
+        return await flows.results(self._store.database, statements, self._claim.id, name)
 
 
 def _returns(function: Callable[..., Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What follows when jobs have ended: those that waited for them go on, and those who await results are told."""
+"""What follows when jobs end: jobs that waited for them continue, and callers that await results are notified."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ from ..store.jobs.enqueue import EnqueueStatements
 from ..store.jobs.job_rows import Jobs
 from .wake import DONE, jittered
 
-_AWAITED = 20.0  # seconds for which one who awaits a result is remembered
-_PAUSE = 0.01  # between two words that something is done
+_AWAITED = 20.0  # seconds for which a caller's request for notifications stays valid
+_PAUSE = 0.01  # between two notifications
 _JOIN_EVERY, _PRUNE_EVERY = 10.0, 60.0
 _MOST_STEPS = 100
 
 
 class Joins:
-    """For the queues of one environment, in one worker."""
+    """Follow-up work for the queues of one environment, in one worker."""
 
     def __init__(self, database: Database, clock: Clock, events: Events, ring: Callable[[], None]) -> None:
         self._database, self._events, self._ring = database, events, ring
         self._say, self._jobs = EnqueueStatements.to(database, clock), Jobs(database, clock)
         self._parents: set[int] = set()
-        #: Somebody awaits results until then (monotonic), and is told when jobs are done. Only who listens asks for it.
+        #: Until this time (monotonic) a caller awaits results and is notified of done jobs. Only callers that listen
+        #: ask for it.
         self.awaited_until = 0.0
         self._tell = False
         self._task: asyncio.Task[None] | None = None
 
     def awaited(self) -> None:
-        """Somebody awaits results: say so when jobs are done, for a while."""
+        """Notify a waiting caller when jobs are done, for a while."""
         self.awaited_until = time.monotonic() + _AWAITED
 
     @property
     def busy(self) -> bool:
-        """Something is still to follow."""
+        """Whether follow-up work remains."""
         return self._task is not None
 
     def ended(self, parents: set[int]) -> None:
-        """Jobs have ended, those of these parents among them, and that is committed."""
+        """Jobs have ended, including children of these parents, and the transaction has committed."""
         self._tell |= time.monotonic() < self.awaited_until
         self._parents |= parents
         if (self._parents or self._tell) and self._task is None:
@@ -64,20 +65,20 @@ class Joins:
                         self._tell = False
                         await self._database.notify(DONE)
                 except DatabaseError as error:
-                    # What was not found now, the next look at all of them finds.
+                    # The next periodic check of all jobs finds those that this one missed.
                     self._events.emit("join_failed", logging.WARNING, error=error.message)
                     return
-                await asyncio.sleep(_PAUSE)  # what ends meanwhile is looked at together
+                await asyncio.sleep(_PAUSE)  # batch the jobs that end meanwhile
         finally:
             self._task = None
             self._ring()
 
     async def look(self) -> int:
-        """Let all jobs go on whose children have ended; also where the worker that ended them was killed."""
+        """Continue all jobs whose children have ended, even if the worker that ended them was killed."""
         return await flows.join(self._database, self._say)
 
     async def run(self, queues: Sequence[Queue]) -> None:
-        """Look at all of them now and then, and delete what need not be kept. Until cancelled."""
+        """Check all jobs periodically, and delete those past their retention. Runs until cancelled."""
         prune_at = time.monotonic() + jittered(_PRUNE_EVERY)
         while True:
             await asyncio.sleep(jittered(_JOIN_EVERY))
@@ -87,12 +88,12 @@ class Joins:
                 if time.monotonic() >= prune_at:
                     prune_at = time.monotonic() + jittered(_PRUNE_EVERY)
                     await self.prune([task for queue in queues for task in queue.tasks.values()])
-            except Exception as error:  # whatever it is, the next look is tried
+            except Exception as error:  # after any error, the next check tries again
                 level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
                 self._events.emit("keep_failed", level, error=str(error))
 
     async def prune(self, tasks: Sequence[Task[Any, Any]]) -> int:
-        """Delete jobs that have been over for as long as their tasks keep them, in bounded steps."""
+        """Delete jobs that are past the retention of their tasks, in bounded steps."""
         deleted = 0
         alike: dict[Keep, list[str]] = {}
         for task in tasks:
@@ -109,6 +110,6 @@ class Joins:
         return deleted
 
     async def close(self) -> None:
-        """Finish what is under way."""
+        """Finish the work in progress."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=5)

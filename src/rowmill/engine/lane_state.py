@@ -17,9 +17,10 @@ from ..errors import DatabaseError, ResourceFailed
 from ..events import logger
 from ..store import LaneStore
 from ..store.gates.gate_learning import BreakerChange
-from ..store.lane.claim import Claim, Settlement, Swept
+from ..store.lane.claim import Claim, Expired, Settlement, Swept
 from ..store.lane.refused_rows import RefusedRow
-from ..store.own.minutes_table import BOUNDS, TIMES
+from ..store.lane.waits import EndedWaits
+from ..store.own.minutes import BOUNDS, TIMES
 from .counters import Counters, raised_at, users_traceback
 from .recovery.running_marks import salt
 from .tracing import Tracer
@@ -32,8 +33,18 @@ if TYPE_CHECKING:
     from .slots import Slots
 
 #: What a kind of settlement counts as in the table of minutes.
-_COUNTED = {"done": "done", "retry": "retried", "dead": "dead", "snooze": "snoozed", "canceled": "canceled"}
+_COUNTED = {
+    "done": "done",
+    "retry": "retried",
+    "dead": "dead",
+    "snooze": "snoozed",
+    "wait": "snoozed",
+    "canceled": "canceled",
+    "stale": "stale",
+}
 
+#: Ids that an event about many rows names at most.
+_NAMED = 10
 #: A renewal is late when the last one is older than this fraction of the lease, or so many beats.
 _LATE = (3, 1.5)
 
@@ -64,6 +75,9 @@ class LaneState:
         #: many outcomes are being written or learned from now.
         self.unlearned: list[Settlement] = []
         self.learning = 0
+        #: In fair order: how long a run takes here, smoothed (0: not known), and what was estimated for the rows that
+        #: are claimed and have not ended.
+        self.run_seconds, self.estimated_seconds, self.estimated_rows = 0.0, 0.0, 0
         #: The last claim brought fewer rows than asked for: a run that ends may let others pass the gates.
         self.held_back = False
         #: More rows may be ready than were asked for.
@@ -96,6 +110,8 @@ class LaneState:
         self.ending: set[int] = set()
         #: The claims held, by key.
         self.claims: dict[tuple[Any, ...], Claim] = {}
+        #: Conditions of waiting rows that the database could not ask at the last look.
+        self._refused_waits: set[tuple[str, str, Any]] = set()
         self._renewing: set[int] = set()
         self._settling: set[int] = set()
         #: Claims whose renewal got no reply, so that ``claimed_at`` may have changed. By identity.
@@ -236,8 +252,21 @@ class LaneState:
                 self._emit_settled("job_settled", logging.INFO, settlement)
             elif detailed and settlement.kind != "release":
                 self._emit_settled("job_settled", logging.DEBUG, settlement)
+        if self.store.lane.inputs:
+            self._emit_changed(settlements)
         if self.counters.told is not None:
             self.counters.told(self.counters)
+
+    def _emit_changed(self, settlements: Sequence[Settlement]) -> None:
+        """Tell of rows whose inputs changed during their runs."""
+        back = [s.claim.id for s in settlements if s.kind == "stale"]
+        if back:
+            self.emit("inputs_changed", logging.INFO, changed_count=len(back), ids=back[:_NAMED])
+        final = [s.claim.id for s in settlements if s.kept_changing]
+        if final:
+            self._count("kept_changing", len(final))
+            hint = "they changed for as long as settle_after allows, so these rows' outcomes are final all the same"
+            self.emit("inputs_kept_changing", logging.WARNING, settled_count=len(final), ids=final[:_NAMED], hint=hint)
 
     @property
     def _detailed(self) -> bool:
@@ -335,6 +364,42 @@ class LaneState:
         hint = "the row is dead" if row.dead else "the row is skipped and stays as it is"
         hint = f"{hint}; fix the row, or the trigger or constraint, then rowmill retry"
         self.emit("row_refused", logging.ERROR, id=row.id, error=row.error, dead=row.dead, hint=hint)
+
+    def expired(self, rows: Sequence[Expired]) -> None:
+        """Rows ended because they were not started in time: counted as canceled, and as expired."""
+        for row in rows:
+            if row.refused is not None:
+                self.emit("expiry_refused", logging.ERROR, id=row.id, error=row.refused)
+        count = sum(row.refused is None for row in rows)
+        if not count:
+            return
+        self.counters.canceled += count
+        self._count("canceled_count", count)
+        self._count("expired_count", count)
+        self._minute["canceled"] += count
+        self.counters.tell()
+        ids = [row.id for row in rows if row.refused is None][:_NAMED]
+        self.emit("rows_expired", logging.INFO, expired_count=count, ids=ids)
+
+    def waits_ended(self, ended: EndedWaits) -> None:
+        """Rows whose condition is true are due; those that waited too long are dead."""
+        if ended.woken:
+            self._count("woken_count", len(ended.woken))
+            self.emit("rows_woken", logging.INFO, woken_count=len(ended.woken), ids=ended.woken[:_NAMED])
+        if ended.timed_out:
+            count = len(ended.timed_out)
+            self.counters.died += count
+            self.counters.failures += count
+            self._count("fail_count", count)
+            self._count("dead", count)
+            self._minute["dead"] += count
+            self.counters.tell()
+            self.emit("waits_timed_out", logging.WARNING, timed_out_count=count, ids=ended.timed_out[:_NAMED])
+        known, self._refused_waits = self._refused_waits, set(ended.refused)
+        for until, error, id in self._refused_waits - known:
+            where = {} if id is None else {"id": id}
+            hint = "the row waits until its timeout; mend its columns, or rowmill retry or cancel it"
+            self.emit("wait_refused", logging.ERROR, until=until, error=error, hint=hint, **where)
 
     def swept(self, row: Swept) -> None:
         """A row was taken back; its previous holder is named."""

@@ -27,6 +27,7 @@ from ..store import Database, LaneStore, store_for
 from ..store.lane import one_row
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.row_keys import Key
+from .chunks import run_alone
 from .counters import Counters
 from .execute import Execution, RunPlan, TaskExecution, unhooked
 from .job import Finish, FinishTx, Job, SyncJob
@@ -40,8 +41,8 @@ class RowRun:
     """One run of one row: how it ended, and the row before and after, as the database has it."""
 
     key: Key
-    #: done, retry, snooze, dead, canceled or release; ``lost`` where the claim no longer held, ``stuck`` where the
-    #: database refused even the bare outcome, ``joining`` where the job would wait for its children.
+    #: done, retry, snooze, wait, dead, canceled or release; ``lost`` where the claim no longer held, ``stuck`` where
+    #: the database refused even the bare outcome, ``joining`` where the job would wait for its children.
     outcome: str
     error: str | None
     #: What the handler returned, as it would be written.
@@ -129,7 +130,7 @@ class DryFinish(Finish):
 
 
 class Renewal(threading.Thread):
-    """Renews the claims of one lane while a handler runs, or stands in a debugger: a thread with its own connection."""
+    """Renews the claims of one lane, also while the handler is in a debugger: a thread with its own connection."""
 
     def __init__(self, lane_state: LaneState) -> None:
         super().__init__(name="rowmill-renewal", daemon=True)
@@ -263,6 +264,8 @@ class RowRunner:
 
     async def _run(self, plan: RunPlan, job: Job, claim: Claim) -> Settlement | None:
         try:
+            if self.store.lane.chunk is not None:
+                return await run_alone(self._execution, plan, job)
             return await self._execution.run(plan, job, claim, None)
         except asyncio.CancelledError as cancelled:
             if (task := asyncio.current_task()) is not None and task.cancelling():

@@ -1,8 +1,8 @@
-"""Resources: what handlers share inside a process: a client, a browser, a model.
+"""Resources that handlers share inside a process: a client, a browser, a model.
 
-Opened on first use, once; closed at shutdown in reverse order; opened again after opening failed, or when the
-resource's own health check says that it broke. A resource that cannot be opened raises ResourceFailed: the worker then
-claims nothing for the lanes that need it.
+A resource is opened once, on first use, and closed at shutdown in reverse order. It is opened again after a failed
+attempt, or when its own health check reports that it broke. A resource that cannot be opened raises ResourceFailed: the
+worker then claims nothing for the lanes that need it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from .lane_state import LaneState
     from .worker import Worker
 
-_OPENING = 5.0  # seconds that lanes below wait for the resources of one above, so that the order holds
-_OPEN_AGAIN = (1.0, 60.0)  # seconds before a resource that failed to open is tried again: first, and at most
+_OPENING = 5.0  # seconds that a lane waits for the resources of one with higher priority, to keep the order
+_OPEN_AGAIN = (1.0, 60.0)  # seconds before the next attempt to open a resource: first, and at most
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A declared resource: its opener, and how to tell that an open one still works."""
+    """A declared resource: its opener, and its health check."""
 
     name: str
     opener: Callable[..., Any]
     healthy: Callable[[Any], Any] | None = None
 
     def needs(self) -> list[str]:
-        """Other resources its opener asks for by name."""
+        """The other resources that its opener asks for by name."""
         return list(inspect.signature(self.opener).parameters)
 
 
@@ -49,7 +49,7 @@ class Resources:
         self._locks: dict[str, asyncio.Lock] = {}
 
     def check(self, names: list[str], where: str, above: tuple[str, ...] = ()) -> None:
-        """Refuse a parameter, of a handler or of a resource, that no resource answers to, and needs in a circle."""
+        """Refuse a parameter of a handler or of a resource that matches no resource, and circular dependencies."""
         for name in names:
             if name not in self._declared:
                 who = f"the resource {above[-1]!r}" if above else "the handler"
@@ -62,16 +62,16 @@ class Resources:
             self.check(self._declared[name].needs(), where, (*above, name))
 
     def are_open(self, names: list[str]) -> bool:
-        """Whether all of these were opened, and none was closed again."""
+        """Whether all of these are open."""
         return all(name in self._open for name in names)
 
     async def get(self, names: list[str]) -> dict[str, Any]:
-        """The named resources, opened where they are not. Raises ResourceFailed where one cannot be opened."""
+        """Return the named resources, and open those that are closed. Raises ResourceFailed if one cannot be opened."""
         return {name: await self._one(name) for name in names}
 
     async def _one(self, name: str) -> Any:
         resource = self._declared[name]
-        # What it depends on comes first: where that has to be opened again, this one has to be too.
+        # Its dependencies come first: if one of them is reopened, this resource has to be, too.
         needed = await self.get(resource.needs())
         async with self._locks.setdefault(name, asyncio.Lock()):
             if name in self._open:
@@ -91,7 +91,7 @@ class Resources:
             return value
 
     async def _close(self, name: str) -> None:
-        """Close one, and first what was built on it: that would hold on to what is gone."""
+        """Close a resource, after those that depend on it."""
         for other in list(self._open):
             if other in self._open and name in self._declared[other].needs():
                 await self._close(other)
@@ -100,14 +100,15 @@ class Resources:
             await _closed(stack)
 
     async def close(self) -> None:
-        """Close what is open, the newest first."""
+        """Close all open resources, the newest first."""
         for name in reversed(list(self._open)):
             await self._close(name)
 
 
 class LaneResources:
-    """Opens a lane's resources when its first row is ready and before that row is claimed. Where that fails, the lane
-    waits and its rows stay as they are.
+    """Opens a lane's resources when its first row is ready, before the row is claimed.
+
+    If that fails, the lane waits and its rows stay as they are.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -115,7 +116,7 @@ class LaneResources:
         self._opening: set[asyncio.Task[None]] = set()
 
     async def are_open(self, lane_state: LaneState) -> bool:
-        """Whether the lane may claim now. Starts to open what is not open yet."""
+        """Whether the lane may claim now. Starts to open resources that are closed."""
         worker, needs = self._worker, lane_state.execution.needs
         if worker.resources.are_open(needs):
             return True
@@ -140,7 +141,7 @@ class LaneResources:
         lane_state.environment.wake()
 
     async def stop(self) -> None:
-        """Give up what is still being opened: the worker stops."""
+        """Cancel the resources that are still being opened, because the worker stops."""
         for opening in self._opening:
             opening.cancel()
         if self._opening:
@@ -176,7 +177,7 @@ async def _is_healthy(resource: Resource, value: Any) -> bool:
 
 
 async def _closed(stack: AsyncExitStack) -> None:
-    """What is broken may fail to close; that is no reason to keep it, nor to stop."""
+    """Close a resource. An error is ignored: a broken one may fail to close, and must not stop the worker."""
     try:
         await stack.aclose()
     except Exception:

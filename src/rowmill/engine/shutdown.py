@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import sys
-import threading
 import time
 import traceback
 from typing import TYPE_CHECKING, cast
@@ -24,10 +23,10 @@ from ..store.inspect.lane_view import LaneView
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.row_keys import written
 from ..store.own.failures import Failure
+from ..store.own.process_identity import process_identity
 from ..store.own.workers import WorkerState
 from .counters import users_line
 from .lane_state import LaneState
-from .recovery.liveness import process_identity
 
 if TYPE_CHECKING:
     from ..store.lane.postgres import PostgresLane
@@ -58,8 +57,6 @@ class Shutdown:
         self._ask_pauses_at = 0.0
         #: When a drain may next say what it waits for; 0: it has not waited yet.
         self._say_waiting_at = 0.0
-        #: Only one heartbeat thread reports a blocked loop; each environment has one.
-        self._watching = threading.Lock()
 
     def watch(self, now: float) -> None:
         """Stop the worker gracefully if a run cannot be stopped after timeout and grace, if a heartbeat thread has
@@ -93,8 +90,7 @@ class Shutdown:
         """Called from the heartbeat thread. Reports a handler that blocks the event loop past its timeout, once; after
         the grace, ends the process. Returns what the row's history is to show.
         """
-        with self._watching:
-            seen = self._blocked()
+        seen = self._blocked()
         if seen is None:
             self._end_if_hung()
         return seen
@@ -149,6 +145,9 @@ class Shutdown:
         for environment in worker.environments:
             if not environment.opened:
                 return False
+            # First: a job that a join makes ready between the two questions would be missed.
+            if environment.joins is not None and (environment.joins.busy or await environment.joins.look()):
+                return False
             for lane_state in environment.lane_states:
                 try:
                     unfinished = await lane_state.store.unfinished()
@@ -175,8 +174,6 @@ class Shutdown:
                         await self._say_waiting(environment, lane_state)
                         return False
                     left.append((environment, lane_state, held_back))
-            if environment.joins is not None and (environment.joins.busy or await environment.joins.look()):
-                return False
         for environment, lane_state, rows in left:
             lane = lane_state.store.lane.name
             worker.held_back.append(
@@ -290,8 +287,7 @@ class Shutdown:
         worker = self._worker
         for slots in worker.slots.values():
             await slots.close()  # also where the work ended in an error: a slot waits for ever unless it is told
-        for environment in worker.environments:
-            await environment.close(self.snapshot())
+        await asyncio.gather(*(environment.close(self.snapshot()) for environment in worker.environments))
         await worker.lane_resources.stop()
         await worker.resources.close()
         worker.counters.summarise()

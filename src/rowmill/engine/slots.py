@@ -18,6 +18,7 @@ from .lane_state import LaneState
 from .recovery.running_marks import mark
 
 if TYPE_CHECKING:
+    from .chunks import ChunkRun
     from .recovery.running_marks import Cells
     from .worker import Worker
 
@@ -38,6 +39,8 @@ class Slot:
         self.parked: asyncio.Future[None] | None = None
         #: What runs here, and what ran here last and how.
         self.job: Job | None = None
+        #: The chunk that ``job`` is the first of; None in a lane without chunks.
+        self.chunk: ChunkRun | None = None
         self.plan: RunPlan | None = None
         self.began = 0.0
 
@@ -69,7 +72,7 @@ class Capacity:
 
     @property
     def waiting(self) -> int:
-        """Claimed, by whichever lane, and about to start."""
+        """Runs, of whichever lane, that are claimed and about to start."""
         return sum(min(slots.buffered, slots.lane.concurrency - slots.busy) for slots in self.lanes)
 
     @property
@@ -83,6 +86,8 @@ class Slots:
 
     def __init__(self, lane: Lane, worker: Worker) -> None:
         self.lane, self.worker, self.capacity = lane, worker, worker.capacity
+        #: Rows that one claim takes at most, and rows that the slots hold together.
+        self.most, self.rows = lane.batch or AUTO_BATCH, lane.concurrency
         self._buffer: deque[tuple[LaneState, Claim]] = deque()
         self._idle: list[Slot] = []
         self.all: list[Slot] = []
@@ -98,7 +103,22 @@ class Slots:
 
     @property
     def buffered(self) -> int:
+        """Runs that wait for a slot."""
         return len(self._buffer)
+
+    @property
+    def stocked(self) -> bool:
+        """A slot that becomes free has work at hand."""
+        return bool(self._buffer)
+
+    def startable(self) -> int:
+        """How many runs could start now, as far as their rows are concerned."""
+        return len(self._buffer)
+
+    @property
+    def took(self) -> float:
+        """How long a row takes up a slot in this lane, smoothed; 0: not known."""
+        return self._took
 
     def room(self, kept: int = 0) -> int:
         """How many more rows could start at once, where so many of the places of all lanes are kept for others."""
@@ -111,7 +131,7 @@ class Slots:
         setting leaves the other rows to workers that are free. ``gated``: a row that waits keeps others of its key
         waiting, so far less, and no more than run at a time.
         """
-        most = self.lane.batch or AUTO_BATCH
+        most = self.most
         if self._took <= 0 or most == 1:
             return 0
         # Runs that have turned slow are not over yet: that none has begun for so long says it before they do.
@@ -126,7 +146,7 @@ class Slots:
 
     def start(self) -> None:
         """Wake slots where there is work and room for them; each wakes others before it begins."""
-        waking = min(len(self._buffer), self.lane.concurrency - self.busy, self.capacity.free, _WAKEN)
+        waking = min(self.startable(), self.lane.concurrency - self.busy, self.capacity.free, _WAKEN)
         for _ in range(waking):
             if not self._idle and len(self.all) < self.lane.concurrency:
                 self._add()
@@ -151,7 +171,7 @@ class Slots:
     async def _serve(self, slot: Slot) -> None:
         while not self._closing:
             try:
-                if self._buffer and self.capacity.free > 0:
+                if self.startable() and self.capacity.free > 0:
                     await self._work(slot)
                     continue
                 slot.parked = asyncio.get_running_loop().create_future()
@@ -160,7 +180,7 @@ class Slots:
             except asyncio.CancelledError:
                 if self._closing:
                     raise
-                await _swallow(slot)  # a timer that an earlier handler left behind: not for the run in the slot now
+                await swallow(slot)  # a timer that an earlier handler left behind: not for the run in the slot now
                 if slot in self._idle:
                     self._idle.remove(slot)
 
@@ -193,7 +213,7 @@ class Slots:
                     self._took = self._took * 0.9 + took * 0.1 if self._took > 0 else took
                     slot.job = None
                 if slot.task is not None and slot.task.cancelling() and not self._closing:
-                    await _swallow(slot)
+                    await swallow(slot)
                 if settlement is not None:
                     settlement.duration = took
                 elif job.finished is not None:
@@ -230,17 +250,20 @@ class Slots:
 
     def facts(self, now: float) -> list[dict[str, Any]]:
         """What is under way, for the workers table."""
-        found = []
+        facts = []
         # A limit over all lanes is shown with what takes it up, so that ``why`` can name it.
         limit = {"at_once": self.capacity.limit} if self.capacity.limit != sys.maxsize else {}
         for slot in list(self.all):
             if (job := slot.job) is not None:
                 claim, seconds = job._claim, round(now - slot.began, 1)
                 where = {"slot": slot.name, "lane": claim.lane, "environment": claim.environment}
-                found.append(
+                facts.append(
                     {**where, "id": ",".join(map(str, claim.key)), "seconds": seconds, "progress": job.latest, **limit}
                 )
-        return found
+                if slot.chunk is not None:
+                    jobs = slot.chunk.jobs
+                    facts[-1] |= {"rows": len(jobs), "progress": next((one.latest for one in jobs if one.latest), None)}
+        return facts
 
     async def close(self) -> list[tuple[LaneState, Claim]]:
         """Cancel what can be cancelled, and say which claims were cut off: those whose runs have really ended.
@@ -260,7 +283,12 @@ class Slots:
             if slot.child is not None and (slot.task is None or slot.task.done()):
                 await asyncio.to_thread(slot.child.kill)
         self.unstoppable = [slot.name for slot in self.all if slot.task is not None and not slot.task.done()]
-        return [(job._lane_state, job._claim) for slot, job in under_way if slot.task is not None and slot.task.done()]
+        cut_off = []
+        for slot, job in under_way:
+            if slot.task is not None and slot.task.done():
+                claims = [job._claim] if slot.chunk is None else slot.chunk.unfinished()
+                cut_off += [(job._lane_state, claim) for claim in claims]
+        return cut_off
 
     def hoards(self, now: float) -> bool:
         """Rows wait in the buffer behind runs that have turned slow: others could have them."""
@@ -269,7 +297,7 @@ class Slots:
         return full and all(now - slot.began > _HOARD for slot in running)
 
 
-async def _swallow(slot: Slot) -> None:
+async def swallow(slot: Slot) -> None:
     """A cancellation that was meant for a run that has ended must not hit the next one."""
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)

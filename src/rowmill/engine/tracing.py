@@ -23,14 +23,21 @@ Carrier = Mapping[str, str]
 class Tracer(Protocol):
     """Somebody who traces."""
 
-    def enqueue(self, tasks: Sequence[str]) -> AbstractContextManager[Carrier]:
-        """Around the enqueueing of jobs of these tasks: what is to be kept with each of them."""
+    def enqueue(self, tasks: Sequence[str], queues: Sequence[str]) -> AbstractContextManager[Carrier]:
+        """Around the enqueueing of jobs of these tasks, into these queues: what is to be kept with each of them."""
 
     def run(
         self, facts: Mapping[str, Any], enqueued: Carrier | None, wrote_row: Carrier | None = None
     ) -> AbstractContextManager[Callable[[Settlement | None], None]]:
         """Around a run, with what was kept with its job, or the trace that wrote its row. Is told how it ended, where
         something is to be written.
+        """
+
+    def chunk(
+        self, facts: Mapping[str, Any], enqueued: Sequence[Carrier], wrote_rows: Sequence[Carrier]
+    ) -> AbstractContextManager[Callable[[BaseException | None], None]]:
+        """Around one call for several rows, with what was kept with their jobs, and the traces that wrote them. Is told
+        the error with which the call ended, if it did.
         """
 
     def wrote(self, verb: str, lane: str, environment: str, began: int, rows: int) -> None:
@@ -49,7 +56,7 @@ def enqueued(tracer: Tracer | None, calls: Sequence[Call]) -> Iterator[Sequence[
     if tracer is None or not calls:
         yield calls
         return
-    with tracer.enqueue([call.task.name for call in calls]) as carrier:
+    with tracer.enqueue([call.task.name for call in calls], [call.task.queue for call in calls]) as carrier:
         yield [replace(call, args={**call.args, TRACE: dict(carrier)}) for call in calls]
 
 

@@ -19,9 +19,7 @@ from ..store import Database
 from ..store.file_watch import FileWatch
 from ..store.jobs.enqueue import CHANNEL
 from ..store.lane.postgres_wake_trigger import AGAIN, ALL_COMMITTED, LOOK_AGAIN
-from ..store.postgres_database import Postgres
-from ..store.sqlite_database import Sqlite
-from ..store.sqlite_file import SqliteCommits
+from ..store.sqlite_file import SqliteCommits, SqliteFile
 
 #: Seconds between two looks at a SQLite file: first after a write, longest where nobody tells of writes, and longest
 #: where the kernel does.
@@ -62,6 +60,8 @@ class Session:
     lock_id: int
     #: Since when (monotonic) the lock is held; None: it is not.
     locked_since: float | None = None
+    #: End it, so that another one is opened.
+    end: Ring = lambda: None
 
     @property
     def age(self) -> float | None:
@@ -124,16 +124,94 @@ async def listen(
     """Ring whenever this database says that rows may be ready; ``awaited`` is called when somebody awaits results.
     Runs until cancelled.
     """
-    if isinstance(database, Postgres):
-        if not database.pooled:  # a transaction pooler loses LISTEN with the transaction
-            await _listen_postgres(database, ring, channel, awaited or (lambda: None), session)
-    elif isinstance(database, Sqlite):
-        await _watch_sqlite(database, ring)
+    if database.file is not None:
+        await _watch_file(database.file, ring)
+    elif not database.pooled:  # a transaction pooler loses LISTEN with the transaction
+        await _listen(database, ring, channel, awaited or (lambda: None), session)
 
 
-async def _listen_postgres(
-    database: Postgres, ring: Ring, channel: str, awaited: Ring, session: Session | None
-) -> None:
+class Listeners:
+    """The sessions on which a worker listens. Where its connections are bounded, one for each database.
+
+    A notification reaches every schema of a database. All of these that are served are woken, less often the more they
+    are: each has to look.
+    """
+
+    _PER_SCHEMA = 0.005  # seconds between two rings, for each of them
+
+    def __init__(self, lock_id: int) -> None:
+        self._lock_id = lock_id
+        self._shared: dict[str, _SharedListener] = {}
+
+    def session(self, database: Database) -> Session:
+        """The session that tells others that this worker lives."""
+        shared = self._of(database)
+        return shared.session if shared is not None else Session(self._lock_id)
+
+    def _of(self, database: Database) -> _SharedListener | None:
+        if database.file is not None or database.shares is None:
+            return None
+        return self._shared.setdefault(database.place, _SharedListener(database, Session(self._lock_id)))
+
+    async def listen(self, database: Database, ring: Ring, awaited: Ring | None, session: Session | None) -> None:
+        """Ring whenever this database says that rows may be ready. Runs until cancelled."""
+        if (shared := self._of(database)) is None:
+            await listen(database, ring, awaited=awaited, session=session)
+        else:
+            await shared.join(ring, awaited or (lambda: None))
+
+
+class _SharedListener:
+    """One session for all schemas of a database. It listens while there is a place for it, and else they are polled."""
+
+    def __init__(self, database: Database, session: Session) -> None:
+        self.session = session
+        self._database = database
+        self._rings: dict[object, tuple[Ring, Ring]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._later: asyncio.TimerHandle | None = None
+
+    async def join(self, ring: Ring, awaited: Ring) -> None:
+        """Ring with the others, until cancelled."""
+        me = object()
+        self._rings[me] = ring, awaited
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._listen())
+        try:
+            ring()  # what was said before
+            await self._task
+        finally:
+            del self._rings[me]
+            if not self._rings:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        assert self._database.shares is not None
+        limit = self._database.shares.listeners
+        while not limit.try_take():  # noqa: ASYNC110 - nobody waits in line for these
+            await asyncio.sleep(_RECONNECT_FULL)
+        try:
+            await listen(self._database, self._ring, awaited=self._awaited, session=self.session)
+        finally:
+            limit.give_back()
+
+    def _awaited(self) -> None:
+        for _, awaited in list(self._rings.values()):
+            awaited()
+
+    def _ring(self) -> None:
+        if self._later is None:
+            pause = Listeners._PER_SCHEMA * (len(self._rings) - 1)
+            self._later = asyncio.get_running_loop().call_later(pause, self._now)
+
+    def _now(self) -> None:
+        self._later = None
+        for ring, _ in list(self._rings.values()):
+            ring()
+
+
+async def _listen(database: Database, ring: Ring, channel: str, awaited: Ring, session: Session | None) -> None:
     second_look = SecondLook(database, ring)
 
     def heard(_connection: Any, _pid: int, _channel: str, word: str) -> None:
@@ -146,10 +224,12 @@ async def _listen_postgres(
         connection: Any = None
         try:
             connection = await asyncpg.connect(database.dsn, timeout=10, server_settings=_KEEPALIVES)
-            if session is not None:
-                await connection.execute(database.sql.hold_lock(session.lock_id))
-                session.locked_since = time.monotonic()
             gone = asyncio.Event()
+            if session is not None:
+                session.end = gone.set
+                with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(database.sql.hold_lock(session.lock_id))
+                    session.locked_since = time.monotonic()
             connection.add_termination_listener(lambda _, gone=gone: gone.set())
             await connection.add_listener(channel, heard)
             pause = _RECONNECT[0]
@@ -169,25 +249,25 @@ async def _listen_postgres(
         pause = min(pause * 2, _RECONNECT[1]) if pause < _RECONNECT_FULL else _RECONNECT[0]
 
 
-async def _watch_sqlite(database: Sqlite, ring: Ring) -> None:
+async def _watch_file(file: SqliteFile, ring: Ring) -> None:
     """Ring after every commit to the file. Also after this worker's own: an outcome, or a hook, can make rows ready.
 
     The kernel tells of writes, and a write is a reason to look for a commit. A commit becomes visible some time after
     its last write (an fsync comes in between), so more looks follow, at growing intervals. Where the kernel tells
     nothing, they begin after each commit. If the kernel missed a commit once, it is not relied on again.
     """
-    watch, commits = FileWatch(database.path), SqliteCommits(database.file)
+    watch, commits = FileWatch(file.path), SqliteCommits(file)
     written, pause = True, _SOON
     try:
         while True:
-            told = watch.told()
+            was_written = watch.told()
             try:
                 committed = commits.moved()
             except (sqlite3.Error, Unreachable):
                 await asyncio.sleep(1.0)
                 continue
-            told |= watch.told()  # of a write between the two questions
-            written |= told
+            was_written |= watch.told()  # of a write between the two questions
+            written |= was_written
             if committed:
                 ring()
                 if not written:
@@ -195,8 +275,8 @@ async def _watch_sqlite(database: Sqlite, ring: Ring) -> None:
                 written, pause = False, _SAFETY_POLL if watch.works else _SOON
                 await asyncio.sleep(_APART)
             else:
-                begun = told and pause > _DEAF
-                pause = _SOON if begun else min(pause * 1.5, _SAFETY_POLL if watch.works else _POLL)
+                first_write = was_written and pause > _DEAF
+                pause = _SOON if first_write else min(pause * 1.5, _SAFETY_POLL if watch.works else _POLL)
                 await (watch.wait(pause) if pause > _DEAF else asyncio.sleep(pause))
     finally:
         watch.close()

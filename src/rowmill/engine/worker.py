@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -20,7 +21,9 @@ from typing import Any
 
 from ..clock import Clock
 from ..declare.lane import Lane
+from ..declare.schedules import Schedules
 from ..declare.states import FINAL
+from ..declare.task import Queue
 from ..errors import (
     Busy,
     DatabaseError,
@@ -33,11 +36,16 @@ from ..errors import (
 )
 from ..events import Events
 from ..store import Database, probe
+from ..store.connection_limit import ConnectionShares
 from ..store.lane.claim import Claim, Report, Settlement
+from ..store.own.workers import lock_id
 from . import worker_id as worker_ids
+from .chunks import ChunkSlots
 from .counters import Counters
+from .discovery import Discovery
 from .environment import Environment
 from .execute import Execution, TaskExecution, unhooked
+from .heartbeat import HeartbeatThread
 from .isolate import importable
 from .job import Job
 from .lane_state import LaneState
@@ -46,8 +54,10 @@ from .recovery.quarantine import Quarantine
 from .recovery.running_marks import RunningMarks
 from .resources import LaneResources, Resource, Resources
 from .shutdown import Shutdown
-from .slots import AUTO_BATCH, Capacity, Slots
+from .slots import Capacity, Slots
 from .tracing import trace_lane
+from .turns import FairOrder, Turns
+from .wake import Listeners
 
 _SETTLE_BATCH = 1000  # outcomes per statement
 _BACKLOG = 2000  # unwritten outcomes before claiming stops
@@ -64,6 +74,9 @@ def check_handler(lane: Lane, resources: Resources) -> None:
     resources.check(lane.resources(), f"lane {lane.name!r}")
     if lane.isolation == "process":
         importable(lane)
+    if isinstance(lane, Queue) and lane.chunk is not None:
+        for task in lane.tasks.values():
+            _ = task.signature  # raises where a parameter is not a list
 
 
 class Worker:
@@ -78,6 +91,7 @@ class Worker:
         lanes: Sequence[Lane],
         *,
         resources: dict[str, Resource] | None = None,
+        schedules: Sequence[Schedules] = (),
         events: Events | None = None,
         clock: Clock | None = None,
         worker_id: str | None = None,
@@ -89,6 +103,9 @@ class Worker:
         register: bool = True,
         expendable: bool = False,
         suspicion: float | None = None,
+        fair: FairOrder | None = None,
+        max_connections: int | None = None,
+        discovery: Discovery | None = None,
     ) -> None:
         self.id = worker_id or worker_ids.new()
         self.incarnation = incarnation or uuid.uuid4().hex[:8]
@@ -107,12 +124,24 @@ class Worker:
         self.lane_resources = LaneResources(self)
         self.capacity = Capacity(concurrency)
         self.counters = Counters(self.events, self.id)
+        #: Tables of schedules, for the tasks of its queues.
+        self.schedules = schedules
         ordered = sorted(lanes, key=lambda lane: lane.priority)
-        self.slots = {lane.name: Slots(lane, self) for lane in ordered}
-        self.environments = [
-            Environment(self, name, database, [lane for lane in ordered if lane.serves(name)])
-            for name, database in environments
-        ]
+        self.heartbeats = HeartbeatThread(self)
+        self.listeners = Listeners(lock_id(self.incarnation))
+        self.slots = {
+            lane.name: Slots(lane, self) if lane.chunk is None else ChunkSlots(lane, self) for lane in ordered
+        }
+        self._lanes = ordered
+        #: The bound on its connections, over all environments.
+        self.shares = None if max_connections is None else ConnectionShares.of(max_connections)
+        #: In fair order: which environment comes next. None: strictly in the order of the list.
+        self.turns = None if fair is None else Turns(self, fair)
+        #: Where environments come and go: the list of them.
+        self.discovery = discovery
+        self.environments: list[Environment] = []
+        for name, database in environments:
+            self.add_environment(name, database)
         self.shutdown = Shutdown(self)
         self.quarantine = Quarantine(self)
         #: Where a drain ended before all was done: rows that are paused without end, by environment and lane.
@@ -137,9 +166,24 @@ class Worker:
         for lane in ordered:
             check_handler(lane, self.resources)
 
+    def add_environment(self, name: str, database: Database) -> None:
+        """Serve one more environment, after the others."""
+        database.shares = self.shares
+        lanes = [lane for lane in self._lanes if lane.serves(name)]
+        self.environments.append(Environment(self, name, database, lanes))
+        self.wake()
+
+    async def remove_environment(self, environment: Environment) -> None:
+        """Close an environment that is no longer listed, and forget it."""
+        if self.turns is not None:
+            await self.turns.idle(environment)
+            self.turns.forget(environment)
+        await environment.leave()
+        self.environments.remove(environment)
+
     def keep_running_marks(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
-        marks = RunningMarks(file, [slots.lane.concurrency for slots in self.slots.values()])
+        marks = RunningMarks(file, [slots.rows for slots in self.slots.values()])
         self.fallen = marks.before
         for slots, cells in zip(self.slots.values(), marks.cells, strict=True):
             slots.running_marks = cells
@@ -150,6 +194,7 @@ class Worker:
         """Work. Returns what was done."""
         self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._tick()
+        listing = asyncio.create_task(self.discovery.run(self)) if self.discovery is not None else None
         try:
             while not self.stopping:
                 await self._round_or_stop()
@@ -160,14 +205,24 @@ class Worker:
                     break
                 if not self.stopping:
                     await self.wait(self._pause())
+            await self._stop_looking(listing)
             await self.shutdown.wind_down()
         finally:
+            await self._stop_looking(listing)
             await self.shutdown.close()
             if self._ticking is not None:
                 self._ticking.cancel()
             if self._threads is not None:
                 self._threads.shutdown(wait=False, cancel_futures=True)
         return self.counters
+
+    async def _stop_looking(self, listing: asyncio.Task[None] | None) -> None:
+        """Look for no environments, and for no rows in them, any more."""
+        if listing is not None:
+            listing.cancel()
+            await asyncio.gather(listing, return_exceptions=True)
+        if self.turns is not None:
+            await self.turns.stop(wait=not self.hurried)
 
     async def wait(self, seconds: float) -> None:
         """Wait until ``wake`` is called, at most so many seconds."""
@@ -179,7 +234,8 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Something runs, waits for a slot, or is not written yet."""
-        return any(slots.busy or slots.buffered for slots in self.slots.values()) or self.unsettled
+        looking = self.turns is not None and self.turns.busy
+        return looking or any(slots.busy or slots.buffered for slots in self.slots.values()) or self.unsettled
 
     def _tick(self) -> None:
         """A sign that the loop is not blocked, for the heartbeat thread to see."""
@@ -238,28 +294,39 @@ class Worker:
             await self.quarantine.clear_ended()
         if self.quarantine.pending is not None and not self.stopping:
             await self.quarantine.run_next()
-        if self.stopping or not any(self._wanted(environment, now) for environment in self.environments):
+        if self.turns is not None:
+            if not self.stopping:
+                await self.turns.start(now)
+            return
+        if self.stopping or not any(self.wanted(environment, now) for environment in self.environments):
             return
         self._above = []
+        for environment in self.environments:
+            environment.above = self._above  # of all environments: nothing below may start before it
         # All are opened before the first row is claimed anywhere: errors in declarations are reported before that.
         new = [environment for environment in self.environments if not environment.opened and environment.reachable]
         await asyncio.gather(*(self.guarded(environment, environment.examine()) for environment in new))
         reached = [environment for environment in new if environment.reachable]
-        await asyncio.gather(*(self.guarded(environment, self._open(environment)) for environment in reached))
-        for environment in self.environments:
+        await asyncio.gather(*(self.guarded(environment, self.open(environment)) for environment in reached))
+        for environment in list(self.environments):
             # All above it are looked at too: nothing below may start while something above is ready.
             if time.monotonic() >= environment.retry_at:
-                await self.guarded(environment, self._claim_from(environment))
+                await self.guarded(environment, self.claim_from(environment))
 
-    async def guarded(self, environment: Environment, step: Coroutine[Any, Any, None]) -> None:
-        """Run a step against an environment. One that is unreachable does not stop the others; it is tried later."""
+    async def guarded(
+        self, environment: Environment, step: Coroutine[Any, Any, None], *, tells_all: bool = False
+    ) -> None:
+        """Run a step against an environment. One that is unreachable does not stop the others; it is tried later.
+
+        ``tells_all``: the caller decides what a wrong declaration means.
+        """
         try:
             await step
             if environment.failures or environment.outage_events:
                 environment.served()
         except (DeclarationError, WorkerIdTaken) as error:
             # At the start it ends the worker. Later, one environment with a wrong declaration must not stop the others.
-            if not self.started.is_set():
+            if tells_all or not self.started.is_set():
                 raise
             environment.failed()
             self.events.emit("environment_wrong", logging.ERROR, environment=environment.name, error=str(error))
@@ -273,15 +340,16 @@ class Worker:
             pause = round(environment.failed(), 1)
             self.events.emit(name, logging.ERROR, environment=environment.name, error=error.message, retry_in=pause)
 
-    def _wanted(self, environment: Environment, now: float) -> bool:
+    def wanted(self, environment: Environment, now: float) -> bool:
         """Whether to ask this environment in this round."""
-        if now < environment.retry_at:
+        if now < environment.retry_at or environment.leaving:
             return False
-        if not environment.opened or environment.look or now >= environment.next_poll:
+        if environment.to_open or environment.look or now >= environment.next_poll:
             return True
         return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in environment.lane_states)
 
-    async def _open(self, environment: Environment) -> None:
+    async def open(self, environment: Environment) -> None:
+        """Open an environment, and connect its lanes with the slots."""
         await environment.open()
         for lane_state in environment.lane_states:
             if self.events.tracer is not None:
@@ -292,9 +360,9 @@ class Worker:
 
     # -- claim
 
-    async def _claim_from(self, environment: Environment) -> None:
+    async def claim_from(self, environment: Environment) -> None:
         """Claim what is ready, from the lane of highest priority down, as far as there is room."""
-        if not environment.opened or self._higher_lane_can_claim():
+        if not environment.opened or environment.leaving or self._higher_lane_can_claim(environment):
             return
         environment.looked()
         if not all(lane_state.beats for lane_state in environment.lane_states):
@@ -312,15 +380,15 @@ class Worker:
             ready = await probe(environment.database, [lane_state.store for lane_state in claimable])
             claimable = [lane_state for lane_state in claimable if lane_state.store in ready]
         for lane_state in environment.lane_states:
-            if lane_state in claimable and not self._higher_lane_can_claim():
+            if lane_state in claimable and not self._higher_lane_can_claim(environment):
                 await self._claim_or_pause(lane_state)
             elif lane_state in claimable:
                 lane_state.more = True
-            self._above.append(lane_state)
+            environment.above.append(lane_state)
 
-    def _higher_lane_can_claim(self) -> bool:
+    def _higher_lane_can_claim(self, environment: Environment) -> bool:
         """A lane of higher priority has more rows and free slots again: this round ends, and the next is for it."""
-        return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in self._above)
+        return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in environment.above)
 
     def _ask(self, lane_state: LaneState) -> int:
         """How many rows to take now: what can start, and the prefetch of the topmost lane."""
@@ -331,20 +399,23 @@ class Worker:
             return 0  # its lease could run out while the handler runs
         slots = lane_state.slots
         # Slots that a higher lane keeps until its gates have learned how runs ended are not free for lower lanes.
-        above = itertools.takewhile(lambda other: other is not lane_state, self._above)
+        above = itertools.takewhile(lambda other: other is not lane_state, lane_state.environment.above)
         room = slots.room(sum(other.occupied for other in above)) - lane_state.occupied
+        if self.turns is not None:
+            gated = lane_state.store.notes is not None
+            return self.turns.share(lane_state, room, slots.prefetch(gated) if self._may_prefetch(lane_state) else 0)
         if not self._may_prefetch(lane_state):
             return max(room, 0)
-        most = slots.lane.batch or AUTO_BATCH
+        most = slots.most
         ask = min(room + slots.prefetch(lane_state.store.notes is not None), most)
         # With work at hand, small claims would only cost round trips.
-        return 0 if slots.buffered and ask < most // 2 else max(ask, 0)
+        return 0 if slots.stocked and ask < most // 2 else max(ask, 0)
 
     def _may_prefetch(self, lane_state: LaneState) -> bool:
         """Whether rows may be claimed before a slot is free: only for the topmost lane, only with renewal, and not
         through a gate that goes by when runs start, or how they end.
         """
-        first = self.environments[0].lane_states
+        first = (lane_state.environment if self.turns is not None else self.environments[0]).lane_states
         topmost = bool(first) and first[0] is lane_state and lane_state.store.binding.renew != "none"
         return topmost and lane_state.only_limits
 
@@ -381,15 +452,16 @@ class Worker:
     async def _claim(self, lane_state: LaneState) -> None:
         slots = lane_state.slots
         wanted = self._ask(lane_state)
-        most = slots.lane.batch or AUTO_BATCH
+        most = slots.most
         if wanted > 0 and slots.lane.backfills is not None and slots.lane.backfill_pace is not None:
             rows, period = slots.lane.backfill_pace
             wanted, lane_state.paused_until = min(wanted, rows), time.monotonic() + period.total_seconds()
+        send = lane_state.store.claim if self.turns is None else functools.partial(self.turns.claim, lane_state)
         next_claim: asyncio.Task[list[Claim]] | None = None
         turns = 0
         while wanted > 0:
             ask = min(wanted, most)
-            claims = await (next_claim or lane_state.store.claim(ask))
+            claims = await (next_claim or send(ask))
             turns, lane_state.more = turns + 1, len(claims) == ask
             lane_state.held_back = not lane_state.more
             self.take_in(lane_state, claims)
@@ -399,13 +471,14 @@ class Worker:
             if self.stopping:  # they came too late to be started
                 self.shutdown.give_back_prefetched()
             go_on = lane_state.more and not self.stopping and self.quarantine.pending is None
+            go_on = go_on and (self.turns is None or self.turns.alone(lane_state.environment))
             wanted = wanted - ask if go_on else 0
             if go_on and not wanted and turns < _CLAIMS_IN_A_ROW and self._may_prefetch(lane_state):
                 wanted = self._ask(
                     lane_state
                 )  # only the topmost lane goes on: a lower lane checks the higher ones first
             # The next claim is sent before the runs of this one begin, because a run may block the event loop.
-            next_claim = asyncio.create_task(lane_state.store.claim(min(wanted, most))) if wanted > 0 else None
+            next_claim = asyncio.create_task(send(min(wanted, most))) if wanted > 0 else None
             slots.start()
 
     async def recover(self, lane_state: LaneState) -> list[Claim]:
@@ -459,6 +532,11 @@ class Worker:
         """The heartbeat thread can renew again: look what is ready."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(environment.wake)
+
+    def listen_again_from_thread(self, environment: Environment) -> None:
+        """The heartbeat thread misses the lock of the session on which this worker listens."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(environment.session.end)
 
     def _lose(self, lane_state: LaneState, claim: Claim) -> None:
         if lane_state.claims.get(claim.key) is claim:
@@ -572,6 +650,8 @@ class Worker:
         ended = [*report.written, *report.refused]
         lane_state.drop([settlement.claim for settlement in (*ended, *report.lost)])
         self._written(lane_state, ended)
+        if self.turns is not None and ended:
+            self.turns.ran(lane_state, ended)
         for settlement in ended:
             if settlement.delay is not None:
                 lane_state.environment.will_be_due(settlement)
@@ -653,8 +733,13 @@ class Worker:
     def _pause(self) -> float:
         """Seconds until the next thing that is known to come."""
         now = time.monotonic()
-        times = [environment.next_time() for environment in self.environments] + [self.settle_later_at]
-        if any(self._wanted(environment, now) for environment in self.environments):
+        turns = self.turns
+        waiting = {one for one in self.environments if one.leaving or (turns is not None and turns.has_to_wait(one))}
+        times = [one.next_time() for one in self.environments if one not in waiting] + [self.settle_later_at]
+        if waiting:
+            times.append(now + 0.5)
+        wanted = self.wanted if turns is None else turns.may_start
+        if any(wanted(environment, now) for environment in self.environments):
             times.append(now)
         if self.drain:
             times.append(now + 0.2)

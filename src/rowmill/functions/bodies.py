@@ -7,6 +7,7 @@ since there may be no Python worker to do so. Parameters stand as $1, $2: a colu
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -46,6 +47,7 @@ class FunctionStatements(PostgresStatements):
         )
         self.resolved, self._gates = resolved, gates
         self.table = f"{self.name(resolved.schema)}.{self.name(resolved.name)}"
+        self.stale_runs = resolved.stale_runs
         # With schemas in the path an operator there could fit a column's type better than the server's own.
         self.equals = " operator(pg_catalog.=) " if resolved.path else " = "
 
@@ -88,22 +90,22 @@ class FunctionStatements(PostgresStatements):
 
     @property
     def fenced(self) -> list[Parameter]:
-        """The key, and what else the row must still say for the claim to hold."""
+        """The key, and the columns that must be unchanged for the claim to hold."""
         return [Parameter(name, kind) for name, kind, _ in self._fenced()]
 
     def _fenced(self) -> list[tuple[str, str, str]]:
         """Parameter, its type, its column."""
         roles, types = self.roles, self.binding.sql_types
-        found = [("worker", "text", roles.get("worker")), ("claimed_at", "", self.binding.fence_time),
+        fields = [("worker", "text", roles.get("worker")), ("claimed_at", "", self.binding.fence_time),
                  ("attempts", "", roles.get("attempts"))]  # fmt: skip
-        mark = [(role, kind or types[c], c) for role, kind, c in found if c]
+        mark = [(role, kind or types[c], c) for role, kind, c in fields if c]
         taken = {"worker", "claimed_at", "attempts", "result", "error", "delay", "permanent", "batch", "poison",
-                 "previous_worker"}  # fmt: skip
+                 "previous_worker", *(["inputs"] if self.lane.inputs else [])}  # fmt: skip
         keys = [(f"key_{c}" if c in taken else c, types[c], c) for c in self.binding.key]
         return keys + mark
 
     def holds(self) -> str:
-        """The row is this one and still as the claim left it; $1 and on are the ``fenced`` parameters."""
+        """The fence as SQL: the row is this one, as the claim left it. $1 and on are the ``fenced`` parameters."""
         parts = []
         for place, (parameter, _, column) in enumerate(self._fenced(), 1):
             name, mark = self.name(column), f"${place}"
@@ -112,11 +114,80 @@ class FunctionStatements(PostgresStatements):
             parts.append(f"{name}{self.equals}{mark}")
         return "\n    and ".join([" and ".join(parts), self.running()])
 
+    # -- inputs
+
+    @property
+    def ended(self) -> list[Parameter]:
+        """What a verb takes that ends a run: also the inputs that it worked from."""
+        return [*self.fenced, *([Parameter("inputs", "text")] if self.lane.inputs else [])]
+
+    def fingerprint(self, prefix: str = "") -> str:
+        sent = f"pg_catalog.record_send(row({self.names(self.lane.inputs, prefix)}))"
+        return f"pg_catalog.encode(pg_catalog.sha256({sent}), 'hex'::text)"
+
+    def _row_id(self) -> str:
+        return self.row_id([f"${place}" for place in range(1, len(self.binding.key) + 1)])
+
+    def _is_stale(self) -> str:
+        """The row's inputs are not those that the run worked from, and may still be waited for."""
+        changed = f"not ({self.fingerprint()}{self.equals}${len(self.ended)})"
+        return f"{changed} and not {self.kept_changing(self._row_id())}" if self.bounded else changed
+
+    def _unnamed(self, verb: str) -> str:
+        """Refuse an end that does not say what the run worked from."""
+        if not self.lane.inputs:
+            return ""
+        seen = "what the function for inputs gives for the row as it was claimed"
+        return _refusal(f"${len(self.ended)} is null", f"{verb} needs inputs: {seen}")
+
+    def _note(self, indent: str) -> str:
+        """One more run of a row whose inputs changed."""
+        return _indented(f"{self.note_stale(self._row_id())};", indent) if self.bounded else ""
+
+    def _forget(self, indent: str) -> str:
+        """An outcome is final: the row's runs whose inputs changed are forgotten."""
+        text = f"delete from {self.stale_runs} where {self.noted(self._row_id())};"
+        return _indented(text, indent) if self.bounded else ""
+
+    def _go_back(self, indent: str) -> str:
+        """The row is ready again."""
+        written = self.assignments(self.settle_set("stale", "null", "null"), "  ")
+        return _indented(f"update {self.table} set\n  {written}\nwhere {self.holds()};", indent)
+
+    def inputs_body(self) -> str:
+        """$1 a row as a claim returned it."""
+        return f"begin\n  return {self.fingerprint('($1).')};\nend"
+
+    def _stale_first(self, place: int) -> str:
+        """Where the inputs changed, complete ends here; unless what the run returned is to be written all the same."""
+        if not self.lane.inputs:
+            return ""
+        if self.lane.stale == "write":
+            then = f"""{self._note("    ")}    if ${place} is null or ${place} = '{{}}'::jsonb then
+{self._go_back("      ")}      return false;
+    end if;
+  else
+{self._forget("    ")}  end if;
+"""
+        else:
+            then = f"""{self._note("    ")}{self._go_back("    ")}    return false;
+  end if;
+{self._forget("  ")}"""
+        return f"""  -- The inputs are compared on the locked row: an edit comes before this, or after the outcome.
+  select {self._is_stale()} into _rm_stale from {self.table}
+  where {self.holds()}
+  for no key update;
+  if not found then
+    return false;
+  end if;
+  if _rm_stale then
+{then}"""
+
     # -- bodies
 
     def take(self, count: str, worker: str) -> str:
         """The claim, returning whole rows: also with columns that the table gets later."""
-        rows, found = self._match("picked")
+        rows, matching = self._match("picked")
         return f"""with picked as materialized (
     select {rows} from {self.table}
     where {self.ready()}
@@ -126,7 +197,7 @@ class FunctionStatements(PostgresStatements):
   ), taken as (
     update {self.table} set
       {self.assignments(self.claim_set(worker), "      ")}
-    where {found}
+    where {matching}
     returning *
   )
   select * from taken order by {self.order()}"""
@@ -168,7 +239,7 @@ begin
     {gates.find_last()};
     if _rm_last is not null then
       return query
-      {gates.claims.claim(begun=True)};
+      {gates.claims.claim(after_last=True)};
       exit when found;
     end if;
     return query
@@ -191,17 +262,22 @@ end"""
 end"""
 
     def complete_body(self) -> str:
-        place = len(self.fenced) + 1
+        place, writes = len(self.ended) + 1, bool(self.lane.inputs) and self.lane.stale == "write"
         written = self.settle_set("done", "null", "null")
         computed = {c.name for c in self.binding.table.c if c.computed is not None}
-        kept = {*self.binding.key, *self.binding.state_columns(), *computed}
+        kept = {*self.binding.key, *self.binding.state_columns(), *computed, *self.lane.inputs}
         free = [column for column in self.binding.columns if column not in kept]
-        pairs = ",\n      ".join(f"({as_text(c)}::text, {as_text(value)}::text)" for c, value in written.items())
+        listed = [("false, " if writes else "", written)]
+        listed += [("true, ", self.settle_set("stale", "null", "null"))] if writes else []
+        pairs = ",\n      ".join(
+            f"({which}{as_text(c)}::text, {as_text(value)}::text)" for which, of in listed for c, value in of.items()
+        )
+        which, of_which = ("s, ", " and v.s = _rm_stale") if writes else ("", "")
         given = f" from pg_catalog.jsonb_populate_record(null::{self.table}, ${place}) _rm_given)"
         marks = ", ".join(f"${i}" for i in range(1, place + 1))
-        told = ""
+        read_key = ""
         if self._gates is not None and (learnt := GateBodies(self, self._gates).succeeded()):
-            told = f"""  select {self._gates.dim.phrase}::text into _rm_key from {self.table}
+            read_key = f"""  select {self._gates.dim.phrase}::text into _rm_key from {self.table}
   where {self.holds()}
   for no key update;
   if not found then
@@ -210,9 +286,9 @@ end"""
 {learnt}"""
         return f"""declare
   _rm_list text;
-  _rm_count bigint;{self._key_declared()}
+  _rm_count bigint;{self._key_declared()}{self._stale_declared()}
 begin
-{told}  if ${place} is null or ${place} = '{{}}'::jsonb then
+{self._unnamed("complete")}{read_key}{self._stale_first(place)}  if ${place} is null or ${place} = '{{}}'::jsonb then
     update {self.table} set
       {self.assignments(written, "      ")}
     where {self.holds()};
@@ -229,7 +305,7 @@ begin
   select pg_catalog.string_agg(a, ', '::text) into _rm_list from (
     select pg_catalog.quote_ident(v.c) || ' = '::text || v.e from (values
       {pairs}
-    ) v(c, e) where not ${place} ? v.c
+    ) v({which}c, e) where not ${place} ? v.c{of_which}
     union all
     select pg_catalog.quote_ident(k) || ' = (select _rm_given.'::text || pg_catalog.quote_ident(k)
       || {as_text(given)}::text
@@ -238,24 +314,31 @@ begin
   execute {as_text(f"update {self.table} set ")}::text || _rm_list || {as_text(f" where {self.holds()}")}::text
     using {marks};
   get diagnostics _rm_count = row_count;
-  return _rm_count > 0;
+  return _rm_count > 0{" and not _rm_stale" if writes else ""};
 end"""
 
     def fail_body(self) -> str:
-        place = len(self.fenced)
+        place = len(self.ended)
         error, delay, permanent, retry_after, closes = (f"${place + i}" for i in (1, 2, 3, 4, 5))
         text = f"pg_catalog.left(coalesce({error}, 'failed'::text), {self._error_length()})"
         dead, retry = self.settle_set("dead", text, "null"), self.settle_set("retry", text, "_rm_delay")
-        key, into, learnt, asked, refused = "", "", "", "", ""
+        key, into, learnt, asked, refused = "", "", "", "", self._unnamed("fail")
+        stale = ""
+        if self.lane.inputs:
+            key, into = f", {self._is_stale()}", ", _rm_stale"
+            stale = f"""    if _rm_stale then
+{self._note("      ")}{self._go_back("      ")}      return 'stale';
+    end if;
+{self._forget("    ")}"""
         if self._gates is not None:
-            key, into = f", {self._gates.dim.phrase}::text", ", _rm_key"
+            key, into = f"{key}, {self._gates.dim.phrase}::text", f"{into}, _rm_key"
             asked = f"\n    extract(epoch from {retry_after})::double precision,"
             learnt = GateBodies(self, self._gates).failed(f"coalesce({permanent}, false)", retry_after, closes)
-            refused = _refusal(f"{closes} <> 'lane'", "closes must be 'lane' or null")
+            refused += _refusal(f"{closes} <> 'lane'", "closes must be 'lane' or null")
         return f"""declare
   _rm_attempt bigint;
   _rm_limit bigint;
-  _rm_delay double precision;{self._key_declared()}
+  _rm_delay double precision;{self._key_declared()}{self._stale_declared()}
 begin
 {refused}  select {self.attempt()}, {self.limit()}{key} into _rm_attempt, _rm_limit{into} from {self.table}
   where {self.holds()}
@@ -264,7 +347,7 @@ begin
     return null;
   end if;
 {learnt}  if coalesce({permanent}, false) or _rm_attempt >= _rm_limit then
-    update {self.table} set
+{stale}    update {self.table} set
       {self.assignments(dead, "      ")}
     where {self.holds()};
     return 'dead';
@@ -282,6 +365,9 @@ end"""
     def _key_declared(self) -> str:
         return "\n  _rm_key text;" if self._gates is not None else ""
 
+    def _stale_declared(self) -> str:
+        return "\n  _rm_stale boolean;" if self.lane.inputs else ""
+
     def release_body(self) -> str:
         return f"""begin
   update {self.table} set
@@ -298,9 +384,9 @@ begin
 end"""
 
     def sweep_loop(self, most: str, *, told: bool) -> str:
-        """Stale rows back to ready, or dead where that is once too often; ``told``: each is returned."""
-        said = f"case when _rm_row._poison then sqlerrm else {as_text(NOT_BACK)}::text || sqlerrm end"
-        back, dead = self.sweep_set(f"pg_catalog.left({said}, {self._error_length()})")
+        """Move stale rows back to ready, or to dead after too many reclaims; ``told``: return each row."""
+        message = f"case when _rm_row._poison then sqlerrm else {as_text(NOT_BACK)}::text || sqlerrm end"
+        back, dead = self.sweep_set(f"pg_catalog.left({message}, {self._error_length()})")
         keys = ", ".join(f"t.{self.name(c)} as _k{i}" for i, c in enumerate(self.binding.key))
         worker = f"t.{self.name(self.roles['worker'])}" if "worker" in self.roles else "null::text"
         parts = ", ".join(f"_rm_row._k{i}" for i in range(len(self.binding.key)))
@@ -310,6 +396,7 @@ end"""
         mine = f"where {self._same_key('t', '_rm_row')}"
         # What the user's own constraints and triggers say no with.
         refused = "exception when integrity_constraint_violation or raise_exception then"
+        expiry = self._expiry(most) if self.binding.expires else ""
         return f"""    -- Row by row: one that may not go back, or did so too often, ends as dead and holds nobody up.
     for _rm_row in
       select {keys}, {worker} as _worker, {self.poison() or "false"} as _poison from {self.table} t
@@ -333,10 +420,25 @@ end"""
           raise warning 'a row of % can neither go back nor end: %', {as_text(self.resolved.name)}, sqlerrm;
         end;
       end;
-    end loop;"""
+    end loop;{expiry}"""
+
+    def _expiry(self, most: str) -> str:
+        """End rows that were not started in time."""
+        rows, matching = self._match("picked")
+        return f"""
+    -- Rows that expired before they were started.
+    with picked as materialized (
+      select {rows} from {self.table}
+      where {self.expired()}
+      limit {most}
+      for no key update skip locked
+    )
+    update {self.table} set
+      {self.assignments(self.expired_set(), "      ")}
+    where {matching};"""
 
     def attempt(self) -> str:
-        """Which attempt a running row is in."""
+        """The attempt of a running row."""
         if failures := self.roles.get("failures"):
             return f"coalesce({self.name(failures)}, 0) + 1"
         attempts = self.roles.get("attempts")
@@ -358,6 +460,11 @@ end"""
         column = self.roles.get("error")
         length = getattr(self.binding.table.c[column].type, "length", None) if column else None
         return min(length or ERROR_LENGTH, ERROR_LENGTH)
+
+
+def _indented(text: str, by: str) -> str:
+    """Lines of a body, each this far to the right."""
+    return textwrap.indent(text, by) + "\n"
 
 
 def _refusal(when: str, message: str) -> str:

@@ -28,13 +28,14 @@ VERBS = {
     "fail": "fail",
     "release": "release",
     "sweep": "sweep",
+    "inputs": "inputs",
 }
 _LONGEST_NAME = 63
 
 
 @dataclass(frozen=True)
 class FunctionOptions:
-    """How the functions are to be called, where they are to be, and who may call them."""
+    """The names of the functions, their schema, and who may call them."""
 
     prefix: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -45,14 +46,14 @@ class FunctionOptions:
 
 @dataclass(frozen=True)
 class Function:
-    """One function: what it is called, and what creates it."""
+    """One function: its name, and the statement that creates it."""
 
     verb: str
     schema: str
     name: str
     #: Schema, name and the parameters' types in SQL, as ``drop function`` and ``grant`` take them.
     signature: str
-    #: The comment by which it is known as rowmill's own.
+    #: The comment that marks it as rowmill's own.
     mark: str
     sql: str
 
@@ -60,17 +61,17 @@ class Function:
 def render(
     binding: Binding, resolved: Resolved, options: FunctionOptions, gates: FunctionGates | None = None
 ) -> list[Function]:
-    """The functions of one lane, with its gates if it has any (``resolve_gates``), or a clear word why there can be
+    """The functions of one lane, with its gates if it has any (``resolve_gates``), or a clear error why there can be
     none.
     """
     check(binding, resolved, options)
     assert (gates is None) == (not binding.lane.groups), "a lane's functions mind its gates"
-    say, types = FunctionStatements(binding, resolved, gates), resolved.types
+    statements, types = FunctionStatements(binding, resolved, gates), resolved.types
     worker = [Parameter("worker", "text")] if "worker" in binding.roles else []
-    count, rows = f"${len(worker) + 1}", f"setof {say.table}"
-    keys = say.fenced[: len(binding.key)]
+    count, rows = f"${len(worker) + 1}", f"setof {statements.table}"
+    keys = statements.fenced[: len(binding.key)]
     holder = types[binding.roles["worker"]] if worker else "text"
-    swept = ", ".join(f"{say.name(p.name)} {p.type}" for p in [Parameter("previous_worker", holder),
+    swept = ", ".join(f"{statements.name(p.name)} {p.type}" for p in [Parameter("previous_worker", holder),
                                                               Parameter("poison", "boolean"), *keys])  # fmt: skip
     moved = types[binding.roles["claimed_at"]] if binding.renew == "claimed_at" else "boolean"
     most = Parameter("batch", "integer", str(binding.lane.batch or 10))
@@ -81,21 +82,23 @@ def render(
         failure += [Parameter("retry_after", "interval", "null"), Parameter("closes", "text", "null")]
     limit = f"greatest(coalesce({count}, 1), 0)"
     made: dict[str, tuple[list[Parameter], str, str]] = {
-        "claim": (worker, f"{rows}", say.claim_body("1")),
-        "claim_batch": ([*worker, most], f"{rows}", say.claim_body(limit)),
-        "complete": ([*say.fenced, result], "boolean", say.complete_body()),
-        "fail": ([*say.fenced, *failure], "text", say.fail_body()),
-        "release": (say.fenced, "boolean", say.release_body()),
-        "sweep": ([Parameter("batch", "integer", "1000")], f"table ({swept})", say.sweep_body()),
+        "claim": (worker, f"{rows}", statements.claim_body("1")),
+        "claim_batch": ([*worker, most], f"{rows}", statements.claim_body(limit)),
+        "complete": ([*statements.ended, result], "boolean", statements.complete_body()),
+        "fail": ([*statements.ended, *failure], "text", statements.fail_body()),
+        "release": (statements.fenced, "boolean", statements.release_body()),
+        "sweep": ([Parameter("batch", "integer", "1000")], f"table ({swept})", statements.sweep_body()),
     }
     if binding.renew != "none":
-        made["heartbeat"] = (say.fenced, moved, say.heartbeat_body())
+        made["heartbeat"] = (statements.fenced, moved, statements.heartbeat_body())
+    if binding.lane.inputs:
+        made["inputs"] = ([Parameter("claimed", statements.table)], "text", statements.inputs_body())
     names = _names(binding, options, made)
-    return [_function(say, verb, names[verb], *made[verb], options) for verb in VERBS if verb in made]
+    return [_function(statements, verb, names[verb], *made[verb], options) for verb in VERBS if verb in made]
 
 
 def _function(
-    say: FunctionStatements,
+    statements: FunctionStatements,
     verb: str,
     name: str,
     parameters: list[Parameter],
@@ -103,11 +106,11 @@ def _function(
     body: str,
     options: FunctionOptions,
 ) -> Function:
-    schema = options.schema or say.resolved.schema
-    full = f"{say.name(schema)}.{say.name(name)}"
-    path = ["pg_catalog", *map(say.name, say.resolved.path), "pg_temp"]
+    schema = options.schema or statements.resolved.schema
+    full = f"{statements.name(schema)}.{statements.name(name)}"
+    path = ["pg_catalog", *map(statements.name, statements.resolved.path), "pg_temp"]
     listed = ", ".join(
-        f"{say.name(p.name)} {p.type}" + (f" default {p.default}" if p.default else "") for p in parameters
+        f"{statements.name(p.name)} {p.type}" + (f" default {p.default}" if p.default else "") for p in parameters
     )
     signature = f"{full}({', '.join(p.type for p in parameters)})"
     # A column may be called like a parameter: the bodies mean the column, and say $1 for the parameter.
@@ -117,19 +120,19 @@ returns {returns}
 language plpgsql volatile security {"definer" if options.definer else "invoker"}
 set search_path = {", ".join(path)}
 as {dollar_quoted(body)}"""
-    return Function(verb, schema, name, signature, mark_of(say.lane.name, say.table, verb), sql)
+    return Function(verb, schema, name, signature, mark_of(statements.lane.name, statements.table, verb), sql)
 
 
 def mark_of(lane: str, table: str, verb: str) -> str:
-    """The comment on a function by which it is known as rowmill's own."""
+    """The comment that marks a function as rowmill's own."""
     return f"rowmill: {verb} of lane {lane} over {table}"
 
 
 def after(functions: Sequence[Function], options: FunctionOptions, quote: Callable[[str], str]) -> list[str]:
-    """What follows the creation: marks, and the rights of nobody but those that were named."""
+    """The statements after the creation: the mark, and rights for the named roles alone."""
     listed = ", ".join(f"{as_text(f.signature)}::regprocedure" for f in functions)
-    found = [f"comment on function {f.signature} is {as_text(f.mark)}" for f in functions]
-    found += [f"revoke all on function {f.signature} from public" for f in functions]
+    texts = [f"comment on function {f.signature} is {as_text(f.mark)}" for f in functions]
+    texts += [f"revoke all on function {f.signature} from public" for f in functions]
     # Default privileges (Supabase has some) may have granted them to others the moment they were created.
     block = f"""declare
   _found record;
@@ -142,56 +145,65 @@ begin
     execute pg_catalog.format('revoke all on function %s from %I', _found.function, _found.role);
   end loop;
 end"""
-    found.append(f"do {dollar_quoted(block)}")
+    texts.append(f"do {dollar_quoted(block)}")
     for role in options.grants:
-        found += [f"grant execute on function {f.signature} to {quote(role)}" for f in functions]
-    return found
+        texts += [f"grant execute on function {f.signature} to {quote(role)}" for f in functions]
+    return texts
 
 
 def notes(
     binding: Binding, resolved: Resolved, options: FunctionOptions, gates: FunctionGates | None = None
 ) -> list[str]:
-    """What a caller has to know, a line each."""
+    """Notes for callers, one per line."""
     lane, table = binding.lane, f"{resolved.schema}.{resolved.name}"
-    found = ["Commit a claim before working on it: until then nobody else can see that the row is taken."]
+    texts = ["Commit a claim before working on it: until then nobody else can see that the row is taken."]
     if marks := _marks(binding):
         held = " and ".join(["its key", *marks])
-        found.append(f"The verbs about a claim take {held} as the claim returned them. If the row is no longer so, the"
+        texts.append(f"The verbs about a claim take {held} as the claim returned them. If the row is no longer so, the"
                      " claim is lost: nothing is written, and the answer is false (of fail: null).")  # fmt: skip
     if binding.incarnated:
-        found.append("Nothing but the worker tells two claims apart: a worker needs a new name at every start.")
+        texts.append("Nothing but the worker tells two claims apart: a worker needs a new name at every start.")
     if binding.renew == "none":
-        found.append(
+        texts.append(
             f"No column is renewed: a run must end within the lease of {lane.lease}, or its row is taken back."
         )
     else:
-        found.append(f"Call heartbeat about every {lane.heartbeat} while a run goes on; the lease is {lane.lease}.")
+        texts.append(f"Call heartbeat about every {lane.heartbeat} while a run goes on; the lease is {lane.lease}.")
     if binding.renew == "claimed_at":
-        found.append("A heartbeat moves the claim's time and returns it: it is the claimed_at of the next call.")
+        texts.append("A heartbeat moves the claim's time and returns it: it is the claimed_at of the next call.")
     if gates is not None:
-        found.append(
+        texts.append(
             "They keep to the lane's gates, and to pauses: no row may mean that none may start yet. fail tells"
             " the breaker; its retry_after closes the key for all workers, closes => 'lane' the lane."
         )
+    if lane.inputs:
+        inputs = _names(binding, options, dict.fromkeys(VERBS))["inputs"]
+        texts.append(
+            "complete and fail take inputs, by which a change of"
+            f" {', '.join(lane.inputs)} is found: select c.*, {inputs}(c) as inputs from ... c, over the claim. If they"
+            " changed, no end is final: complete answers false, fail 'stale', and the row is ready again."
+        )
     if lane.settled_hooks:
-        found.append("The lane's on_settled is Python: it does not run for rows that these functions settle.")
+        texts.append("The lane's on_settled is Python: it does not run for rows that these functions settle.")
     if resolved.path:
-        found.append(f"The table's triggers ({', '.join(resolved.triggers)}) look names up in the search_path, so the"
+        texts.append(f"The table's triggers ({', '.join(resolved.triggers)}) look names up in the search_path, so the"
                      f" functions have {', '.join(resolved.path)} in it.")  # fmt: skip
     if resolved.open:
-        found.append(
+        texts.append(
             f"Everybody may create objects in {', '.join(resolved.open)}: the triggers could be made to use them."
         )
     if options.definer:
-        found.append("They run with the rights of their owner: whoever may call them needs no right on the table.")
+        texts.append("They run with the rights of their owner, so callers need no rights on the table.")
     else:
         more = f"; the same on {', '.join(gates.tables)}, and insert on {gates.table}" if gates is not None else ""
-        found.append(
+        if lane.inputs and resolved.stale_runs:
+            more += f"; select, insert, update and delete on {resolved.stale_runs}"
+        texts.append(
             f"They run with the caller's rights: he needs usage of the schema, and select and update on {table}{more}."
         )
     who = ", ".join(options.grants) or "nobody"
-    found.append(f"Granted to {who}; rights given by hand are taken away when they are installed again (--grant ROLE).")
-    return found
+    texts.append(f"Granted to {who}; rights given by hand are taken away when they are installed again (--grant ROLE).")
+    return texts
 
 
 def _marks(binding: Binding) -> list[str]:
@@ -218,17 +230,21 @@ def check(binding: Binding, resolved: Resolved, options: FunctionOptions) -> Non
     if options.definer and resolved.open:
         raise DeclarationError(
             f"{where}: with security definer, the table's triggers ({', '.join(resolved.triggers)}) would look names up"
-            f" in {', '.join(resolved.open)} with the owner's rights, and everybody may create something there",
+            f" in {', '.join(resolved.open)} with the owner's rights, and anyone may create objects there",
             hint=f"revoke create on schema {resolved.open[0]} from public, or alter the trigger functions to set"
             " search_path",
         )
 
 
 def _names(binding: Binding, options: FunctionOptions, made: Mapping[str, Any]) -> dict[str, str]:
-    """What each function is called."""
+    """The name of each function."""
     for verb in options.names:
         if verb not in VERBS:
             raise DeclarationError(f"--name: there is no function {verb!r}", hint=did_you_mean(verb, VERBS))
+        if verb not in made and verb == "inputs":
+            raise DeclarationError(
+                f"lane {binding.lane.name!r} has no function for inputs: it has none", hint='inputs=["url", "body"]'
+            )
         if verb not in made:
             raise DeclarationError(
                 f"lane {binding.lane.name!r} has no {verb}: no column is renewed while a run goes on",

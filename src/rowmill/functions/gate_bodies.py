@@ -41,16 +41,16 @@ class FunctionGates:
 
     @property
     def tables(self) -> list[str]:
-        """All tables that the gates read and write."""
+        """All tables that the gates use."""
         return list(dict.fromkeys([self.table, *(own.table for own in _own(self.dim).values())]))
 
 
 def check_gates(binding: Binding, resolved: Resolved) -> None:
-    """Refuse gates that functions could not keep to."""
+    """Refuse gates that functions cannot apply."""
     why = _beyond(binding, binding.lane.groups, resolved)
     if why is not None:
         raise DeclarationError(
-            f"lane {binding.lane.name!r} has gates, and the functions could not keep to them: {why[0]}", hint=why[1]
+            f"lane {binding.lane.name!r} has gates that functions cannot apply: {why[0]}", hint=why[1]
         )
 
 
@@ -82,10 +82,10 @@ async def resolve_gates(dims: tuple[BoundGates, ...], database: Database, table:
         run = runner(connection)
         with translated(database):
             schema, name, _ = run(_FOREIGN, (table,))[0]
-            found = {part: run(_FOREIGN, (own.table,))[0] for part, own in _own(dim).items()}
+            names = {part: run(_FOREIGN, (own.table,))[0] for part, own in _own(dim).items()}
             # From here on whatever is not the server's own is printed with its schema.
             run("set local search_path = pg_catalog", ())
-            owned = {part: _named(run, database, own, found[part]) for part, own in _own(dim).items()}
+            owned = {part: _named(run, database, own, names[part]) for part, own in _own(dim).items()}
             try:
                 run(f"select null::{dim.kind}", ())
             except Refused as error:
@@ -106,8 +106,8 @@ def _own(dim: BoundGates) -> dict[str, UserTable]:
     return {part: own for part in ("rate", "breaker") if (own := getattr(dim, part)) is not None}
 
 
-def _named(run: Run, database: Database, own: UserTable, found: tuple[str, str, int]) -> UserTable:
-    schema, name, oid = found
+def _named(run: Run, database: Database, own: UserTable, resolved: tuple[str, str, int]) -> UserTable:
+    schema, name, oid = resolved
     ((kind,),) = run(_KEY, (oid, own.key))
     return replace(own, table=_full(database, schema, name), key_type=kind)
 
@@ -127,15 +127,15 @@ class GateBodies:
 
     def find_last(self) -> str:
         """Behind the last key that was served; after a try that found nothing, anywhere: others may claim there."""
-        claims, spans = self.claims, f"from {self.table} _g where {self.claims.spans}"
-        return f"""if not exists (select 1 {spans}) then
-      {claims.mark_out(claims.divide())};
+        claims, range_rows = self.claims, f"from {self.table} _g where {self.claims.range_rows}"
+        return f"""if not exists (select 1 {range_rows}) then
+      {claims.create_ranges(claims.range_starts())};
     end if;
     if _rm_try = 1 then
-      select _g.cells into _rm_last {spans} and _g.cells is not null order by _g.touched_at desc limit 1;
+      select _g.cells into _rm_last {range_rows} and _g.cells is not null order by _g.touched_at desc limit 1;
     else
-      {claims.cut()};
-      select nullif(_g.key, '') into _rm_last {spans} order by random() limit 1;
+      {claims.split_ranges()};
+      select nullif(_g.key, '') into _rm_last {range_rows} order by random() limit 1;
     end if"""
 
     # -- what gates learn
@@ -167,7 +167,7 @@ class GateBodies:
         return self.dim.breaker.after(getattr(self.dim.columns, name), seconds)
 
     def _written(self, values: dict[str, str]) -> str:
-        """An update of the breaker's state."""
+        """The statement that updates the breaker's state."""
         table, columns, row = self._state()
         parts = [f"{columns[name]} = {value}" for name, value in values.items() if name in columns]
         if self.dim.breaker is None:
@@ -175,7 +175,7 @@ class GateBodies:
         return f"update {table} set {', '.join(parts)}\n    where {row}"
 
     def succeeded(self) -> str:
-        """A run of ``_rm_key`` ended well: its streak is over."""
+        """A run of ``_rm_key`` succeeded: reset its failure streak."""
         if self.group.breaker is None:
             return ""
         table, columns, row = self._state()

@@ -1,4 +1,4 @@
-"""A lane's functions in the database: what is there, put there, taken away. Each in one transaction."""
+"""A lane's functions in the database: list, install and remove them, each in one transaction."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ async def drop(database: Database, lane: str, table: str) -> list[str]:
     """Remove a lane's functions; their signatures."""
 
     def work(run: Run) -> list[str]:
-        found = _installed(run, lane, table)
-        for signature in found:
+        signatures = _installed(run, lane, table)
+        for signature in signatures:
             run(f"drop function {signature}", ())
-        return found
+        return signatures
 
     return await _transaction(database, work)
 
 
 async def install(database: Database, functions: Sequence[Function], options: FunctionOptions) -> None:
-    """Create or replace the functions. Somebody else's function of the same name and types is left alone."""
+    """Create or replace the functions. Refuses to replace a function that is not rowmill's."""
 
     def work(run: Run) -> None:
         for function in functions:

@@ -42,7 +42,7 @@ from unnest(current_schemas(false)) with ordinality s(name, place) order by s.pl
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the server says of a lane's table."""
+    """A lane's table as the server describes it."""
 
     schema: str
     name: str
@@ -55,20 +55,32 @@ class Resolved:
     path: tuple[str, ...]
     #: Those of the schemas in which everybody may create.
     open: tuple[str, ...]
+    #: rowmill's table of rows whose inputs keep changing; None: the lane needs none.
+    stale_runs: str | None = None
 
 
 async def resolve(binding: Binding, database: Database, statements: PostgresStatements) -> Resolved:
-    """Ask the server, in one transaction that leaves nothing behind."""
+    """Ask the server, in a transaction that is rolled back."""
     own = {}
     if isinstance(binding.lane.ready, str):
         own["ready"] = statements.ready_state()
     if binding.lane.where is not None:
         own["where"] = statements.further()
 
-    return await database.trial(lambda run: _resolve(run, binding, statements.table, own))
+    noted = database.own("rowmill_stale_runs") if binding.lane.bounded else None
+    return await database.trial(lambda run: _resolve(run, binding, statements.table, own, noted))
 
 
-def _resolve(run: Run, binding: Binding, table: str, own: Mapping[str, str]) -> Resolved:
+def _resolve(run: Run, binding: Binding, table: str, own: Mapping[str, str], noted: str | None) -> Resolved:
+    stale_runs = None
+    if noted is not None:
+        if not (rows := run(_TABLE, (noted,))):
+            raise DeclarationError(
+                f"lane {binding.lane.name!r} has inputs, and the table {noted} is not there yet",
+                hint="run rowmill migrate APP --apply with a role that may create tables",
+            )
+        quote = binding.dialect.identifier_preparer.quote
+        stale_runs = f"{quote(rows[0][1])}.{quote(rows[0][2])}"
     ((oid, schema, name),) = run(_TABLE, (table,))
     triggers = tuple(row[0] for row in run(_TRIGGERS, (oid,)))
     path = [(row[0], row[1]) for row in run(_PATH, ())] if triggers else []
@@ -89,6 +101,7 @@ def _resolve(run: Run, binding: Binding, table: str, own: Mapping[str, str]) -> 
         triggers=triggers,
         path=tuple(schema for schema, _ in path if schema != "pg_catalog"),
         open=tuple(schema for schema, everybody in path if everybody),
+        stale_runs=stale_runs,
     )
 
 

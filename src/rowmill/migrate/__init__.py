@@ -1,4 +1,4 @@
-"""DDL on the user's tables: what would help, how it is applied beside live traffic, how it is removed again.
+"""DDL on the user's tables: propose it, apply it under live traffic, and remove it again.
 
 May import ``adopt`` (the survey of a table), ``store`` and ``declare``; never ``engine``.
 """

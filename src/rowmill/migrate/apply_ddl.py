@@ -1,4 +1,4 @@
-"""Running DDL on a live database: beside the traffic, never in front of it, and again after a crash.
+"""Runs DDL on a live database without blocking traffic, and continues after a crash.
 
 A statement that needs the table for a moment waits for it at most the lock timeout, gives way, and tries again. An
 index is built concurrently; it is noted before the build begins and confirmed after, so that the next run
@@ -25,7 +25,6 @@ from ..store.jobs.job_rows import listed
 from ..store.lane.sql_literals import mentions
 from ..store.own import schema
 from ..store.own.ddl_ledger import BEGUN, MADE, Ledger, Record
-from ..store.postgres_database import Postgres
 from .ddl import SchemaChange, index_state, settings, targets
 
 _LOCK = 7_077_201_456  # of the advisory lock: one migration at a time in a database
@@ -35,7 +34,7 @@ Tell = Callable[[str, bool], None]
 
 
 class Builder:
-    """Applies changes, or takes them away, in one environment."""
+    """Applies changes, or removes them, in one environment."""
 
     def __init__(self, database: Database, tell: Tell, lock_timeout: timedelta, patience: timedelta) -> None:
         self.database, self.tell = database, tell
@@ -44,7 +43,7 @@ class Builder:
         self._session: AsyncConnection | None = None
 
     async def apply(self, changes: Sequence[SchemaChange]) -> None:
-        """Do all of it, in order. Raises at what cannot be done; run again, it goes on from there."""
+        """Apply all changes in order. Raises at one that fails; the next run continues from there."""
         own = await schema.ensure(self.database)
         if not own.has(schema.DDL):
             raise Refused(
@@ -57,11 +56,11 @@ class Builder:
         await self._alone(lambda: self._apply([c for c in changes if c.kind != "own"]))
 
     async def detach(self, records: Sequence[Record], *, own: bool = True) -> None:
-        """Take away what was added, the last first, and then rowmill's ``own`` tables."""
+        """Remove what was added, the last first, and then rowmill's ``own`` tables."""
         await self._alone(lambda: self._detach(records, own))
 
     async def _alone(self, work: Callable[[], Any]) -> None:
-        if not isinstance(self.database, Postgres):
+        if self.database.sql.one_writer:
             await work()
             return
         self.database.needs_sessions("an index cannot be built through one")
@@ -81,7 +80,7 @@ class Builder:
             return await self._session.run_sync(lambda c: runner(c)(text, ()))
 
     async def _take_turn(self) -> None:
-        """One migration at a time; the server ends a killed one's statement in its own time, so that is waited for."""
+        """Allow one migration at a time; wait until the server has ended the statement of a killed one."""
         deadline = time.monotonic() + self.patience
         while not (await self._run(f"select pg_try_advisory_lock({_LOCK})"))[0][0]:
             progress = await self.database.read(_progress)
@@ -110,7 +109,7 @@ class Builder:
             self.tell(f"done: analyze {relation}", False)
 
     async def _step(self, change: SchemaChange) -> None:
-        """Statements that hold the table for a moment only, and their notes, in one transaction."""
+        """Run statements that lock the table only briefly, and their records, in one transaction."""
 
         def work(run: Run) -> None:
             for step in change.steps or (change.statement,):
@@ -121,8 +120,8 @@ class Builder:
         await self._briefly(change.what, change.relation, work)
 
     async def _briefly(self, what: str, relation: str, work: Callable[[Run], None]) -> None:
-        """Within the lock timeout or not at all; then again, for as long as patience lasts."""
-        if not isinstance(self.database, Postgres):
+        """Get the lock within the lock timeout, or try again, for as long as patience lasts."""
+        if self.database.sql.one_writer:
             await self.database.write(work)
             return
         deadline, pause = time.monotonic() + self.patience, _PAUSE
@@ -147,7 +146,7 @@ class Builder:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _build(self, change: SchemaChange) -> None:
-        """An index, beside the traffic: noted as begun, built, confirmed."""
+        """Build an index concurrently: record the start, build, confirm."""
         (record,) = change.records
         await self._note(record, BEGUN)
         for attempt in (1, 2, 3):
@@ -167,7 +166,7 @@ class Builder:
         await self._note(record, MADE)
 
     async def _build_parts(self, change: SchemaChange) -> None:
-        """An index of a partitioned table: the whole without its parts, each part beside the traffic, then together."""
+        """Build an index of a partitioned table: the parent's, then each partition's concurrently; then attach them."""
         for record in change.records:
             await self._note(record, BEGUN)
         parts = {record.made: record for record in change.records}
@@ -196,9 +195,9 @@ class Builder:
         await self._watched(record.undo, f"index {record.name}")
 
     async def _watched(self, statement: str, what: str) -> None:
-        """Run something long, and tell how far it is."""
+        """Run something long, and report its progress."""
         task = asyncio.ensure_future(self._run(statement))
-        said = ""
+        last = ""
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=_TICK)
@@ -207,8 +206,8 @@ class Builder:
                         progress = await self.database.read(_progress)
                     except DatabaseError:
                         continue
-                    if progress != said:
-                        said = progress
+                    if progress != last:
+                        last = progress
                         self.tell(f"{what}{progress}", True)
         finally:
             if not task.done():
@@ -239,8 +238,8 @@ class Builder:
             await self._drop_own()
 
     def _changed(self, run: Run, record: Record) -> str | None:
-        """Why something is no longer as it was added; None where it is."""
-        if not isinstance(self.database, Postgres) or record.kind in ("function", "sequence"):
+        """Why something differs from what was added; None if it does not."""
+        if not self.database.sql.has_catalog or record.kind in ("function", "sequence"):
             return None  # they stay behind where their table is gone
         if not run("select to_regclass($1::text) is not null", (record.relation,))[0][0]:
             return "the table no longer exists"
@@ -282,7 +281,7 @@ _ORDER = (*WAKE, "index", "statistics", "storage", "column")
 
 
 def undo_order(records: Sequence[Record]) -> list[Record]:
-    """Records in the order in which what they note is removed."""
+    """Records in the order of removal."""
     return sorted(records, key=lambda record: (_ORDER.index(record.kind), -record.position))
 
 
@@ -293,16 +292,16 @@ def own_drops(database: Database, run: Run, gone: Sequence[Record] = ()) -> list
     """
     names = [name for name in schema.own_tables() if schema.exists(database, run, name)]
     tables = [f"drop table {database.own(name)}" for name in names]
-    if database.dialect.name != "postgresql":
+    if not database.sql.has_functions:
         return tables
-    place = database.schema
+    schema_name = database.schema
     functions = run(
         "select p.oid::regprocedure::text, p.proname from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
         " where p.proname = any($1::text[]) and n.nspname = coalesce($2::text, current_schema()) order by 1",
-        (schema.own_functions(), place),
+        (schema.own_functions(), schema_name),
     )
     texts = [*(f"drop function {row[0]}" for row in functions), *tables]
-    if "rowmill_schema" not in names or place is None:
+    if "rowmill_schema" not in names or schema_name is None:
         return texts
     before = [record.name.rpartition(".")[2] for record in gone]
     made = run(f"select 1 from {database.own('rowmill_schema')} where step = {schema.SCHEMA_MADE}", ())
@@ -314,10 +313,10 @@ def own_drops(database: Database, run: Run, gone: Sequence[Record] = ()) -> list
         " and d.deptype in ('a', 'i'))"
         " union all select 1 from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
         " where n.nspname = $1::text and p.proname <> all($3::text[])",
-        (place, [*names, *before], [*schema.own_functions(), *before]),
+        (schema_name, [*names, *before], [*schema.own_functions(), *before]),
     )
     if made and not others:
-        texts.append(f"drop schema {database.dialect.identifier_preparer.quote(place)}")
+        texts.append(f"drop schema {database.dialect.identifier_preparer.quote(schema_name)}")
     return texts
 
 
@@ -331,27 +330,27 @@ where d.refclassid = 'pg_class'::regclass and d.refobjid = to_regclass($1::text)
 
 
 def readers(database: Database, run: Run, records: Sequence[Record]) -> dict[str, set[str]]:
-    """Views, and whatever else reads columns that are to be dropped, each with those columns: the drop would fail."""
-    found: dict[str, set[str]] = {}
+    """Views and other objects that read columns to be dropped, with those columns: they would make the drop fail."""
+    columns_by_reader: dict[str, set[str]] = {}
     columns: dict[str, list[str]] = {}
     for record in records:
         if record.kind == "column":
             columns.setdefault(record.relation, []).append(record.name)
     for relation, names in columns.items():
-        if isinstance(database, Postgres):
+        if database.sql.has_catalog:
             for view, other, column in run(_READERS, (relation, names)):
-                found.setdefault(view or other, set()).add(column)
+                columns_by_reader.setdefault(view or other, set()).add(column)
             continue
         table = relation.strip('"').replace('""', '"')
         for name, text in run("select name, sql from sqlite_master where type = 'view'", ()):
             used = {column for column in names if mentions(text, column)} if mentions(text, table) else set()
             if used:
-                found[f"view {database.dialect.identifier_preparer.quote(name)}"] = used
-    return found
+                columns_by_reader[f"view {database.dialect.identifier_preparer.quote(name)}"] = used
+    return columns_by_reader
 
 
 def unfinished_jobs(database: Database, run: Run) -> int:
-    """Jobs in rowmill's own table that are still to be done: to drop it would lose them."""
+    """Unfinished jobs in rowmill's own table, which would be lost if it were dropped."""
     if not schema.exists(database, run, "rowmill_jobs"):
         return 0
     return int(
@@ -360,7 +359,7 @@ def unfinished_jobs(database: Database, run: Run) -> int:
 
 
 def _progress(run: Run) -> str:
-    """How far a build is, in words; empty where none goes on."""
+    """The progress of a build, in words; empty if there is none."""
     rows = run(
         "select p.phase, p.blocks_total, p.blocks_done, p.tuples_total, p.tuples_done, p.lockers_total, p.lockers_done,"
         " p.current_locker_pid, extract(epoch from now() - a.xact_start)::int"

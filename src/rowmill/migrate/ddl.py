@@ -1,4 +1,4 @@
-"""The DDL that serves a Mill's lanes: what to add, why, and what takes it away again. Additive only.
+"""The DDL that serves a Mill's lanes: what to add, why, and how to remove it. Additive only.
 
 Columns are nullable or have a constant default, so no row is rewritten; indexes are partial and built beside the
 traffic; a setting that the user made himself is left as it is.
@@ -20,8 +20,8 @@ from ..store.inspect import plans
 from ..store.inspect.indexes import NeededIndex, in_words, needed
 from ..store.lane.binding import Binding, bind, look
 from ..store.lane.missing_columns import MissingColumn
-from ..store.lane.postgres_statements import PostgresStatements
 from ..store.lane.postgres_wake_trigger import installed, served, wake_trigger
+from ..store.lane.statements import Statements
 from ..store.own import schema
 from ..store.own.ddl_ledger import Record
 
@@ -35,18 +35,18 @@ FILLFACTOR = {"fillfactor": "80"}
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """One step: a statement, why, and for each thing it adds what undoes it."""
+    """One change: its statement, the reason, and how to undo each thing that it adds."""
 
     kind: str
     relation: str
     statement: str
     why: str
     records: tuple[Record, ...] = ()
-    #: Built outside a transaction, beside the traffic.
+    #: Built concurrently, outside a transaction.
     concurrent: bool = False
-    #: An index of this name is there, left by a build that failed: it is replaced.
+    #: A failed build left an index of this name: it is replaced.
     leftover: bool = False
-    #: Where it takes several statements: each of them, in order.
+    #: The statements in order, if there are several.
     steps: tuple[str, ...] = ()
 
     @property
@@ -56,7 +56,7 @@ class SchemaChange:
 
     @property
     def what(self) -> str:
-        """In a few words."""
+        """A short description."""
         names = ", ".join(record.name for record in (self.records[-1:] if self.steps else self.records))
         return {"columns": f"columns {names}", "index": f"index {names}", "own": "rowmill's own tables",
                 "statistics": f"statistics target of {names}", "storage": f"storage parameters {names}",
@@ -65,7 +65,7 @@ class SchemaChange:
 
 @dataclass(frozen=True)
 class LaneOutline:
-    """A lane in one environment as it will be, and what its table lacks for that."""
+    """A lane in one environment as it will be, and what its table lacks."""
 
     lane: Lane
     binding: Binding
@@ -74,7 +74,7 @@ class LaneOutline:
 
 
 async def outline(lane: Lane, environment: str, database: Database) -> LaneOutline:
-    """A lane with the columns that it will have; raises what cannot be helped by adding any."""
+    """A lane with the columns that it will have; raises if adding columns cannot make it work."""
     table, lacks = await look(lane, environment, database)
     return LaneOutline(lane, await bind(lane, environment, database, planned=True), tuple(lacks), table)
 
@@ -136,13 +136,13 @@ def _columns(relation: str, several: Sequence[LaneOutline]) -> list[SchemaChange
     lacks = {lack.column: lack for each in several for lack in each.lacking}
     if not lacks:
         return []
-    say = plans.statements(several[0].binding)
+    statements = plans.statements(several[0].binding)
     records = [
-        Record("column", relation, name, f"alter table {relation} add column {lack.ddl(say.name)}",
-               f"alter table {relation} drop column {say.name(name)}")
+        Record("column", relation, name, f"alter table {relation} add column {lack.ddl(statements.name)}",
+               f"alter table {relation} drop column {statements.name(name)}")
         for name, lack in lacks.items()
     ]  # fmt: skip
-    texts = say.sql.add_columns(relation, [lack.ddl(say.name) for lack in lacks.values()])
+    texts = statements.sql.add_columns(relation, [lack.ddl(statements.name) for lack in lacks.values()])
     each = len(records) // len(texts)  # all of them, or one
     changes = []
     for position, text in enumerate(texts):
@@ -156,35 +156,37 @@ def _for_rows(connection: sa.Connection, several: Sequence[LaneOutline]) -> list
     """Indexes, and on PostgreSQL statistics and storage, of one table."""
     run = runner(connection)
     made = [change for each in several for change in _indexes(run, each)]
-    say = plans.statements(several[0].binding)
-    if isinstance(say, PostgresStatements):
-        made += _statistics(run, several, say.table)
-        made += _storage(run, several, say.table)
+    statements = plans.statements(several[0].binding)
+    if statements.sql.has_catalog:
+        made += _statistics(run, several, statements.table)
+        made += _storage(run, several, statements.table)
     return list({change.statement: change for change in made}.values())
 
 
 def _indexes(run: Run, each: LaneOutline) -> Iterable[SchemaChange]:
     binding = each.binding
-    say = plans.statements(binding)
+    statements = plans.statements(binding)
     planned = {lack.column for lack in each.lacking}
-    for need in needed(binding, say):
-        name = need.name(binding.lane.name, say.table)
-        state = index_state(run, say.sql, say.table, name)
+    for need in needed(binding, statements):
+        name = need.name(binding.lane.name, statements.table)
+        state = index_state(run, statements.sql, statements.table, name)
         if state == "valid":
             continue
-        text = in_words(need, say, name, concurrently=True)
-        unseen = any(say.name(column) in f"{need.sort} {need.predicate}" for column in planned)
-        if state is None and not unseen and plans.serves(run, say, need) is not None:
+        text = in_words(need, statements, name, concurrently=True)
+        unseen = any(statements.name(column) in f"{need.sort} {need.predicate}" for column in planned)
+        if state is None and not unseen and plans.serves(run, statements, need) is not None:
             continue
         schema_of = ""
-        if isinstance(say, PostgresStatements):
-            if parts := _parts(run, say.table):
-                yield _in_parts(run, say, need, name, parts)
+        if statements.sql.has_catalog:
+            if parts := _parts(run, statements.table):
+                yield _in_parts(run, statements, need, name, parts)
                 continue
-            schema_of = _qualified(run, say.table)
-        how = say.sql.concurrently
-        record = Record("index", say.table, name, text, f"drop index {how}if exists {schema_of}{say.name(name)}")
-        yield SchemaChange("index", say.table, text, need.why, (record,), bool(how), state == "invalid")
+            schema_of = _qualified(run, statements.table)
+        how = statements.sql.concurrently
+        record = Record(
+            "index", statements.table, name, text, f"drop index {how}if exists {schema_of}{statements.name(name)}"
+        )
+        yield SchemaChange("index", statements.table, text, need.why, (record,), bool(how), state == "invalid")
 
 
 def _parts(run: Run, relation: str) -> list[tuple[str, str | None, bool, int]]:
@@ -197,41 +199,41 @@ def _parts(run: Run, relation: str) -> list[tuple[str, str | None, bool, int]]:
         " join pg_namespace n on n.oid = c.relnamespace order by t.level, c.oid",
         (relation,),
     )
-    found = [(row[0], row[3], row[1], row[2]) for row in rows]
-    return found if len(found) > 1 or (found and not found[0][2]) else []
+    parts = [(row[0], row[3], row[1], row[2]) for row in rows]
+    return parts if len(parts) > 1 or (parts and not parts[0][2]) else []
 
 
-def _in_parts(run: Run, say: PostgresStatements, need: NeededIndex, name: str, parts: Sequence[Any]) -> SchemaChange:
+def _in_parts(run: Run, statements: Statements, need: NeededIndex, name: str, parts: Sequence[Any]) -> SchemaChange:
     """An index of a partitioned table: none can be built on it beside the traffic, but one on each part, and attached.
 
     The list has the parts before the whole, so that the whole, which holds them, goes first when it is taken away.
     """
-    table, names = say.table, {parts[0][0]: name}
+    table, names = statements.table, {parts[0][0]: name}
     steps, records = [], []
     for relation, _, leaf, number in parts:
         names.setdefault(relation, f"{name[:50]}_{number}")
-        own, place = say.name(names[relation]), _qualified(run, relation)
+        own, index_schema = statements.name(names[relation]), _qualified(run, relation)
         how, only = ("concurrently ", "") if leaf else ("", "only ")
         steps.append(f"create index {how}{own} on {only}{relation} ({need.order}) where {need.predicate}")
-        undo = f"drop index {'concurrently ' if leaf else ''}if exists {place}{own}"
+        undo = f"drop index {'concurrently ' if leaf else ''}if exists {index_schema}{own}"
         records.append(
             Record("index", relation if relation != parts[0][0] else table, names[relation], steps[-1], undo)
         )
     for relation, parent, _, _ in reversed(parts):
         if parent is not None:
-            whole, part = (f"{_qualified(run, r)}{say.name(names[r])}" for r in (parent, relation))
+            whole, part = (f"{_qualified(run, r)}{statements.name(names[r])}" for r in (parent, relation))
             steps.append(f"alter index {whole} attach partition {part}")
     return SchemaChange("index", table, ";\n".join(steps), need.why, tuple(reversed(records)), True, steps=tuple(steps))
 
 
 def _qualified(run: Run, relation: str) -> str:
     """The schema that an index goes to, with its dot: the one its table is in."""
-    found = run(
+    rows = run(
         "select quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where c.oid = to_regclass($1::text)",
         (relation,),
     )
-    return f"{found[0][0]}." if found else ""
+    return f"{rows[0][0]}." if rows else ""
 
 
 def index_state(run: Run, sql: Dialect, relation: str, name: str) -> str | None:
@@ -251,7 +253,7 @@ def settings(run: Run, relation: str) -> dict[str, str]:
 
 
 def targets(run: Run, relation: str) -> dict[str, int]:
-    """Statistics targets that somebody set, by column."""
+    """Statistics targets that were set by hand, by column."""
     rows = run(
         "select attname, attstattarget::int from pg_attribute where attrelid = to_regclass($1::text) and attnum > 0"
         " and not attisdropped and coalesce(attstattarget, -1) >= 0",
@@ -262,14 +264,14 @@ def targets(run: Run, relation: str) -> dict[str, int]:
 
 def size(run: Run, relation: str) -> int:
     """About how many rows a table has, its parts included."""
-    found = run(
+    rows = run(
         "select coalesce(sum(greatest(case when c.relpages > 0 then c.reltuples / c.relpages"
         " * (pg_relation_size(c.oid) / 8192) else pg_relation_size(c.oid) / 100.0 end, 0)), 0)::bigint"
         " from pg_class c where c.oid = to_regclass($1::text)"
         " or c.oid in (select inhrelid from pg_inherits where inhparent = to_regclass($1::text))",
         (relation,),
     )
-    return int(found[0][0])
+    return int(rows[0][0])
 
 
 def _statistics(run: Run, several: Sequence[LaneOutline], relation: str) -> list[SchemaChange]:
@@ -279,12 +281,12 @@ def _statistics(run: Run, several: Sequence[LaneOutline], relation: str) -> list
     made: dict[str, SchemaChange] = {}
     for each in several:
         binding = each.binding
-        say = plans.statements(binding)
+        statements = plans.statements(binding)
         for column in sorted(states_in(binding)):
             if column in set_already or column not in each.table.c:
                 continue
-            statement = f"alter table {relation} alter column {say.name(column)} set statistics {TARGET}"
-            undo = f"alter table {relation} alter column {say.name(column)} set statistics -1"
+            statement = f"alter table {relation} alter column {statements.name(column)} set statistics {TARGET}"
+            undo = f"alter table {relation} alter column {statements.name(column)} set statistics -1"
             record = Record("statistics", relation, column, statement, undo, str(TARGET))
             why = "a state that few rows are in is seen by the planner"
             made[column] = SchemaChange("statistics", relation, statement, why, (record,))
@@ -294,8 +296,8 @@ def _statistics(run: Run, several: Sequence[LaneOutline], relation: str) -> list
 def states_in(binding: Binding) -> set[str]:
     """Columns whose values are states: no flags, no times."""
     kinds = (sa.String, sa.Integer, sa.Enum)
-    found = binding.state_columns() - binding.claimed - binding.only_written
-    return {column for column in found if isinstance(binding.kinds[column], kinds)}
+    columns = binding.state_columns() - binding.claimed - binding.only_written
+    return {column for column in columns if isinstance(binding.kinds[column], kinds)}
 
 
 def _storage(run: Run, several: Sequence[LaneOutline], relation: str) -> list[SchemaChange]:
@@ -310,9 +312,7 @@ def _storage(run: Run, several: Sequence[LaneOutline], relation: str) -> list[Sc
         return []
     reasons = []
     if "fillfactor" in wanted:
-        reasons.append(
-            "room on each page lets heartbeats stay there (new pages only: a full table gets it as rows move)"
-        )
+        reasons.append("leaves free space on each new page, so that a heartbeat does not have to write to the indexes")
     if wanted.keys() & AUTOVACUUM.keys():
         reasons.append("dead row versions are cleared early")
     records = tuple(

@@ -1,4 +1,4 @@
-"""Filling a column from another one, in the user's own table: in steps, beside the traffic, and again where it stopped.
+"""Fills a column of the user's table from another one: in steps, under live traffic, continuing where it stopped.
 
 For gates by something that a row only implies: ``fills={"domain": ("url", rowmill.domain)}``.
 """
@@ -20,7 +20,7 @@ STEP = 1000
 
 
 async def fill(database: Database, binding: Binding, tell: Callable[[str, bool], None]) -> int:
-    """Fill what is empty, for all columns that the lane says how to fill; how many rows were written."""
+    """Fill empty values of all columns in the lane's ``fills``; returns the number of rows written."""
     return sum([await _fill(database, binding, column, tell) for column in binding.lane.fills])
 
 
@@ -42,30 +42,30 @@ async def _fill(database: Database, binding: Binding, column: str, tell: Callabl
 def _step(
     binding: Binding, column: str, source: str, function: Callable[[Any], Any], last: Key | None, run: Run
 ) -> tuple[Key, int] | None:
-    """One page by key; the last key of it, and how many rows were written. None: there are no more."""
-    say, marks = plans.statements(binding), Placeholders(binding)
-    keys = say.names(binding.key)
+    """Fill one page of rows by key; returns its last key and the rows written. None: there are no more."""
+    statements, marks = plans.statements(binding), Placeholders(binding)
+    keys = statements.names(binding.key)
     behind = f" and ({keys}) > {marks.key(last)}" if last is not None else ""
     text = (
-        f"select {keys}, {say.name(source)} from {say.table} where {say.name(column)} is null"
-        f" and {say.name(source)} is not null{behind} order by {keys} limit {STEP}"
+        f"select {keys}, {statements.name(source)} from {statements.table} where {statements.name(column)} is null"
+        f" and {statements.name(source)} is not null{behind} order by {keys} limit {STEP}"
     )
     rows = run(text, marks.given())
     if not rows:
         return None
-    found = [(tuple(row[:-1]), function(row[-1])) for row in rows]
-    written = [(key, value) for key, value in found if value is not None]
+    values = [(tuple(row[:-1]), function(row[-1])) for row in rows]
+    written = [(key, value) for key, value in values if value is not None]
     if written:
         marks = Placeholders(binding)
         lines = ", ".join(
             f"({', '.join(map(marks.add, key, binding.key))}, {marks.add(value, column)})" for key, value in written
         )
         parts = [f"_k{i}" for i in range(len(binding.key))]
-        same = " and ".join(f"t.{say.name(c)} = s.{part}" for c, part in zip(binding.key, parts, strict=True))
+        same = " and ".join(f"t.{statements.name(c)} = s.{part}" for c, part in zip(binding.key, parts, strict=True))
         run(
             f"with s({', '.join(parts)}, _v) as (values {lines})"
-            f" update {say.table} as t set {say.name(column)} = s._v from s"
-            f" where {same} and t.{say.name(column)} is null",
+            f" update {statements.table} as t set {statements.name(column)} = s._v from s"
+            f" where {same} and t.{statements.name(column)} is null",
             marks.given(),
         )
     return tuple(rows[-1][:-1]), len(written)

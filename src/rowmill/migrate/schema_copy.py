@@ -1,4 +1,4 @@
-"""A copy of a user's schema: structure alone, never his rows, in a database that he does not use.
+"""A copy of a user's schema, in a separate database: only the structure, never the rows.
 
 On PostgreSQL a database of its own on the same server, on SQLite a temporary file. Foreign keys and triggers are left
 out: rows are made up for one table at a time. His own database is only ever read.
@@ -39,7 +39,7 @@ _TOKEN = re.compile(
 
 @asynccontextmanager
 async def copied(source: Database, tables: Names, texts: Iterable[str], on: str | None) -> AsyncIterator[str]:
-    """The URL of a database that has these tables, and those that the texts (SQL of the lane's) speak of."""
+    """The URL of a database with these tables, and with those that the lane's SQL refers to."""
     async with _BY_DIALECT[source.dialect.name](source, tables, texts, on) as url:
         yield url
 
@@ -64,14 +64,14 @@ async def _copied_postgres(source: Postgres, tables: Names, texts: Iterable[str]
 
 
 async def _fresh(source: Postgres) -> tuple[str, str]:
-    """A database of its own on the same server: its URL and its name."""
+    """A separate database on the same server: its URL and its name."""
     name = f"rowmill_prove_{secrets.token_hex(4)}"
     try:
         await _run(source, f'create database "{name}" template template0')
     except DatabaseError as error:
         raise DeclarationError(
-            f"no copy can be made on this server: {error.message}",
-            hint="--on URL of an empty database, for instance one of a PostgreSQL on this machine",
+            f"cannot create a copy on this server: {error.message}",
+            hint="--on URL of an empty database, for example on a local PostgreSQL",
         ) from error
     parts = urlsplit(source.url)
     return urlunsplit((parts.scheme, parts.netloc, "/" + quote(name), parts.query, "")), name
@@ -86,15 +86,15 @@ async def _run(database: Postgres, text: str) -> None:
 
 
 def _structure(run: Run, tables: Names, text: str) -> list[tuple[bool, str]]:
-    """The statements that make the tables, each with whether it must succeed."""
+    """The statements that create the tables, each with whether it must succeed."""
     words = set(re.findall(r"\w+", text))
-    found = run(
+    rows = run(
         f"""select c.oid::bigint, n.nspname, c.relname, pg_table_is_visible(c.oid) from pg_class c
 join pg_namespace n on n.oid = c.relnamespace where c.relkind in ('r', 'p') and n.{_OTHERS} order by 1""",
         (),
     )
     chosen = []
-    for oid, schema, name, visible in found:
+    for oid, schema, name, visible in rows:
         needed = any(name == n and (schema == s if s else visible) for s, n in tables)
         if needed or (name in words and not name.startswith("rowmill_")):
             chosen.append((oid, schema, name, needed))
@@ -164,7 +164,7 @@ async def _fill(copy: Database, statements: Sequence[tuple[bool, str]], names: S
             if needed:
                 raise DeclarationError(
                     f"the table could not be copied: {error.message}: {text.splitlines()[0]}",
-                    hint="--on URL of an empty database that has the types and functions which the table asks for",
+                    hint="--on URL of an empty database that has the types and functions that the table needs",
                 ) from error
 
 
@@ -197,7 +197,7 @@ async def _copied_sqlite(source: Sqlite, _tables: Names, _texts: Iterable[str], 
 
 
 def without_foreign_keys(sql: str) -> str:
-    """A CREATE TABLE of SQLite's that asks for no rows of other tables."""
+    """A CREATE TABLE of SQLite without its foreign keys."""
 
     def told(found: re.Match[str]) -> str:
         text: Any = found.group()

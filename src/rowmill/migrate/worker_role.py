@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..declare.roles import READ_ONLY
+from ..declare.schedules import Schedules
 from ..store.database import Database, Run
 from ..store.lane.binding import Binding
+from ..store.lane.reflect import table_name
 from ..store.own import schema
 
 #: What workers write of rowmill's own. Not the list of steps, nor what only operators change.
 _WRITTEN = (
     "rowmill_workers", "rowmill_gates", "rowmill_failures", "rowmill_minutes", "rowmill_sightings", "rowmill_suspects",
+    "rowmill_stale_runs",
+    "rowmill_waits",
 )  # fmt: skip
 _OF_TASKS = ("rowmill_jobs", "rowmill_steps", "rowmill_crons")
 _RELATION = """
@@ -26,8 +30,9 @@ async def grants(
     *,
     hidden: Mapping[str, Sequence[str]],
     written: Mapping[str, Sequence[str]],
+    schedules: Sequence[Schedules] = (),
 ) -> list[str]:
-    """The statements that make such a role, or bring one up to date.
+    """The statements that make such a role, or bring one up to date. It reads tables of ``schedules``.
 
     ``hidden``: columns of a lane's table that the role does not see. ``written``: columns that the lane's handler
     returns. Both by lane. The states and what rowmill writes by itself are known.
@@ -35,7 +40,7 @@ async def grants(
     quote = database.dialect.identifier_preparer.quote
     name = quote(role)
     literal = role.replace("'", "''")
-    said = [
+    texts = [
         f"do $$ begin\n  if not exists (select 1 from pg_roles where rolname = '{literal}') then\n"
         f"    create role {name} login;\n  end if;\nend $$"
     ]
@@ -55,23 +60,28 @@ async def grants(
         schemas[quote(place)] = None
         columns = ", ".join(quote(c) for c in seen if c not in secret)
         # Rows are found again by their place; and what is written back is the states, the roles, and what is named.
-        said.append(f"grant select ({columns}, ctid, tableoid) on {full} to {name}")
-        said.append(f"grant update ({', '.join(quote(c) for c in dict.fromkeys(touched))}) on {full} to {name}")
+        texts.append(f"grant select ({columns}, ctid, tableoid) on {full} to {name}")
+        texts.append(f"grant update ({', '.join(quote(c) for c in dict.fromkeys(touched))}) on {full} to {name}")
         if secured:
             policy = quote(f"rowmill worker {role}")
-            said.append(f"drop policy if exists {policy} on {full}")
-            said.append(f"create policy {policy} on {full} to {name} using (true) with check (true)")
+            texts.append(f"drop policy if exists {policy} on {full}")
+            texts.append(f"create policy {policy} on {full} to {name} using (true) with check (true)")
+    for source in schedules:
+        place, table = table_name(source.table, database.dialect.name)
+        texts.append(f"grant select on {'.'.join(quote(part) for part in (place, table) if part)} to {name}")
+        if place is not None:
+            schemas[quote(place)] = None
     made = set(schema.own_tables())
     own = [t for t in _WRITTEN if t in made]
     if any(binding.lane.own for binding in bindings):
         own += [t for t in _OF_TASKS if t in made]
-        said.append(f"grant usage on sequence {database.own('rowmill_jobs_id_seq')} to {name}")
+        texts.append(f"grant usage on sequence {database.own('rowmill_jobs_id_seq')} to {name}")
     schemas[await database.read(lambda run: _own_schema(database, run))] = None
-    said.append(f"grant select on {database.own('rowmill_schema')} to {name}")
+    texts.append(f"grant select on {database.own('rowmill_schema')} to {name}")
     listed = ", ".join(database.own(table) for table in own)
-    said.append(f"grant select, insert, update, delete on {listed} to {name}")
-    said[1:1] = [f"grant usage on schema {place} to {name}" for place in schemas]
-    return said
+    texts.append(f"grant select, insert, update, delete on {listed} to {name}")
+    texts[1:1] = [f"grant usage on schema {place} to {name}" for place in schemas]
+    return texts
 
 
 def _own_schema(database: Database, run: Run) -> str:

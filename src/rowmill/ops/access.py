@@ -53,7 +53,7 @@ async def create_token(
 
 
 async def revoke_token(mill: Mill, name: str) -> dict[str, Any]:
-    """End a token. ``token`` is null where there is no valid one of this name."""
+    """Revoke a token. ``token`` is null if there is no valid one of this name."""
     async with first_database(mill) as database:
         token = await Tokens(database).revoke(name)
     return {"action": "revoke", "token": token.value() if token else None}

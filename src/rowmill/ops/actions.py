@@ -36,7 +36,7 @@ Document = dict[str, Any]
 
 
 class WrongGate(DeclarationError):
-    """The value does not fit this kind of gate."""
+    """The setting does not apply to this kind of gate."""
 
 
 CANCELED = "canceled by an operator"
@@ -49,7 +49,7 @@ class Progress:
     rows: int = 0
 
     def __str__(self) -> str:
-        """For the audit log, behind what ended the action."""
+        """A note for the audit log after the error that ended the action."""
         return f"; at least {counted(self.rows, 'row was', 'rows were')} written before" if self.rows else ""
 
 
@@ -94,7 +94,7 @@ class ActionTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenRows:
-    """The rows an action is about: by id, in a state, of a family of failures (``error``), of a worker, or stuck."""
+    """The rows that an action applies to: by id, state, family of failures (``error``), worker, or stuck."""
 
     ids: Sequence[str | int] | None = None
     state: str | None = None
@@ -209,7 +209,7 @@ async def release(target: ActionTarget, rows: ChosenRows) -> Document:
 
 
 async def schedule(target: ActionTarget, rows: ChosenRows, run_after: datetime) -> Document:
-    """Let rows that have not begun run at another time."""
+    """Schedule rows that have not started for another time."""
     seconds = (run_after - datetime.now(UTC)).total_seconds()
     return await _write(target, "schedule", rows, OPEN, lambda o, chosen: o.schedule(chosen, seconds))
 
@@ -266,7 +266,7 @@ async def insert(target: ActionTarget, columns: Mapping[str, Any]) -> Document:
 
 
 async def _pause_target(target: ActionTarget, key: str | None, by: str | None) -> tuple[Target, list[str]]:
-    """What is paused, checked against the lane and its table; and what is worth a note."""
+    """The target of a pause, checked against the lane and its table, and a note if no row has the key."""
     if target.lane is None:
         if key is not None:
             raise DeclarationError("--key needs a lane")
@@ -288,7 +288,7 @@ async def pause(
     reason: str | None = None,
     end: datetime | timedelta | None = None,
 ) -> Document:
-    """Claim nothing more: of an environment, of a lane, or of a key of its gates. What runs goes on."""
+    """Stop claims of an environment, a lane, or a key of its gates. Running rows continue."""
     database = target.database
     paused, notes = await _pause_target(target, key, by)
     if await ensure_gates(database):
@@ -298,7 +298,7 @@ async def pause(
 
 
 async def resume(target: ActionTarget, *, key: str | None = None, by: str | None = None) -> Document:
-    """End a pause and wake idle workers. ``resumed`` is null where it was not paused."""
+    """End a pause and wake idle workers. ``resumed`` is null if it was not paused."""
     database, clock = target.database, target.mill.clock
     paused, _ = await _pause_target(target, key, by)
     ended = await pauses.resume(database, clock, paused)
@@ -322,7 +322,7 @@ async def resume(target: ActionTarget, *, key: str | None = None, by: str | None
 async def set_gate(
     target: ActionTarget, changes: Mapping[str, Any], *, key: str | None = None, by: str | None = None
 ) -> Document:
-    """Change how a gate stands, by its names in ``SETTABLE``; without a key, the whole lane's."""
+    """Set the state of a gate, by the names in ``SETTABLE``; without a key, of the lane-wide gate."""
     gates = await target.gates()
     if not changes:
         raise DeclarationError("nothing to set", hint=f"names: {', '.join(SETTABLE)}")
@@ -343,7 +343,7 @@ async def set_gate(
 
 
 async def reset_gates(target: ActionTarget, *, key: str | None = None, by: str | None = None) -> Document:
-    """Gates as at the beginning; pauses stay. Without a key: all keys. ``known``: whether any row has the key."""
+    """Reset gates, but keep pauses. Without a key: all keys. ``known``: whether any row has the key."""
     gates = await target.gates()
     dims, chosen = _resettable(gates, key, by)
     name, known = await gates.known(chosen, key) if chosen is not None and key is not None else (None, True)

@@ -9,6 +9,8 @@ from typing import Any
 
 from ..adopt.lane_file import quoted_table, sketch
 from ..adopt.proposal import Proposal
+from ..adopt.row_types import row_types
+from ..adopt.survey import survey
 from ..clock import Clock
 from ..declare import lane as lanes_words
 from ..errors import DeclarationError, RowmillError
@@ -26,7 +28,7 @@ from .check import zones
 
 @dataclass
 class Adoption:
-    """All that adopt found out."""
+    """The result of adopt."""
 
     proposal: Proposal
     source: str = ""
@@ -49,6 +51,12 @@ async def opened(url: str) -> AsyncIterator[Database]:
         yield database
     finally:
         await database.close()
+
+
+async def types(url: str, table: str) -> str:
+    """A module with the types of a table's rows."""
+    async with opened(url) as database:
+        return row_types(await survey(database, table))
 
 
 def can_wake(database: Database) -> bool:
@@ -76,12 +84,10 @@ async def adopt(database: Database, made: Proposal, url: str | None, *, wake: bo
         binding = outline.binding
     else:
         await check_states(store_for(binding, database, Clock(), "", ""), trial=False)
-        say = plans.statements(binding)
-        adoption.now = await database.read_only(lambda c: plans.explain(runner(c), say))
-    if database.dialect.name == "postgresql":
-        relation = plans.statements(binding).table
-        doubts = await database.read_only(lambda c: zones(runner(c), binding, relation))
-        made.notes += [f"{doubt.text}. Try: {doubt.hint}" for doubt in doubts]
+        statements = plans.statements(binding)
+        adoption.now = await database.read_only(lambda c: plans.explain(runner(c), statements))
+    doubts = await database.read_only(lambda c: zones(runner(c), plans.statements(binding)))
+    made.notes += [f"{doubt.text}. Try: {doubt.hint}" for doubt in doubts]
     need = needed(outline.binding, plans.statements(outline.binding))[0]
     if any(change.kind == "index" for change in adoption.changes):
         lacks = {lack.column: lack.sql_type for lack in outline.lacking}

@@ -1,4 +1,4 @@
-"""Answers that many viewers share: however many look at a page, the database is asked as by one."""
+"""A cache of answers for many viewers: the database load does not grow with their number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CachedMill:
         return counter
 
     async def once(self, key: object, work: Callable[[], Awaitable[T]], fresh: float = FRESH) -> T:
-        """The answer to a question, which may be a moment old. Who asks the same meanwhile gets the same answer."""
+        """The answer to a question, at most a moment old. Simultaneous askers share one query."""
         known = self._answers.get(key)
         if known is None or known.stale(fresh):
             self._answers = {k: a for k, a in self._answers.items() if not a.stale(_LONGEST)}
@@ -50,13 +50,13 @@ class CachedMill:
         return self._slow.get(question, 0.0) > time.monotonic()
 
     def note_slow(self, question: object) -> None:
-        """The quick way took too long."""
+        """Remember that the quick way took too long."""
         now = time.monotonic()
         self._slow = {q: until for q, until in self._slow.items() if until > now}
         self._slow[question] = now + _SLOW
 
     def forget(self) -> None:
-        """Something was changed: ask again."""
+        """Drop cached answers after a change."""
         self._answers.clear()
 
     async def counts(self, view: LaneView) -> QuickCounts:
@@ -65,7 +65,7 @@ class CachedMill:
         return await self.once(key, lambda: self.counter(view).look())
 
     async def histories(self, environment: str, hours: float) -> Mapping[str, History] | None:
-        """What every lane did in the last hours; None where no table tells."""
+        """The history of every lane over the last hours; None if it is not recorded."""
 
         async def ask() -> Mapping[str, History] | None:
             minutes = Minutes(self.directory.database(environment), self.mill.clock)
@@ -90,7 +90,7 @@ class _Answer:
             self._ended = time.monotonic()
 
     def stale(self, fresh: float) -> bool:
-        """Whether it is too old. Asking must not become the database's main work."""
+        """Whether the answer is too old. Expensive answers are kept longer, to limit the database load."""
         if self._ended is None:
             return False
         kept = min(max(fresh, _EXPENSIVE * (self._ended - self._began)), _LONGEST)

@@ -18,6 +18,7 @@ from ..adopt.survey import look_at
 from ..adopt.table_facts import TableFacts
 from ..declare import states
 from ..declare.lane import Lane
+from ..declare.roles import SHOWN
 from ..engine.environment import _refuse_overlaps
 from ..engine.resources import Resources
 from ..engine.worker import check_handler
@@ -29,12 +30,13 @@ from ..store.database import Run, runner
 from ..store.inspect import plans
 from ..store.inspect.indexes import needed
 from ..store.inspect.lane_view import check_file
+from ..store.jobs.schedule_rows import schedule_list
 from ..store.lane.binding import Binding
-from ..store.lane.postgres_statements import PostgresStatements
 from ..store.lane.postgres_wake_trigger import installed, mark, served
 from ..store.lane.refused_rows import refused_claims
 from ..store.lane.refused_states import doubtful_states
 from ..store.lane.row_keys import written
+from ..store.lane.statements import Statements
 from .row_actions import ended_by_others
 
 ERROR, WARNING = "error", "warning"
@@ -51,7 +53,7 @@ _HEARTBEAT, _LISTEN, _FINISH, _LOCKED = 1, 1, 4, 4
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """One thing: how bad, a word for scripts, what it is and costs, and what to do."""
+    """One finding: its level, a code for scripts, the text with the cost, and a hint."""
 
     level: str
     code: str
@@ -73,36 +75,35 @@ class ExaminedLane:
     wake_trigger: bool | None = None
 
     def error(self, code: str, text: str, hint: str | None = None) -> None:
-        """Something that keeps the lane from working."""
+        """Add an error: the lane cannot work."""
         self.findings.append(CheckFinding(ERROR, code, text, hint))
 
     def warn(self, code: str, text: str, hint: str | None = None) -> None:
-        """Something that costs."""
+        """Add a warning: the lane works, at a cost."""
         self.findings.append(CheckFinding(WARNING, code, text, hint))
 
 
 def examine(connection: sa.Connection, binding: Binding, table: str) -> ExaminedLane:
-    """Look at one lane."""
+    """Examine one lane."""
     run = runner(connection)
     facts = look_at(connection, table)
     statements = plans.statements(binding)
     examined = ExaminedLane(binding, facts.rows, facts.exact, plans.explain(run, statements), facts=facts)
-    postgres = isinstance(statements, PostgresStatements)
-    if postgres:
+    if statements.sql.has_roles:
         _rights(run, statements.table, examined)
-        examined.findings += zones(run, binding, statements.table)
+    examined.findings += zones(run, statements)
     _roles(binding, facts, examined)
     for role, cost in binding.lacks().items():
-        examined.warn(f"no_{role}", f"no column has the role {role}: {cost}", "rowmill migrate adds one")
+        examined.warn(f"no_{role}", f"no column has the role {role}: {cost}", "rowmill migrate APP --apply adds one")
     lane = binding.lane
     if lane.unfenced and "worker" not in binding.roles and binding.fence_time is None:
         text = "nothing tells two claims apart: a worker that comes back late could overwrite another's outcome"
-        examined.warn("unfenced", text, "rowmill migrate adds worker")
+        examined.warn("unfenced", text, "rowmill migrate APP --apply adds worker")
     if lane.leads_to_ready(lane.done):
         text = "a done row is ready again: it runs over and over, as often as its due time and conditions allow"
-        examined.warn("done_is_ready", text, "another value in done, if that is not meant")
+        examined.warn("done_is_ready", text, "give done another value, if this is not intended")
     _indexes(run, binding, facts, examined)
-    if postgres:
+    if statements.sql.has_catalog:
         _upkeep(run, binding, facts, statements.table, examined)
     return examined
 
@@ -115,18 +116,17 @@ def _rights(run: Run, relation: str, examined: ExaminedLane) -> None:
         (relation,),
     )[0]
     if replica:
-        examined.error("replica", "this server is a replica: nothing can be claimed here", "the primary's address")
+        examined.error("replica", "this server is a replica: nothing can be claimed here", "use the primary's address")
     if not (may_read and may_write):
         text = "this role may not read and update the table"
         examined.error("rights", text, f"grant select, update on {relation} to the worker's role")
     if hidden:
         text = "row level security applies to this role: rows that its policies hide are never claimed"
-        examined.warn("row_security", text, "a role that bypasses it (Supabase: postgres, service role)")
+        examined.warn("row_security", text, "use a role that bypasses it (Supabase: postgres, service role)")
 
 
 def _roles(binding: Binding, facts: TableFacts, examined: ExaminedLane) -> None:
-    written = ("worker", "claimed_at", "heartbeat_at", "attempts", "error", "finished_at", "updated_at", "run_after")
-    for role in written:
+    for role in SHOWN:
         column = facts.column(binding.roles.get(role, ""))
         if column is None:
             continue
@@ -137,14 +137,15 @@ def _roles(binding: Binding, facts: TableFacts, examined: ExaminedLane) -> None:
             examined.error("role_refers", f"{where} refers to {column.refers_to}: the claim fails", _off(role))
         if role == "worker" and column.length is not None and column.length < WORKER_LENGTH:
             text = f"{where} holds {column.length} characters, and a worker's id may have more: the claim would fail"
-            examined.warn("worker_short", text, "a short --worker-id, or alter its type to text")
+            examined.warn("worker_short", text, "use a short --worker-id, or change the column's type to text")
 
 
-def zones(run: Run, binding: Binding, relation: str) -> list[CheckFinding]:
+def zones(run: Run, statements: Statements) -> list[CheckFinding]:
     """Columns without a time zone whose times the lane would read and write in another zone than other programs do."""
+    binding, relation = statements.binding, statements.table
     kinds = binding.sql_types
     naive = sorted({c for c in binding.roles.values() if "timestamp" in kinds[c] and "without time zone" in kinds[c]})
-    if not naive:
+    if not naive or not statements.sql.typed_columns:
         return []
     zone = binding.lane.timezone or "UTC"
     # At three moments: a zone may differ in summer alone.
@@ -209,14 +210,14 @@ def _indexes(run: Run, binding: Binding, facts: TableFacts, examined: ExaminedLa
         if need.purpose in ("ready", "turns"):
             at = "reads the whole table" if facts.rows >= SMALL else "will read the whole table once it is large"
             text = f"no index supports the claim: it {at}"
-            examined.warn(f"no_{need.purpose}_index", text, "rowmill migrate")
+            examined.warn(f"no_{need.purpose}_index", text, "rowmill migrate APP --apply")
         elif facts.rows >= SMALL:
-            text = f"no index finds rows that are {need.purpose}: {need.why}"
-            examined.warn(f"no_{need.purpose}_index", text, "rowmill migrate")
+            text = f"an index is missing that {need.why}"
+            examined.warn(f"no_{need.purpose}_index", text, "rowmill migrate APP --apply")
     for index in facts.indexes:
         if not index.valid:
             text = f"index {index.name} is left over from a failed build: it slows every write and is never used"
-            examined.warn("invalid_index", text, f"rowmill migrate, or drop index {index.name}")
+            examined.warn("invalid_index", text, f"rowmill migrate APP --apply, or drop index {index.name}")
     beat = binding.roles.get("heartbeat_at", "") if binding.renew == "heartbeat_at" else ""
     for index in facts.indexes if beat else ():
         if beat in index.columns or beat in (index.predicate or ""):
@@ -232,10 +233,10 @@ def _upkeep(run: Run, binding: Binding, facts: TableFacts, relation: str, examin
             text = (
                 f"column {column} has no statistics target: the planner may not know about states that few rows are in"
             )
-            examined.warn("no_statistics", text, "rowmill migrate")
+            examined.warn("no_statistics", text, "rowmill migrate APP --apply")
     if facts.rows >= ddl.HOT and not any(name.startswith("autovacuum") for name in there) and not facts.partitioned:
         text = f"autovacuum has its default settings: it runs only after {facts.rows // 5:,} dead row versions"
-        examined.warn("autovacuum", text, "rowmill migrate")
+        examined.warn("autovacuum", text, "rowmill migrate APP --apply")
     renews = binding.renew != "none"
     if renews and "fillfactor" not in there and not facts.partitioned:
         text = "fillfactor is 100: pages have no free space, so every heartbeat writes to all indexes"
@@ -248,7 +249,7 @@ def _upkeep(run: Run, binding: Binding, facts: TableFacts, relation: str, examin
 
 
 def across(bindings: Sequence[tuple[Binding, TableFacts | None]]) -> list[tuple[Binding, CheckFinding]]:
-    """What only shows when all lanes of one environment are seen together."""
+    """Check all lanes of an environment against each other."""
     findings: list[tuple[Binding, CheckFinding]] = []
     by_table: dict[str, list[tuple[Binding, TableFacts | None]]] = {}
     for binding, facts in bindings:
@@ -302,7 +303,7 @@ def _claim_the_same(one: Binding, other: Binding) -> bool:
 
 
 def _left_alone(bindings: Sequence[Binding], facts: TableFacts | None) -> list[tuple[Binding, CheckFinding]]:
-    """Values that rows have and that no lane leads out of, nor ends in."""
+    """State values of rows that no lane declares."""
     findings = []
     columns = {column for binding in bindings for column in ddl.states_in(binding)}
     for name in sorted(columns):
@@ -314,7 +315,16 @@ def _left_alone(bindings: Sequence[Binding], facts: TableFacts | None) -> list[t
             lane = binding.lane
             if isinstance(lane.ready, str):
                 return []  # a condition of the user's own may mean any of them
-            named = (lane.ready, lane.running, lane.done, lane.retry, lane.dead, lane.canceled, *lane.ignore_states)
+            named = (
+                lane.ready,
+                lane.running,
+                lane.done,
+                lane.retry,
+                lane.dead,
+                lane.canceled,
+                lane.expired,
+                *lane.ignore_states,
+            )
             for values in named:
                 known |= {str(option) for option in states.options((values or {}).get(name, []))}
         strange = [value for value in column.seen if value is not None and str(value) not in known]
@@ -390,7 +400,26 @@ async def _environment(mill: Mill, name: str, database: Database) -> list[Checke
         _refuse_overlaps([store_for(binding, database, mill.clock, "", "") for binding, _ in bound])
     except DeclarationError as error:
         checked.append(CheckedLane(name, None, findings=[CheckFinding(ERROR, "sweeps", error.message, error.hint)]))
+    if findings := await _schedules(mill, name, database):
+        checked.append(CheckedLane(name, None, findings=findings))
     return checked
+
+
+async def _schedules(mill: Mill, name: str, database: Database) -> list[CheckFinding]:
+    """Tables of schedules that cannot be used, and rows in them."""
+    findings = []
+    for source in mill.schedule_tables:
+        if not source.serves(name):
+            continue
+        try:
+            rows = await schedule_list(source, name, database)
+        except DeclarationError as error:
+            findings.append(CheckFinding(ERROR, "schedules", error.message, error.hint))
+            continue
+        for row in [row for row in rows if row["enabled"] and row["problem"] is not None][:_NAMED]:
+            text = f"{source}, row {row['id']}, is not enqueued: {row['problem']}"
+            findings.append(CheckFinding(WARNING, "schedule", text, row["hint"]))
+    return findings
 
 
 async def _wake_triggers(database: Database, checked: Sequence[CheckedLane]) -> None:
@@ -476,7 +505,7 @@ async def _helped(lane: Lane, name: str, database: Database) -> bool:
 
 
 async def _connections(mill: Mill, database: Database, processes: int) -> dict[str, Any]:
-    if database.dialect.name != "postgresql":
+    if not database.needs:
         return {"processes": processes, "at_most": None, "free": None}
     listen = 0 if database.pooled else _LISTEN
     each = mill.connections + _HEARTBEAT + listen + _FINISH

@@ -30,7 +30,7 @@ class NotFound(DeclarationError):
 
 @dataclass(frozen=True)
 class EnvironmentFailure:
-    """What could not be asked: a whole environment, or one lane in it."""
+    """An environment, or a lane in it, that did not answer."""
 
     environment: str
     lane: str | None
@@ -187,7 +187,7 @@ class LaneDirectory:
         return answers
 
     async def views(self) -> Answers[None]:
-        """Every lane, bound to its table. What cannot be bound is among the failures, also where nothing can."""
+        """Every lane, bound to its table. Lanes that cannot be bound are among the failures."""
 
         async def nothing(view: LaneView) -> None: ...
 
@@ -210,7 +210,7 @@ class LaneDirectory:
         return [(name, pause) for name, pauses in answers.items() for pause in pauses]
 
     async def uncounted(self, answers: Answers[Counts]) -> list[UncountedRows]:
-        """Tables that have rows of which no lane counts any: a state in a declaration may be misspelled."""
+        """Tables with rows that no lane counts: a state in a declaration may be misspelled."""
         tables: dict[tuple[str, str], dict[str, tuple[LaneView, Counts]]] = {}
         for view, counts in answers.found:
             tables.setdefault((view.environment, view.binding.table.fullname), {})[view.lane.name] = view, counts
@@ -235,7 +235,7 @@ class LaneDirectory:
         return await first.sample(sorted({column for view in views for column in view.binding.state_columns()}))
 
     async def wake(self, environment: str) -> None:
-        """Notify idle workers; they poll as well."""
+        """Notify idle workers, which otherwise wait for their next poll."""
         database = self.database(environment)
         with contextlib.suppress(DatabaseError):
             await database.notify(CHANNEL)

@@ -29,7 +29,7 @@ def from_now(seconds: float) -> str:
 
 
 def moment(value: Any) -> Any:
-    """A time as ISO text in UTC, whichever way the table keeps it."""
+    """A time of a table as ISO text in UTC."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return datetime.fromtimestamp(value, UTC).isoformat()
     if isinstance(value, str):
@@ -130,8 +130,9 @@ def pause_value(pause: Pause, environment: str) -> dict[str, Any]:
 
 
 def worker_value(worker: dict[str, Any]) -> dict[str, Any]:
-    """A worker as it is now: silence ends a worker; a run goes on after the last word about it."""
+    """A worker as it is now: a silent one is dead; runs of a live one went on since its last heartbeat."""
     silent, alive = round(worker.pop("silent_for"), 1), worker.pop("alive")
+    del worker["process"], worker["lock_id"]
     if alive:
         worker["current"] = [{**job, "seconds": round(job["seconds"] + silent, 1)} for job in worker["current"]]
     elif worker["state"] != "stopped":
@@ -167,27 +168,27 @@ def _times(wait: float | None) -> dict[str, Any]:
 
 def declared(group: Gates) -> list[str]:
     """A group's gates, in words."""
-    told = []
+    phrases = []
     if group.concurrency is not None:
-        told.append(f"at most {group.concurrency.limit} running")
+        phrases.append(f"at most {group.concurrency.limit} running")
     if group.process is not None:
-        told.append(f"at most {group.process.limit} running in each process")
+        phrases.append(f"at most {group.process.limit} running in each process")
     if (rate := group.rate) is not None:
         if rate.adaptive is not None:
-            told.append(f"adaptive rate, {rate.adaptive.least:g} to {rate.adaptive.most:g} s between starts")
+            phrases.append(f"adaptive rate, {rate.adaptive.least:g} to {rate.adaptive.most:g} s between starts")
         elif rate.source is not None:
-            told.append(f"rate from {rate.source.table}.{rate.source.column} per {_per(rate.per.total_seconds())}")
+            phrases.append(f"rate from {rate.source.table}.{rate.source.column} per {_per(rate.per.total_seconds())}")
         else:
             starts = f"{rate.n:g} {plural(rate.n, 'start')} per {_per(rate.per.total_seconds())}"
-            told.append(f"{starts}, burst of {rate.capacity(rate.n):g}")
+            phrases.append(f"{starts}, burst of {rate.capacity(rate.n):g}")
     if group.breaker is not None:
         cooldown = span(group.breaker.cooldown.total_seconds())
-        told.append(f"breaker after {counted(group.breaker.failures, 'failure')}, for {cooldown}")
+        phrases.append(f"breaker after {counted(group.breaker.failures, 'failure')}, for {cooldown}")
     if group.pace is not None:
-        told.append(f"pace of {counted(group.pace.n, 'start')} per {_per(group.pace.seconds)}")
+        phrases.append(f"pace of {counted(group.pace.n, 'start')} per {_per(group.pace.seconds)}")
     if group.closes:
-        told.append("closed by refusals")
-    return told
+        phrases.append("closed by refusals")
+    return phrases
 
 
 def _per(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""``rowmill migrate``: the DDL that serves the lanes, applied and taken away again, in every environment."""
+"""``rowmill migrate``: apply the DDL that serves the lanes, or remove it, in every environment."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def _undone(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 async def _nobody_works(database: Database) -> None:
-    fleet = WorkersTable(database)
-    if not await fleet.exists():
+    workers = WorkersTable(database)
+    if not await workers.exists():
         return
-    alive = [worker["id"] for worker in await fleet.all() if worker["alive"]]
+    alive = [worker["id"] for worker in await workers.all() if worker["alive"]]
     if alive:
         raise RowmillError(
             f"{counted(len(alive), 'worker is', 'workers are')} running: {', '.join(alive[:3])}",
@@ -126,7 +126,7 @@ async def _nothing_is_lost(database: Database) -> None:
     if left:
         raise RowmillError(
             f"{counted(left, 'job is', 'jobs are')} still unfinished in {database.own('rowmill_jobs')}",
-            hint="let workers finish them first, or delete them: they would be lost",
+            hint="let workers finish them first, or delete them. Otherwise they would be lost",
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..declare import states
 from ..declare.lane import Lane
-from ..errors import RowmillError
+from ..errors import DeclarationError, RowmillError
 from ..store import Database
 from ..store.dialect import utc
 from ..store.gates.pauses import standing
@@ -23,6 +23,7 @@ from ..store.inspect.lane_view import PAGE_CELL, LaneView, Row
 from ..store.inspect.pages import OPERATORS, Wanted, page
 from ..store.inspect.quick_counts import QuickCounts
 from ..store.jobs.job_rows import Jobs
+from ..store.jobs.schedule_rows import schedule_list
 from ..store.lane.row_keys import written
 from ..store.own import schema
 from ..store.own.failures import Failures
@@ -35,6 +36,8 @@ from .questions import Document
 _KEYS = 50
 #: Jobs that wait for their children, of which as many are shown.
 _JOINING = 50
+#: Rows of a table of schedules that are shown.
+_SCHEDULES = 200
 
 
 # -- overview
@@ -62,13 +65,13 @@ async def _environment(
         # The first worker makes the table of the tasks, or the first call.
         there = [lane for lane in lanes if not (lane.own and absent)]
         asked = [_lane_summary(directory, cache, name, lane, histories, pauses) for lane in there]
-        for lane, told in zip(there, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(told, RowmillError):
-                failures.append(EnvironmentFailure(name, lane.name, told))
-            elif isinstance(told, BaseException):
-                raise told
+        for lane, answer in zip(there, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answer, RowmillError):
+                failures.append(EnvironmentFailure(name, lane.name, answer))
+            elif isinstance(answer, BaseException):
+                raise answer
             else:
-                summaries.append(told)
+                summaries.append(answer)
     except RowmillError as error:
         failures.append(EnvironmentFailure(name, None, error))
     return {
@@ -127,7 +130,7 @@ def _plainly(value: Any) -> str:
 
 
 def forecast(counts: QuickCounts, history: History | None) -> Document | None:
-    """When the backlog is done at the present rate, if nothing is added; None where there is nothing to tell."""
+    """When the backlog is done at the current rate, if no rows are added; None if the rate is not known."""
     if history is None:
         return None
     left = [counts[state] for state in ("ready", "waiting") if counts[state].number is not None]
@@ -140,7 +143,7 @@ def forecast(counts: QuickCounts, history: History | None) -> Document | None:
 
 
 def _rows(names: Sequence[str], lanes: Mapping[str, Lane]) -> list[Document]:
-    """Lanes in rows: the phases of a pipeline in one, in their order; then all that stand alone."""
+    """Lanes grouped into lines: the phases of a pipeline together, in order; then the other lanes."""
     left = list(names)
     fed = {name: [o for o in left if o != name and feeds(lanes[o], lanes[name])] for name in left}
     rows = []
@@ -195,11 +198,11 @@ async def lane(
 async def _lane_rows(cache: CachedMill, view: LaneView, wanted: Wanted) -> Document:
     """A page of rows; ``after`` is where the next one begins."""
     asked = view.environment, view.lane.name, wanted.state, wanted.filters, wanted.search
-    shown = await page(view, replace(wanted, stretches=wanted.stretches or cache.was_slow(asked)))
-    if shown.stretches:
+    shown = await page(view, replace(wanted, ranges=wanted.ranges or cache.was_slow(asked)))
+    if shown.ranges:
         cache.note_slow(asked)
     listed = [{"columns": {}, **questions.row_in_list(view, row, wanted.filters)} for row in shown.rows]
-    return {"rows": listed, "after": shown.after, "stretches": shown.stretches, "looked_at": shown.looked_at}
+    return {"rows": listed, "after": shown.after, "ranges": shown.ranges, "looked_at": shown.looked_at}
 
 
 async def exact(directory: LaneDirectory, cache: CachedMill, environment: str, lane: str, state: str) -> Document:
@@ -208,7 +211,7 @@ async def exact(directory: LaneDirectory, cache: CachedMill, environment: str, l
 
 
 async def quick_count(directory: LaneDirectory, cache: CachedMill, environment: str, lane: str, state: str) -> Document:
-    """How many rows are in a state, at no cost."""
+    """The number of rows in a state, estimated without reading them."""
     return (await cache.counts(await directory.view(environment, lane)))[state].value()
 
 
@@ -230,12 +233,12 @@ async def _gates(cache: CachedMill, view: LaneView) -> list[Document]:
 
 
 async def health(directory: LaneDirectory, cache: CachedMill) -> Document:
-    """As ``questions.health``, a moment old."""
+    """``questions.health``, from the cache."""
     return await cache.once(("health", *_part(directory)), lambda: questions.health(directory), 5.0)
 
 
 async def errors(directory: LaneDirectory, cache: CachedMill, hours: float = 24.0) -> Document:
-    """As ``questions.errors``, a moment old. Dead rows that are expensive to find are not searched."""
+    """``questions.errors``, from the cache. Skips dead rows that are expensive to find."""
 
     async def ask() -> Document:
         unsampled = set()
@@ -256,8 +259,8 @@ def _part(directory: LaneDirectory) -> tuple[frozenset[str], frozenset[str]]:
 # -- one row
 
 
-_STEPS = {"created_at": "made", "claimed_at": "claimed", "heartbeat_at": "last heartbeat", "finished_at": "ended",
-          "run_after": "scheduled"}  # fmt: skip
+_STEPS = {"created_at": "created", "claimed_at": "claimed", "heartbeat_at": "last heartbeat", "finished_at": "ended",
+          "run_after": "scheduled", "expires_at": "expires"}  # fmt: skip
 
 
 async def row(directory: LaneDirectory, environment: str, lane: str, key: str) -> Document:
@@ -279,7 +282,7 @@ async def row(directory: LaneDirectory, environment: str, lane: str, key: str) -
 
 
 def _timeline(view: LaneView, one: Row, failures: list[Document] | None) -> list[Document]:
-    """What the row's own times tell, the oldest first."""
+    """Events from the row's own time columns, the oldest first."""
     columns = {**view.binding.roles, **({"created_at": view.created} if view.created else {})}
     entries = []
     for role, what in _STEPS.items():
@@ -309,7 +312,7 @@ def _recorded(entry: Document) -> Document:
 
 
 async def _flow(directory: LaneDirectory, view: LaneView, one: Row) -> Document | None:
-    """Whose child a job is, and how its own children stand; None where it is in no flow."""
+    """A job's parent and the states of its children; None if it is in no flow."""
     if not view.lane.own:
         return None
     children = (await Jobs(view.database, directory.mill.clock).children([one.id])).get(one.id, {})
@@ -324,7 +327,7 @@ async def tasks(directory: LaneDirectory) -> Document:
     """Every task with its queue and its schedule, and the jobs that wait for others, by environment."""
 
     async def ask(name: str, database: Database) -> Document:
-        return await _task_environment(directory, database)
+        return await _task_environment(directory, name, database)
 
     known, failures = await directory.each(ask)
     errors = {failure.environment: [failure.value()] for failure in failures}
@@ -340,16 +343,26 @@ async def tasks(directory: LaneDirectory) -> Document:
             "cron": cron.expression if cron is not None else None, "tz": cron.tz if cron is not None else None,
             "next_tick": coming.isoformat() if coming is not None else None,
         })  # fmt: skip
-    empty: Document = {"ticks": {}, "joining": []}
+    empty: Document = {"ticks": {}, "joining": [], "schedules": []}
     environments = [
-        {"environment": name, **known.get(name, empty), "errors": errors.get(name, [])} for name in directory.databases
+        {"environment": name, **known.get(name, empty | {"errors": errors.get(name, [])})}
+        for name in directory.databases
     ]
     return {"tasks": listed, "environments": environments}
 
 
-async def _task_environment(directory: LaneDirectory, database: Database) -> Document:
+async def _task_environment(directory: LaneDirectory, name: str, database: Database) -> Document:
     own = await schema.taken(database)
-    document: Document = {"ticks": {}, "joining": []}
+    document: Document = {"ticks": {}, "joining": [], "schedules": [], "errors": []}
+    for source in directory.mill.schedule_tables:
+        if not source.serves(name):
+            continue
+        try:
+            schedules = await schedule_list(source, name, database)
+        except DeclarationError as error:
+            document["errors"].append(EnvironmentFailure(name, None, error).value())
+        else:
+            document["schedules"] += [row for row in schedules if directory.sees(row["queue"] or "")][:_SCHEDULES]
     if own.has(schema.CRONS):
         text = f"select name, last_tick from {database.own('rowmill_crons')}"
         rows = await database.read(lambda run: run(text, ()))

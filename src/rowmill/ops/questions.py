@@ -1,4 +1,4 @@
-"""What operators ask: status, rows, why, errors, gates, workers, health. Each function answers with one document:
+"""The questions of operators: status, rows, why, errors, gates, workers, health. Each function returns one document:
 ``rowmill ... --json`` prints it, and the HTTP API sends it.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..declare.lane import Lane
+from ..declare.schedules import Schedules
 from ..declare.task import Queue
 from ..errors import RowmillError
 from ..store import Database
@@ -27,7 +28,7 @@ from ..store.inspect.pages import Wanted as Wanted
 from ..store.inspect.why import Inquiry, inquire
 from ..store.lane.row_keys import parse
 from ..store.own.access import Audit
-from ..store.own.workers import WorkersTable
+from ..store.own.workers import WorkersTable, evidence, taken_back_within
 from . import documents
 from .directory import EnvironmentFailure, LaneDirectory, NotFound
 
@@ -62,7 +63,7 @@ async def lanes(directory: LaneDirectory, inserts: Collection[str] = ()) -> Docu
 
 
 async def status(directory: LaneDirectory) -> Document:
-    """Rows of every lane by state, and what is paused."""
+    """Counts of every lane by state, and the pauses."""
     answers = await directory.ask(LaneView.count)
     pauses = await directory.pauses()
     uncounted = (
@@ -87,13 +88,20 @@ def is_paused(view: LaneView, pauses: Sequence[tuple[str, Pause]]) -> bool:
     )
 
 
+def scheduled(directory: LaneDirectory, environment: str) -> list[Schedules]:
+    """The tables of schedules in an environment, for an asker who sees all lanes."""
+    whole = directory.sees("") and len(directory.lanes) == len(directory.mill.lanes)
+    return [source for source in directory.mill.schedule_tables if whole and source.serves(environment)]
+
+
 async def health(directory: LaneDirectory) -> Document:
     """What slows the queues down and what to do, the worst first."""
     answers = await directory.views()
 
     async def ask(name: str, database: Database) -> list[Document]:
         views = [view for view, _ in answers.found if view.environment == name]
-        return [finding.value() for finding in await examine(database, views)]
+        sources = scheduled(directory, name)
+        return [finding.value() for finding in await examine(database, views, sources, name)]
 
     findings, failures = await directory.each(ask)
     errors = _by_environment([*answers.failures, *failures])
@@ -130,7 +138,7 @@ async def rows(view: LaneView, wanted: Wanted, *, queue: bool = False) -> Docume
 
 
 def _page(view: LaneView, shown: Page, filters: Sequence[Filter], *, more: bool) -> Document:
-    after = None if shown.after is None else f"{'~' if shown.stretches else '='}{shown.after}"
+    after = None if shown.after is None else f"{'~' if shown.ranges else '='}{shown.after}"
     listed = [row_in_list(view, row, filters) for row in shown.rows]
     return {"rows": listed, "next": after, "more": more, "looked_at": shown.looked_at, "errors": []}
 
@@ -156,35 +164,46 @@ async def jobs(directory: LaneDirectory, state: str | None, limit: int, key: str
 
 
 async def stuck(directory: LaneDirectory, limit: int = 100) -> Document:
-    """Running rows whose holder has given no sign of life for longer than the lease; and how many rows dead workers
-    hold whose lease has not ended yet. ``until``: when a sweep has taken them back at the latest; null if that time is
-    over, or if no live worker serves the lane (``swept``).
+    """Running rows whose holder has given no sign of life for longer than the lease; and how many rows workers hold
+    that are dead, or seem to be, and whose lease has not ended yet. ``until``: when another worker has taken them back
+    at the latest; null if that time is over, or if no live worker serves the lane (``swept``).
     """
+    suspicion = _suspicion(directory)
 
     async def question(view: LaneView) -> tuple[list[Document], list[Document]]:
         if not view.condition("stuck"):
             return [], []
         listed, held = await view.rows("stuck", limit), await view.holders()
         serving = [worker for worker in await _fleet(view.database) if view.lane.name in worker["lanes"]]
-        alive = {worker["id"] for worker in serving if worker["alive"]}
-        dead = {worker["id"] for worker in serving if not worker["alive"]} - alive
+        alive = [worker for worker in serving if evidence(worker, suspicion) is None]
+        dead = {worker["id"]: worker for worker in serving if worker not in alive}
         # A row that shows no time is taken back a lease after a worker first saw it; the next sweep sees it.
         seen = await view.first_seen() if any(_since(row) is None for row in listed) else {}
         lease, sweep_every = view.lane.lease.total_seconds(), view.lane.sweep_every.total_seconds()
 
-        def until(silent_for: float) -> str | None:
+        def until(holder: str | None, silent_for: float) -> str | None:
             left = lease + sweep_every - silent_for if alive else 0.0
+            if holder in dead and (within := taken_back_within(dead[holder], alive, suspicion)) is not None:
+                left = within if left <= 0 else min(left, within)
             return documents.from_now(left) if left > 0 else None
 
         def listed_row(row: Row) -> Document:
             value, since = documents.row_value(view, row), _since(row)
             silent = since if since is not None else seen.get(value["key"], -sweep_every)
-            return {**value, "until": until(silent), "lease_seconds": lease, "swept": bool(alive)}
+            back = until(documents.role(view, row, "worker"), silent)
+            return {**value, "until": back, "lease_seconds": lease, "swept": bool(alive)}
 
         rows = [listed_row(row) for row in listed]
         where = {"environment": view.environment, "lane": view.lane.name}
         return rows, [
-            {**where, "worker": h.worker, "rows": h.rows, "until": until(h.silent_for), "swept": bool(alive)}
+            {
+                **where,
+                "worker": h.worker,
+                "evidence": evidence(dead[h.worker], suspicion),
+                "rows": h.rows,
+                "until": until(h.worker, h.silent_for),
+                "swept": bool(alive),
+            }
             for h in held
             if h.worker in dead
         ]
@@ -214,14 +233,14 @@ async def waiting(directory: LaneDirectory) -> list[Document]:
 
     answers = await directory.ask(question)
     return [
-        {"environment": view.environment, "lane": view.lane.name, "count": found[0], "seconds": found[1]}
-        for view, found in answers.found
-        if found is not None
+        {"environment": view.environment, "lane": view.lane.name, "count": rows[0], "seconds": rows[1]}
+        for view, rows in answers.found
+        if rows is not None
     ]
 
 
 async def visible_row(directory: LaneDirectory, view: LaneView, key: str, cut: int | None = None) -> Row:
-    """The row with this key. Who sees only some lanes sees only rows of these, also where others share the table."""
+    """The row with this key, if the asker may see one of its lanes."""
     matching = await view.find([parse(view.binding, key)], cut=cut)
     if not matching or not (directory.sees("") or view.owns(matching[0])):
         raise NotFound(f"no row of lane {view.lane.name!r} in {view.environment!r} has the id {key!r}")
@@ -239,10 +258,15 @@ async def why(directory: LaneDirectory, environment: str, lane: str, key: str) -
     view = await directory.view(environment, lane, serving=False)
     if not directory.sees(""):
         await visible_row(directory, view, key)
-    inquiry = await inquire(view, parse(view.binding, key))
+    inquiry = await inquire(view, parse(view.binding, key), _suspicion(directory))
     beside = [await directory.view(environment, o.name) for o in directory.beside(view) if directory.sees(o.name)]
     answer = why_rules.why(await inquiry.facts(await _above(directory, inquiry), beside))
     return documents.why_value(answer, environment, lane, key)
+
+
+def _suspicion(directory: LaneDirectory) -> float | None:
+    suspicion = directory.mill.suspicion
+    return None if suspicion is None else suspicion.total_seconds()
 
 
 async def _above(directory: LaneDirectory, inquiry: Inquiry) -> list[LaneView]:
@@ -279,16 +303,16 @@ async def _view(directory: LaneDirectory, environment: str, lane: Lane) -> LaneV
 
 
 async def workers(directory: LaneDirectory, *, everyone: bool = False) -> Document:
-    """Who works, on what, and when each was last heard of; those that have stopped only with ``everyone``."""
+    """The workers: what each runs, and when it was last seen; with ``everyone`` also stopped ones."""
     answers, failures = await directory.each(lambda _, database: _fleet(database))
     # A worker of several environments is in the table of each: it is one worker.
     known: dict[tuple[str, str], Document] = {}
     for name, part in answers.items():
-        for told in part:
-            worker = known.setdefault((told["id"], told["incarnation"]), told | {"environments": []})
+        for entry in part:
+            worker = known.setdefault((entry["id"], entry["incarnation"]), entry | {"environments": []})
             worker["environments"].append(name)
-            if told["silent_for"] < worker["silent_for"]:
-                worker |= told
+            if entry["silent_for"] < worker["silent_for"]:
+                worker |= entry
     shown = []
     for worker in known.values():
         worker["lanes"] = [lane for lane in worker["lanes"] if directory.sees(lane)]
@@ -300,9 +324,9 @@ async def workers(directory: LaneDirectory, *, everyone: bool = False) -> Docume
 
 
 async def _fleet(database: Database) -> list[Document]:
-    """The workers that one environment knows of, as they said it themselves."""
-    fleet = WorkersTable(database)
-    return await fleet.all() if await fleet.exists() else []
+    """The workers in the table of one environment."""
+    workers_table = WorkersTable(database)
+    return await workers_table.all() if await workers_table.exists() else []
 
 
 # -- failures
@@ -328,10 +352,10 @@ async def errors(
             part = [view for view in views if ((name, view.lane.name) not in unsampled) == sample]
             if not part:
                 continue
-            told = await failure_families.errors(part, hours=hours, buckets=BUCKETS, sample=sample)
-            document["recorded"] = told.recorded
-            document["unknown"] += told.unknown if sample else [view.lane.name for view in part]
-            document["families"] += [f.value() for f in told.families if family in (None, f.fingerprint)]
+            answer = await failure_families.errors(part, hours=hours, buckets=BUCKETS, sample=sample)
+            document["recorded"] = answer.recorded
+            document["unknown"] += answer.unknown if sample else [view.lane.name for view in part]
+            document["families"] += [f.value() for f in answer.families if family in (None, f.fingerprint)]
         document["families"].sort(key=lambda one: one["last_seen"] or "", reverse=True)
         return document
 
@@ -357,7 +381,7 @@ async def gates(
     by: str | None = None,
     limit: int = 20,
 ) -> Document:
-    """How every gate is, keys that are held back first; with ``lane``, those of one lane."""
+    """The state of every gate, keys that are held back first; with ``lane``, of one lane."""
     keyed = key is not None or by is not None
 
     async def question(view: LaneView) -> list[tuple[BoundGates, list[KeyView]]]:
@@ -420,6 +444,6 @@ async def tasks(directory: LaneDirectory) -> Document:
 async def audit(
     database: Database, limit: int = 50, before: int | None = None, lanes: frozenset[str] | None = None
 ) -> Document:
-    """What was done through the dashboard and the API; ``next`` is the ``before`` of the page that follows."""
+    """The audit log, newest first; ``next`` is the ``before`` of the following page."""
     entries = await Audit(database).entries(limit, before, lanes)
     return {"entries": entries, "next": entries[-1]["id"] if len(entries) == limit else None}

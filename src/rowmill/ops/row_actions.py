@@ -1,4 +1,4 @@
-"""What an operator writes: rows made ready again, canceled, or taken back from their holder.
+"""The writes of operators: retry, cancel, release, schedule and insert rows.
 
 Whether a row may be touched is decided in the statement that touches it, and never by what was read before.
 Many rows go in steps, each committed: no long transaction, no lock on more rows than a step has.
@@ -29,7 +29,7 @@ _COUNT = 3.0
 #: A row that is asked for by its id and is locked at that moment is tried again: how often.
 _TRIES = 10
 #: Roles whose columns an inserted row may fill.
-_GIVEN = ("run_after", "priority", "max_attempts", "created_at")
+_GIVEN = ("run_after", "expires_at", "priority", "max_attempts", "created_at")
 
 #: Why a row that does not exist was passed over.
 NO_ROW = "no row has this id"
@@ -37,7 +37,7 @@ NO_ROW = "no row has this id"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Rows that an operator means: those in one of these states, further by their keys or by their holder."""
+    """A selection of rows: in one of these states, optionally by key or by worker."""
 
     states: tuple[str, ...]
     keys: tuple[Key, ...] | None = None
@@ -85,7 +85,7 @@ class Operator:
         self.view, self.binding, self.say = view, view.binding, view.statements
 
     def retry(self, chosen: Selection) -> AsyncIterator[list[Key]]:
-        """Make rows ready at once, with all their attempts before them; the old error stays readable."""
+        """Make rows ready at once, with all their attempts; the old error stays."""
         lane, roles, say = self.view.lane, self.binding.roles, self.say
         written: dict[str, str] = {}
         finished = roles.get("finished_at")
@@ -97,6 +97,8 @@ class Operator:
             written[touched] = say.now(touched)
         if due := roles.get("run_after"):
             written[due] = say.now(due)
+        if (expiry := roles.get("expires_at")) and self.binding.nullable(expiry):
+            written[expiry] = "null"  # it would only expire again
         for role in ("attempts", "failures", "reclaims"):
             if counter := roles.get(role):
                 written[counter] = "0"
@@ -114,12 +116,12 @@ class Operator:
         return self._write(chosen, self.say.settle_set("release", "null", "0"), Placeholders(self.binding))
 
     def schedule(self, chosen: Selection, seconds: float) -> AsyncIterator[list[Key]]:
-        """Let rows run so many seconds from now, and not before. For rows that are ready or waiting."""
+        """Schedule ready or waiting rows for so many seconds from now."""
         due = self.binding.roles.get("run_after")
         if due is None:
             raise DeclarationError(
-                f"lane {self.view.lane.name!r} has no column for the time from which on a row may run",
-                hint="add run_after: rowmill migrate shows the statement",
+                f"lane {self.view.lane.name!r} has no run_after column, so its rows cannot be scheduled",
+                hint="rowmill migrate APP --apply adds one",
             )
         return self._write(chosen, {due: self.say.later(due, str(float(seconds)))}, Placeholders(self.binding))
 
@@ -135,7 +137,9 @@ class Operator:
             if column in own:
                 raise DeclarationError(f"column {column!r} of table {table!r} is written by rowmill: leave it out")
         if isinstance(self.view.lane.ready, str):
-            raise DeclarationError(f"lane {self.view.lane.name!r}: its ready is SQL, so no row can be made to fit it")
+            raise DeclarationError(
+                f"lane {self.view.lane.name!r}: ready is a SQL condition, so rowmill cannot create a row that meets it"
+            )
         marks = Placeholders(self.binding)
         written = {c: self.say.literal(c, value) for c, value in self.binding.ready_again.items()}
         written |= {c: "null" if v is None else marks.add(self._plain(v), c) for c, v in columns.items()}
@@ -149,7 +153,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
         return json.dumps(value) if isinstance(value, (dict, list)) else self.view.sql.plain(value)
 
     async def count(self, chosen: Selection, most: int) -> int:
-        """How many rows are meant, counted up to ``most``."""
+        """The number of selected rows, counted up to ``most``."""
         marks = Placeholders(self.binding)
         test = self._test(chosen, marks)
         text = f"select count(*) from (select 1 from {self.say.table} where {test} limit {most}) x"
@@ -210,7 +214,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
     async def _pages(
         self, chosen: Selection, written: dict[str, str], marks: Placeholders, canceled: str | None
     ) -> AsyncIterator[list[Key]]:
-        """Step through the rows by key: a row that still fits after it was written is not taken twice."""
+        """Step through the rows by key, so that a row that still matches after its write is not written twice."""
         last: Key | None = None
         while True:
             mine = marks.copy()
@@ -240,6 +244,6 @@ values ({", ".join(written.values())}) returning {self._keys}"""
         except HookFailed as failed:
             raise RowmillError(
                 f"on_settled of lane {self.view.lane.name!r} failed: {type(failed.error).__name__}: {failed.error}."
-                " Of these rows nothing was written",
-                hint="mend the hook, or cancel the others one by one with their ids",
+                " None of these rows was written",
+                hint="fix the hook, or cancel rows one at a time with --id",
             ) from failed.error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..declare.lane import Lane
 from ..errors import DeclarationError, did_you_mean
@@ -38,8 +38,10 @@ def _about(view: LaneView) -> Document:
 
 async def functions(view: LaneView, options: FunctionOptions, *, apply: bool) -> Document:
     """The verbs as functions of the database; ``apply`` installs them."""
-    say = _postgres(view)
-    resolved = await resolve(view.binding, view.database, say)
+    statements = _postgres(view)
+    if apply and view.lane.bounded:
+        await ensure(view.database)
+    resolved = await resolve(view.binding, view.database, statements)
     check(view.binding, resolved, options)
     gates = await _gates(view, apply) if view.lane.groups else None
     made = render(view.binding, resolved, options, gates)
@@ -63,12 +65,12 @@ async def dropped_functions(view: LaneView, *, apply: bool) -> Document:
 
 
 def _postgres(view: LaneView) -> PostgresStatements:
-    if not isinstance(view.statements, PostgresStatements):
+    if not view.database.sql.has_functions:
         raise DeclarationError(
-            f"environment {view.environment!r} is SQLite, which has no functions of its own",
+            f"environment {view.environment!r} is SQLite, which has no stored functions",
             hint="--env with a PostgreSQL environment; on SQLite, use the statements of rowmill sql",
         )
-    return view.statements
+    return cast(PostgresStatements, view.statements)
 
 
 async def _gates(view: LaneView, apply: bool) -> FunctionGates:
@@ -87,10 +89,10 @@ async def _gates(view: LaneView, apply: bool) -> FunctionGates:
 async def worker_role(directory: LaneDirectory, role: str, hide: Sequence[str], writes: Sequence[str]) -> Document:
     """The statements that make a role with no more rights than a worker of these lanes needs."""
     ((environment, database),) = directory.databases.items()
-    if database.dialect.name != "postgresql":
+    if not database.sql.has_roles:
         raise DeclarationError(
             f"environment {environment!r} is SQLite, which has no roles",
-            hint="--env with a PostgreSQL environment; a file's rights are its own",
+            hint="--env with a PostgreSQL environment; on SQLite, set the permissions of the file",
         )
     answers = await directory.views()
     for failure in answers.failures:
@@ -100,6 +102,7 @@ async def worker_role(directory: LaneDirectory, role: str, hide: Sequence[str], 
     made = await grants(
         database, bindings, role, hidden=_columns("--hide", hide, known, directory.lanes),
         written=_columns("--writes", writes, known, directory.lanes),
+        schedules=[source for source in directory.mill.schedule_tables if source.serves(environment)],
     )  # fmt: skip
     return {"environment": environment, "role": role, "statements": made}
 

@@ -32,9 +32,11 @@ async def top(directory: LaneDirectory) -> Document:
         if not names:
             continue
         try:
-            fleet, log = WorkersTable(database), Failures(database)
-            if await fleet.exists():
-                workers += [{"environment": name, **w} for w in await fleet.all() if w["state"] != "stopped"]
+            workers_table, log = WorkersTable(database), Failures(database)
+            if await workers_table.exists():
+                for worker in await workers_table.all():
+                    del worker["process"], worker["lock_id"]
+                    workers += [{"environment": name, **worker}] if worker["state"] != "stopped" else []
             if await log.exists():
                 families += [family.value() for family in await log.families(name, names)]
         except RowmillError as error:
@@ -81,5 +83,5 @@ def _process(worker: Document) -> tuple[Any, ...]:
 
 
 def busiest(workers: list[Document], most: int) -> list[Document]:
-    """Workers worth a line where there are more than fit: those at work first, then the silent."""
+    """The workers to show if there are more than fit: busy ones first, then silent ones."""
     return sorted(workers, key=lambda worker: (not worker["current"], worker["alive"], worker["id"]))[:most]

@@ -173,10 +173,10 @@ async def _sample(view: LaneView, rows: int, seed: int) -> tuple[list[Key], int]
     else:
         marks = Placeholders(view.binding)
     try:
-        found = await view.ask(f"{text} order by {order} limit {_DRAWN_FROM}", marks, _DRAW)
+        sampled = await view.ask(f"{text} order by {order} limit {_DRAWN_FROM}", marks, _DRAW)
     except Busy:  # few of the newest rows are done: some rows, then
-        found = await view.ask(f"{text} limit {rows}", marks, _DRAW)
-    drawn = sorted(tuple(row) for row in found)
+        sampled = await view.ask(f"{text} limit {rows}", marks, _DRAW)
+    drawn = sorted(tuple(row) for row in sampled)
     chosen = random.Random(seed).sample(drawn, min(rows, len(drawn)))
     return chosen, len(drawn)
 

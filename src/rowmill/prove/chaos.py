@@ -1,4 +1,4 @@
-"""A short chaos run: real worker processes on the copy, killed, stopped past their lease, and cut off."""
+"""A short chaos run: real worker processes on the copy are killed, paused past their lease, and disconnected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,18 +19,35 @@ from ..clock import Clock
 from ..declare.lane import Lane
 from ..errors import DatabaseError, RowmillError
 from ..store import Database, open_lane
+from ..store.dialect import POSTGRES, SQLITE
+from .chaos_worker import LEASE, hurried
 from .commit_checks import CommitChecks
 from .sample_rows import SampleRows
-from .stand_in import LEASE, hurried
 
 _WORKERS, _AHEAD, _MOST = 3, 12, 5000
-#: Seconds that rows may take to come to their ends once nothing is broken any more.
+#: Seconds that rows get to reach an end state after the last fault.
 _PATIENCE = 90.0
+#: Faults for workers. SQLite workers have no connections that could be cut.
+_FAULTS = {POSTGRES.name: ("kill", "stop", "cut"), SQLITE.name: ("kill", "stop")}
+#: The trigger that records every row that ends: its table, its key and the condition of an end.
+_TRIGGER: dict[str, Callable[[str, str, str], list[str]]] = {
+    POSTGRES.name: lambda table, key, when: [
+        "create or replace function rowmill_proved() returns trigger language plpgsql as"
+        f" $$ begin insert into rowmill_proved values ({key}); return new; end $$",
+        f"create or replace trigger rowmill_proved after update on {table} for each row"
+        f" when ({when}) execute function rowmill_proved()",
+    ],
+    SQLITE.name: lambda table, key, when: [
+        "drop trigger if exists rowmill_proved",
+        f"create trigger rowmill_proved after update on {table} for each row when {when}"
+        f" begin insert into rowmill_proved values ({key}); end",
+    ],
+}
 
 
 @dataclass
 class ChaosResult:
-    """What was done to the workers, and what became of the rows."""
+    """The faults of a chaos run, and how the rows ended."""
 
     rows: int = 0
     done: int = 0
@@ -45,13 +62,13 @@ class ChaosResult:
 
     @property
     def held(self) -> bool:
-        """Nothing lost, nothing doubled, nothing left."""
+        """Whether every row ended exactly once."""
         return not (self.lost or self.doubled or self.left)
 
 
 @dataclass
 class Chaos:
-    """One lane of an application, on a copy that nobody else uses."""
+    """One lane of an application, on its own copy."""
 
     reference: str
     lane: Lane
@@ -62,7 +79,7 @@ class Chaos:
     survived: ChaosResult = field(default_factory=ChaosResult)
 
     async def run(self, seconds: float) -> ChaosResult:
-        """Rows come in and faults go on for so many seconds; then every row has to come to its end."""
+        """Add rows and inject faults for this many seconds. Then wait until every row has ended."""
         began, chance = time.monotonic(), random.Random(self.seed)
         database = Database.open(self.url, schema=self.schema)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -79,8 +96,7 @@ class Chaos:
             workers += [self._start(n) for n in range(1, _WORKERS + 1)]
             await self._until(database, workers, lambda rows: any(r != "ready" for r in rows.values()), _PATIENCE)
             ends = time.monotonic() + seconds
-            postgres = database.dialect.name == "postgresql"
-            for kind in itertools.cycle(["kill", "stop", *(["cut"] if postgres else [])]):
+            for kind in itertools.cycle(_FAULTS[database.dialect.name]):
                 await self._feed(database, await self._states(database))
                 await asyncio.sleep(chance.uniform(0.2, 0.6))
                 await self._fault(kind, chance, workers, database)
@@ -100,33 +116,20 @@ class Chaos:
     # -- rows
 
     async def _prepare(self, database: Database) -> None:
-        """Empty tables, and a trigger that writes down every row that ends."""
-        say, postgres = self._store.statements, database.dialect.name == "postgresql"
-        texts = [f"delete from {say.table}", "create table if not exists rowmill_proved (key text)",
+        """Empty the tables and create a trigger that records every row that ends."""
+        statements = self._store.statements
+        texts = [f"delete from {statements.table}", "create table if not exists rowmill_proved (key text)",
                  "delete from rowmill_proved"]  # fmt: skip
-        if say.gates:
-            texts.append(f"delete from {say.gates}")  # the last schedule may have left the lane paused
+        if statements.gates:
+            texts.append(f"delete from {statements.gates}")  # the last schedule may have left the lane paused
         ends = [values for values in (self.lane.done, self.lane.dead, self.lane.canceled) if values]
-        when = " or ".join(f"({say.final(values, 'new.')})" for values in ends)
-        key = " || ',' || ".join(f"cast(new.{say.name(column)} as text)" for column in self._store.binding.key)
-        if postgres:
-            texts += [
-                "create or replace function rowmill_proved() returns trigger language plpgsql as"
-                f" $$ begin insert into rowmill_proved values ({key}); return new; end $$",
-                f"create or replace trigger rowmill_proved after update on {say.table} for each row"
-                f" when ({when}) execute function rowmill_proved()",
-            ]
-        else:
-            texts += [
-                "drop trigger if exists rowmill_proved",
-                f"create trigger rowmill_proved after update on {say.table} for each row when {when}"
-                f" begin insert into rowmill_proved values ({key}); end",
-            ]
-        for text in texts:
+        when = " or ".join(f"({statements.final(values, 'new.')})" for values in ends)
+        key = " || ',' || ".join(f"cast(new.{statements.name(column)} as text)" for column in self._store.binding.key)
+        for text in (*texts, *_TRIGGER[database.dialect.name](statements.table, key, when)):
             await database.write(lambda run, text=text: run(text, ()))  # type: ignore[misc]
 
     async def _feed(self, database: Database, states: dict[Any, str]) -> None:
-        """Enough rows that are ready; never so many that the run has no end."""
+        """Keep enough rows ready, but not so many that the run cannot finish."""
         waiting = sum(state == "ready" for state in states.values())
         texts: list[str] = []
         while len(texts) + waiting < _AHEAD and self._number < _MOST:
@@ -141,18 +144,18 @@ class Chaos:
         return {key: row.state for key, row in self._watch.read(rows).items()}
 
     async def _count(self, database: Database) -> None:
-        states, told = await self._states(database), self.survived
-        told.rows, told.lost = self._number, self._number - len(states)
-        told.done = sum(state == "done" for state in states.values())
-        told.dead = sum(state in ("dead", "canceled") for state in states.values())
-        told.left = len(_open(states))
+        states, result = await self._states(database), self.survived
+        result.rows, result.lost = self._number, self._number - len(states)
+        result.done = sum(state == "done" for state in states.values())
+        result.dead = sum(state in ("dead", "canceled") for state in states.values())
+        result.left = len(_open(states))
         text = "select count(*) - count(distinct key) from rowmill_proved"
-        told.doubled = (await database.read(lambda run: run(text, ())))[0][0]
+        result.doubled = (await database.read(lambda run: run(text, ())))[0][0]
 
     # -- workers
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rowmill.prove.stand_in", self.reference, self.lane.name, self.url]
+        command = [sys.executable, "-m", "rowmill.prove.chaos_worker", self.reference, self.lane.name, self.url]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         return subprocess.Popen(
             [*command, f"proof-{number}"], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=environment
@@ -161,29 +164,29 @@ class Chaos:
     async def _fault(
         self, what: str, chance: random.Random, workers: list[subprocess.Popen[bytes]], database: Database
     ) -> None:
-        place, told = chance.randrange(len(workers)), self.survived
+        number, result = chance.randrange(len(workers)), self.survived
         if what == "kill":
-            workers[place].kill()
-            workers[place].wait()
-            workers[place] = self._start(place + 1)
-            told.killed += 1
+            workers[number].kill()
+            workers[number].wait()
+            workers[number] = self._start(number + 1)
+            result.killed += 1
         elif what == "stop":
-            workers[place].send_signal(signal.SIGSTOP)
+            workers[number].send_signal(signal.SIGSTOP)
             await asyncio.sleep(LEASE.total_seconds() * 1.3)
-            workers[place].send_signal(signal.SIGCONT)
-            told.stopped += 1
+            workers[number].send_signal(signal.SIGCONT)
+            result.stopped += 1
         else:
             text = (
                 "select count(pg_terminate_backend(pid)) from pg_stat_activity"
                 " where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
             )
             await database.read(lambda run: run(text, ()))
-            told.cut += 1
+            result.cut += 1
 
     async def _until(
         self, database: Database, workers: Sequence[subprocess.Popen[bytes]], test: Any, seconds: float
     ) -> None:
-        """Until the rows are so, or the time is up."""
+        """Wait until the rows satisfy the condition, or the time is up."""
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             try:
@@ -193,9 +196,9 @@ class Chaos:
                 pass
             if all(worker.poll() is not None for worker in workers):
                 self._log.seek(0)
-                said = self._log.read().decode(errors="replace").strip().splitlines()
+                lines = self._log.read().decode(errors="replace").strip().splitlines()
                 raise RowmillError(
-                    f"lane {self.lane.name!r}: no worker process stays up: {said[-1] if said else 'it says nothing'}",
+                    f"lane {self.lane.name!r}: no worker process stays up: {lines[-1] if lines else 'no output'}",
                     hint=f"rowmill run {self.reference} --lanes {self.lane.name}, to see it start",
                 )
             await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Looks at every commit, and at what each worker believes. What must never be seen is said here.
+"""Checks every commit, and what each worker believes. The rules that must never be broken are here.
 
 The watch reads the lane's rows after each commit, before anybody else goes on, and compares them with what it saw
 before. It knows who committed and which verb that was; the rest it takes from the rows, never from the engine's word.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,14 +24,16 @@ _COUNTERS = ("attempts", "failures", "reclaims")
 #: What each end of a run does to the counters of its row.
 _COUNTED = {
     "done": (0, 0, 0), "dead": (0, 1, 0), "canceled": (0, 0, 0), "retry": (0, 1, 0), "snooze": (-1, 0, 0),
-    "release": (-1, 0, 0),
+    "wait": (-1, 0, 0), "release": (-1, 0, 0), "stale": (-1, 0, 0),
 }  # fmt: skip
 _SLACK = timedelta(seconds=2)
+#: For how long rows of a schedule wait, and a condition that never is true.
+WAIT, NEVER = timedelta(seconds=30), "1 = 0"
 
 
 @dataclass(eq=False)
 class ObservedClaim:
-    """One claim as the rows showed it."""
+    """One claim as seen in the rows."""
 
     key: Key
     holder: str
@@ -41,16 +43,21 @@ class ObservedClaim:
     ended: str | None = None
     #: The process that made it has died.
     orphaned: bool = False
+    #: The row's inputs as its worker has them; and whether they were others at some time since.
+    inputs: tuple[Any, ...] = ()
+    edited: bool = False
 
 
 @dataclass
 class ActorVerb:
-    """What an actor is at: a verb, and for a settlement which end each row is to have, by which claim."""
+    """What an actor is doing: a verb, and for a settlement the outcome of each claim."""
 
     verb: str = ""
     shift: timedelta = timedelta(0)
     ends: Mapping[Key, tuple[str, ObservedClaim | None]] = field(default_factory=dict)
     renews: Mapping[Key, ObservedClaim | None] = field(default_factory=dict)
+    #: Of a settlement: rows that wait for what never is true.
+    waits: Mapping[Key, bool] = field(default_factory=dict)
     began: int = 0
     #: Where it takes over from a dead worker: whether that one had begun its rows.
     started: bool = True
@@ -68,6 +75,8 @@ class Seen:
     #: Every column that tells the holder's life.
     signs: tuple[Any, ...]
     gates: tuple[Any, ...]
+    #: What the work depends on.
+    inputs: tuple[Any, ...]
 
 
 class CommitChecks:
@@ -83,27 +92,34 @@ class CommitChecks:
         self._holds: dict[int, tuple[Claim, ObservedClaim]] = {}
         #: By which commit the lane was paused; None: it is not.
         self.paused: int | None = None
-        self.claims = self.outcomes = self.swept = self.lost = 0
+        #: Live workers that were presumed dead: by which commit each was heard of again; None: not yet.
+        self._presumed: dict[str, int | None] = {}
+        #: Rows that wait for what never is true: the time, moved and real, at which their worker set out to say so.
+        self._waiting: dict[Key, tuple[timedelta, float]] = {}
+        self.claims = self.outcomes = self.swept = self.lost = self.taken_from_presumed = self.timed_out = 0
 
     # -- what is read
 
     def text(self) -> str:
         """SQL for all rows: key, state, worker, counters, signs of life, the gates' keys."""
-        say, lane, roles = self.store.statements, self.store.lane, self.store.binding.roles
-        cases = [f"when {say.running()} then 'running'", f"when {say.final(lane.done)} then 'done'"]
-        cases += [f"when {say.final(lane.canceled)} then 'canceled'"] if lane.canceled else []
-        cases += [f"when {say.final(lane.dead)} then 'dead'"] if lane.dead else []
-        again = say.condition(self.store.binding.retry_values)
-        idle = f"({say.ready_state()} or {again})"
+        statements, lane, roles = self.store.statements, self.store.lane, self.store.binding.roles
+        cases = [f"when {statements.running()} then 'running'", f"when {statements.final(lane.done)} then 'done'"]
+        cases += [f"when {statements.final(lane.canceled)} then 'canceled'"] if lane.canceled else []
+        cases += [f"when {statements.final(lane.dead)} then 'dead'"] if lane.dead else []
+        again = statements.condition(self.store.binding.retry_values)
+        idle = f"({statements.ready_state()} or {again})"
         if not lane.dead and (counter := self.store.binding.counter):
-            cases.append(f"when {idle} and coalesce({say.name(counter)}, 0) >= {say.exhausted()} then 'dead'")
+            cases.append(
+                f"when {idle} and coalesce({statements.name(counter)}, 0) >= {statements.exhausted()} then 'dead'"
+            )
         cases.append(f"when {idle} then 'ready'")
         columns = [f"case {' '.join(cases)} else 'unknown' end"]
-        columns += [say.name(roles[r]) if r in roles else "null" for r in ("worker", *_COUNTERS)]
-        columns += [say.name(roles[role]) for role in ("heartbeat_at", "claimed_at") if role in roles]
+        columns += [statements.name(roles[r]) if r in roles else "null" for r in ("worker", *_COUNTERS)]
+        columns += [statements.name(roles[role]) for role in ("heartbeat_at", "claimed_at") if role in roles]
         columns += [str(dim.phrase) for dim in self.dims if dim.phrase is not None]
-        where = f" where queue = {say.literal('queue', lane.name)}" if lane.own else ""
-        return f"select {say.names(self.store.binding.key)}, {', '.join(columns)} from {say.table}{where}"
+        columns += [statements.name(column) for column in lane.inputs]
+        where = f" where queue = {statements.literal('queue', lane.name)}" if lane.own else ""
+        return f"select {statements.names(self.store.binding.key)}, {', '.join(columns)} from {statements.table}{where}"
 
     def read(self, rows: Sequence[Any]) -> dict[Key, Seen]:
         """The rows of ``text``."""
@@ -111,18 +127,21 @@ class CommitChecks:
             len(self.store.binding.key),
             sum(r in self.store.binding.roles for r in ("heartbeat_at", "claimed_at")),
         )
-        found = {}
+        by_key = {}
         for row in rows:
             state, worker, *rest = row[width:]
-            found[tuple(row[:width])] = Seen(
-                state, worker, tuple(rest[:3]), tuple(rest[3 : 3 + signs]), tuple(rest[3 + signs :])
-            )
-        return found
+            ends = len(rest) - len(self.store.lane.inputs)
+            by_key[tuple(row[:width])] = Seen(
+                state, worker, tuple(rest[:3]), tuple(rest[3 : 3 + signs]), tuple(rest[3 + signs : ends]),
+                tuple(rest[ends:]),
+            )  # fmt: skip
+        return by_key
 
     def begin(self, rows: Sequence[Any]) -> None:
         """The rows that a schedule starts with."""
         self.rows, self.commits, self.paused = self.read(rows), 0, None
-        self.holds, self.doing, self._holds = {}, {}, {}
+        self.holds, self.doing, self._holds, self._presumed = {}, {}, {}, {}
+        self._waiting = {}
         if odd := [key for key, row in self.rows.items() if row.state != "ready"]:
             raise Broken(f"row {shown(odd[0])} is {self.rows[odd[0]].state} before anything has happened")
 
@@ -138,8 +157,12 @@ class CommitChecks:
         known = self._holds.get(id(claim))
         return known[1] if known else None
 
-    def adopt(self, claims: Sequence[Claim], holder: str, holds: Iterable[ObservedClaim]) -> None:
-        """A worker was told that these are its claims, and these are the holds that it may mean."""
+    def adopt(
+        self, claims: Sequence[Claim], holder: str, holds: Iterable[ObservedClaim], *, again: bool = False
+    ) -> None:
+        """A worker was told that these are its claims, and these are the holds that it may mean. ``again``: it read the
+        rows once more, as they are now.
+        """
         left = list(holds)
         for claim in claims:
             hold = next((hold for hold in left if hold.key == claim.key), None)
@@ -148,12 +171,14 @@ class CommitChecks:
             if hold is None or hold.holder != holder:
                 held = f"{hold.holder} holds it" if hold else "nobody holds it"
                 raise Broken(f"{holder} was given row {shown(claim.key)}, and {held}")
+            if again:
+                hold.inputs, hold.edited = self.rows[claim.key].inputs, False
             self._holds[id(claim)] = (claim, hold)
 
     # -- what a commit shows
 
     def commit(self, actor: Actor, rows: Sequence[Any]) -> None:
-        """Somebody committed: everything that changed has to be his to change."""
+        """Check a commit: its actor may only change rows that it holds or may take."""
         self.commits += 1
         before, self.rows = self.rows, self.read(rows)
         doing = self.doing.get(actor, ActorVerb())
@@ -168,14 +193,20 @@ class CommitChecks:
 
     def _changed(self, actor: Actor, doing: ActorVerb, key: Key, was: Seen, now: Seen) -> None:
         what = f"row {shown(key)}: {actor.name}, {doing.verb}"
+        hold = self.holds.get(key)
+        if doing.verb == "edit" and now == replace(was, inputs=now.inputs):
+            if hold is not None:
+                hold.edited = True
+            return
+        if now.inputs != was.inputs:
+            raise Broken(f"{what}: its inputs were {was.inputs} and now are {now.inputs}")
         if was.state in FINAL:
             raise Broken(f"{what}: it was {was.state} for good, and now is {now.state}")
-        hold = self.holds.get(key)
         if doing.verb == "claim":
             self._claimed(what, doing, key, hold, was, now)
         elif key in doing.ends and doing.verb == "settle":
             kind, mine = doing.ends[key]
-            self._settled(what, kind, key, hold, mine, was, now)
+            self._settled(what, kind, key, hold, mine, was, now, doing)
         elif key in doing.renews and doing.verb == "renew" and now.state == was.state == "running":
             if hold is None or hold is not doing.renews[key]:
                 raise Broken(f"{what}: renewed without its claim; {_held(hold)}")
@@ -186,6 +217,8 @@ class CommitChecks:
             self._taken_over(what, doing, key, hold, was, now)
         elif doing.verb == "release" and was.state == "running" and now.state == "ready":
             self._end(key, "released by hand")
+        elif doing.verb == "look" and was.state == "ready" and now.state in self._ends("dead"):
+            self._timed_out(what, key, was, now)
         elif doing.verb == "cancel" and now.state in self._ends("canceled"):
             self._end(key, "canceled")
         else:
@@ -198,9 +231,12 @@ class CommitChecks:
             raise Broken(f"{what}: claimed from {was.state} to {now.state}")
         if self.paused is not None and self.paused <= doing.began:
             raise Broken(f"{what}: claimed while the lane is paused")
+        if self._waits_still(key):
+            raise Broken(f"{what}: claimed while it waits for what is not true")
+        self._waiting.pop(key, None)
         self._count(what, was, now, (1, 0, 0))
         holder = now.worker if "worker" in self.store.binding.roles else what.split(": ")[1].split(",")[0]
-        self.holds[key] = ObservedClaim(key, str(holder), doing.shift, time.monotonic())
+        self.holds[key] = ObservedClaim(key, str(holder), doing.shift, time.monotonic(), inputs=now.inputs)
         doing.taken.append(self.holds[key])
         self.claims += 1
 
@@ -213,15 +249,38 @@ class CommitChecks:
         mine: ObservedClaim | None,
         was: Seen,
         now: Seen,
+        doing: ActorVerb,
     ) -> None:
         if hold is None or hold is not mine:
             raise Broken(f"{what}: an outcome ({kind}) was recorded without its claim; {_held(hold)}")
+        if self.store.statements.compares(kind):
+            if now.state == "ready" and hold.edited:
+                kind = "stale"
+            elif was.inputs != hold.inputs:
+                raise Broken(f"{what}: settled as {kind} for inputs {hold.inputs}, and they are {was.inputs}")
         if now.state not in self._ends(kind):
             raise Broken(f"{what}: settled as {kind}, and it is {now.state}")
         if self.store.lane.dead is not None or kind not in ("dead", "canceled", "retry"):
             self._count(what, was, now, _COUNTED[kind])
         self._end(key, kind)
         self.outcomes += 1
+        if doing.waits.get(key):
+            self._waiting[key] = doing.shift, time.monotonic()
+
+    def _waits_still(self, key: Key) -> bool:
+        """It waits for what never is true, and its time is not over."""
+        if key not in self._waiting:
+            return False
+        shift, real = self._waiting[key]
+        return self.clock.shift - shift + timedelta(seconds=time.monotonic() - real) + _SLACK < WAIT
+
+    def _timed_out(self, what: str, key: Key, was: Seen, now: Seen) -> None:
+        if key not in self._waiting or self._waits_still(key):
+            raise Broken(f"{what}: ended, and its wait is not over")
+        if self.store.lane.dead is not None:
+            self._count(what, was, now, _COUNTED["dead"])
+        del self._waiting[key]
+        self.timed_out += 1
 
     def _ends(self, kind: str) -> set[str]:
         """The states that a row may be seen in after an end of this kind: two ends may look the same."""
@@ -247,12 +306,27 @@ class CommitChecks:
     def _taken_over(
         self, what: str, doing: ActorVerb, key: Key, hold: ObservedClaim | None, was: Seen, now: Seen
     ) -> None:
-        if hold is None or not hold.orphaned:
+        if hold is None or not (hold.orphaned or self._was_presumed_dead(hold.holder, doing)):
             raise Broken(f"{what}: taken from a worker that lives; {_held(hold)}")
+        self.taken_from_presumed += not hold.orphaned
         if now.state == "ready":
             self._count(what, was, now, (0, 0, 1) if doing.started else _COUNTED["release"])
         self._end(key, "swept")
         self.swept += 1
+
+    def _was_presumed_dead(self, holder: str, doing: ActorVerb) -> bool:
+        """When the verb began, or since."""
+        heard = self._presumed.get(holder, -1)
+        return heard is None or heard >= doing.began
+
+    def presumed_dead(self, holder: str) -> None:
+        """A live worker is called dead in the workers table: what it holds may be taken over."""
+        self._presumed[holder] = None
+
+    def heard_of(self, holder: str) -> None:
+        """It gave a sign of life, or a successor has its id: a verb that begins now may take nothing from it."""
+        if self._presumed.get(holder, -1) is None:
+            self._presumed[holder] = self.commits
 
     def died(self, holder: str) -> None:
         """A process has died: what it holds now is nobody's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Sequence
@@ -13,15 +14,16 @@ from ..clock import Clock
 from ..declare.lane import Lane
 from ..declare.retry import fixed
 from ..store import Binding, Database, LaneStore, open_lane, set_gates, store_for
+from ..store.dialect import POSTGRES, SQLITE
 from ..store.gates.gate_binding import BoundGates
-from ..store.own.schema import WORKERS, ensure
+from ..store.lane.waits import WaitingRows
+from ..store.own.schema import WAITS, WORKERS, ensure
 from .commit_checks import CommitChecks
 from .fake_handler import faked, nothing
 from .sample_rows import SampleRows
 from .schedules import Actor, Broken, Schedule
-from .statement_points import INSTALL, StatementLocks
-from .stepped_postgres import SteppedPostgres, connect_postgres
-from .stepped_sqlite import SteppedSqlite, connect_sqlite
+from .stepped_postgres import PostgresMonitor
+from .stepped_sqlite import SqliteMonitor
 from .worker_script import ScriptedHeartbeat, ScriptedWorker
 
 _WORKERS = 4
@@ -30,6 +32,10 @@ _LEAST_LEASE = timedelta(minutes=5)
 _BACKOFF = timedelta(seconds=20)
 _ROUNDS, _VACUUM_EVERY = 14, 100
 _LONGEST = timedelta(days=400)
+_MONITORS: dict[str, type[PostgresMonitor | SqliteMonitor]] = {
+    POSTGRES.name: PostgresMonitor,
+    SQLITE.name: SqliteMonitor,
+}
 
 
 @dataclass
@@ -64,9 +70,9 @@ class InterleaveResult:
 
     def value(self) -> dict[str, Any]:
         """For scripts."""
-        found = {**vars(self), "seconds": round(self.seconds, 2)}
-        del found["last"]
-        return {**found, "broken": vars(self.broken) if self.broken else None}
+        document = {**vars(self), "seconds": round(self.seconds, 2)}
+        del document["last"]
+        return {**document, "broken": vars(self.broken) if self.broken else None}
 
 
 @dataclass
@@ -78,37 +84,43 @@ class Interleaver:
     made: SampleRows = field(default_factory=SampleRows)
     schema: str | None = None
     faults: bool = True
+    #: An input of text that others than the workers edit, whatever state a row is in.
+    edited: str | None = None
 
     async def __aenter__(self) -> Interleaver:
+        # What was opened is closed, also where something behind it cannot be opened.
+        async with contextlib.AsyncExitStack() as opened:
+            await self._open(opened)
+            self._close = opened.pop_all()
+        return self
+
+    async def _open(self, opened: contextlib.AsyncExitStack) -> None:
+        self._close = opened
         self.clock = Clock()
         self.lane = faked(self.lane, nothing, lease=max(self.lane.lease, _LEAST_LEASE), backoff=fixed(_BACKOFF))
         self._opened = Database.open(self.url, schema=self.schema)
+        opened.push_async_callback(self._opened.close)
         self._store = await open_lane(self.lane, "prove", self._opened, self.clock, "watch")
         notes = self._store.notes
         self.dims: tuple[BoundGates, ...] = tuple(notes.dims.values()) if notes is not None else ()
         self.watch = CommitChecks(self._store, self.dims, self.clock)
-        self.postgres = self._opened.dialect.name == "postgresql"
         self._look = self.watch.text()
-        opened: Any = self._opened
-        self._monitor: Any = None
-        self._doorman: StatementLocks | None = None
-        #: The dead processes of all workers; None on SQLite, where nobody can write beside a worker's transaction.
+        self._monitor = _MONITORS[self._opened.dialect.name]()
+        await self._monitor.open(self._opened)
+        opened.callback(self._monitor.close)
+        #: The dead processes of all workers; None where nobody can write beside a worker's transaction.
         self._dead: list[tuple[str, str]] | None = None
-        if self.postgres:
-            self._monitor, self._doors = await connect_postgres(opened.dsn), await connect_postgres(opened.dsn)
-            await self._monitor.execute(INSTALL)
-            self._doorman = StatementLocks(self._doors)
-            if (await ensure(opened, (WORKERS,))).has(WORKERS):
-                self._dead = []
-        else:
-            self._monitor = connect_sqlite(opened.path)
+        if not self._opened.sql.one_writer and (await ensure(self._opened, (WORKERS,))).has(WORKERS):
+            self._dead = []
+        #: Rows may wait for a condition: there is a table that remembers it.
+        self._waits = not self.lane.own and "run_after" in self._store.binding.roles
+        self._waits = self._waits and (await ensure(self._opened, (WAITS,))).has(WAITS)
         self._rows = await self.made.rows(self._store, self.dims, self._run)
         self.workers = [await self._worker(f"w{n}") for n in range(1, _WORKERS + 1)]
         self._beats = [
             ScriptedHeartbeat(*await self._speaker(f"{w.actor.name}'s heartbeat"), w) for w in self.workers[:2]
         ]
         self.tried = InterleaveResult()
-        return self
 
     @property
     def binding(self) -> Binding:
@@ -116,30 +128,22 @@ class Interleaver:
         return self._store.binding
 
     async def __aexit__(self, *_: object) -> None:
-        for store in [*(worker.store for worker in self.workers), *(beat.store for beat in self._beats)]:
-            await store.database.close()
-        if self.postgres:
-            self._monitor.terminate()
-            self._doors.terminate()
-        else:
-            self._monitor.close()
-        await self._opened.close()
+        await self._close.aclose()
 
     async def _worker(self, name: str) -> ScriptedWorker:
         actor, store = await self._speaker(name)
-        return ScriptedWorker(actor, store, self.watch, self.dims, self._dead, self._run)
+        return ScriptedWorker(actor, store, self.watch, self.dims, self._dead, self._run, self.edited)
 
     async def _speaker(self, name: str) -> tuple[Actor, LaneStore]:
         actor = Actor(name)
-        kind = SteppedPostgres if self.postgres else SteppedSqlite
-        database = kind(self.url, actor, self.schema)
-        if isinstance(database, SteppedPostgres):
-            database.doorman = self._doorman
+        database = self._monitor.speaker(self.url, actor, self.schema)
+        self._close.push_async_callback(database.close)
         await database.connect()
         database.seen = self._seen
         gates = self._store.statements.gates is not None
         store = store_for(self._store.binding, database, self.clock, name, "", gates)
         store.opened_at = self._store.opened_at
+        store.waits = WaitingRows(store) if self._waits else None
         if self.dims:
             set_gates(store, self.dims)
         return actor, store
@@ -147,42 +151,25 @@ class Interleaver:
     # -- beside the schedule
 
     async def _run(self, sql: str) -> Sequence[Any]:
-        if self.postgres:
-            rows: Sequence[Any] = await self._monitor.fetch(sql)
-        else:
-            rows = self._monitor.execute(sql).fetchall()
-        return rows
+        return await self._monitor.run(sql)
 
     async def _seen(self, actor: Actor) -> None:
         self.watch.commit(actor, await self._run(self._look))
 
-    async def _blocked(self, pids: Sequence[int]) -> set[int]:
-        assert self._doorman is not None
-        found = await self._doorman.ask(
-            # Who waits for the doorman is about to stand, and waits for nobody else.
-            "select p from unnest($1::int[]) p"
-            " where cardinality(array_remove(pg_blocking_pids(p), pg_backend_pid())) > 0",
-            pids,
-        )
-        return {row[0] for row in found}
-
     async def _reset(self, count: int) -> None:
-        say = self._store.statements
+        statements = self._store.statements
         if self._dead is not None:
             self._dead.clear()
-        fleet = [f"delete from {say.workers}"] if self._dead is not None else []
         texts = [
-            f"delete from {say.table}",
-            *fleet,
-            *([f"delete from {say.gates}"] if say.gates else []),
+            f"delete from {statements.table}",
+            *([f"delete from {statements.workers}"] if self._dead is not None else []),
+            *([f"delete from {statements.gates}"] if statements.gates else []),
+            *([f"delete from {self._opened.own('rowmill_waits')}"] if self._waits else []),
             *self._rows[:count],
         ]
-        if self.postgres:
-            if self.tried.schedules % _VACUUM_EVERY == _VACUUM_EVERY - 1:
-                await self._monitor.execute(f"vacuum {say.table}")
-            await self._monitor.execute("; ".join(texts))
-        else:
-            self._monitor.executescript(f"begin immediate; {'; '.join(texts)}; commit")
+        if self.tried.schedules % _VACUUM_EVERY == _VACUUM_EVERY - 1:
+            await self._monitor.vacuum(statements.table)
+        await self._monitor.write("; ".join(texts))
         self.watch.begin(await self._run(self._look))
 
     # -- schedules
@@ -204,7 +191,7 @@ class Interleaver:
         await self._reset(first.randint(2, len(self._rows)))
         lease = self.lane.lease
         schedule = Schedule(
-            seed, self.clock, (lease * 0.45, lease * 1.1, lease * 1.1), self._blocked if self.postgres else None,
+            seed, self.clock, (lease * 0.45, lease * 1.1, lease * 1.1), self._monitor.blocked,
             faults=self.faults,
         )  # fmt: skip
         lives = []
@@ -246,6 +233,7 @@ class Interleaver:
             step *= 2
             await worker.resume()
             await (worker.sweep() if self._store.sweeps else worker.release())
+            await worker.look()
             while True:
                 await worker.claim(20)
                 if not worker.held:

@@ -1,4 +1,4 @@
-"""Rows made up for a lane: ready by its declaration, with something in every column that must have something."""
+"""Generated rows for a lane: ready by its declaration, with a value in every column that requires one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..store.lane.reflect import add_constraints, reflect_table
 
 Ask = Callable[[str], Awaitable[Sequence[Any]]]
 _ROWS = 6
-#: Roles that a fresh row has nothing in.
+#: Roles whose columns are empty in a fresh row.
 _EMPTY = ("worker", "claimed_at", "heartbeat_at", "finished_at", "error", "progress")
 _LONG_AGO = "2001-01-01 00:00:00"
 _QUOTED = re.compile(r"'((?:[^']|'')*)'")
@@ -29,7 +29,7 @@ _QUOTED = re.compile(r"'((?:[^']|'')*)'")
 
 @dataclass(frozen=True)
 class Parent:
-    """A column that stands for a row of another table, of which the lane's condition speaks."""
+    """A column that refers to a row of another table that the lane's condition reads."""
 
     column: str
     schema: str | None
@@ -39,16 +39,16 @@ class Parent:
 
 @dataclass
 class SampleRows:
-    """How rows are made up; ``given`` are values for columns, as text, that nobody could guess."""
+    """Generates rows. ``given`` are column values, as text, that cannot be guessed."""
 
     given: Mapping[str, str] = field(default_factory=dict)
 
-    #: How many keys the rows of a gate have.
+    #: How many different keys the rows of a gate have.
     keys: int = 2
     parents: Sequence[Parent] = ()
 
     async def rows(self, store: LaneStore, dims: Sequence[BoundGates], ask: Ask) -> list[str]:
-        """Inserts, one for each row, tried out on the table; raises where what they make is not ready."""
+        """Return one insert per row, tried on the table. Raises if the rows that they create are not ready."""
         for column in self.given:
             if column not in store.binding.table.c:
                 raise DeclarationError(
@@ -57,14 +57,14 @@ class SampleRows:
                 )
         await self.prepare(store, ask)
         texts = [self.insert(store, dims, number) for number in range(1, _ROWS + 1)]
-        say = store.statements
-        await ask(f"delete from {say.table}")
+        statements = store.statements
+        await ask(f"delete from {statements.table}")
         for text in texts:
             try:
                 await ask(text)
             except (asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
                 raise DeclarationError(
-                    f"lane {store.lane.name!r}: no row could be made up for {store.binding.table.fullname}:"
+                    f"lane {store.lane.name!r}: could not generate a row for {store.binding.table.fullname}:"
                     f" {str(error).splitlines()[0]}",
                     hint="--set COLUMN=VALUE gives a column a value that the table takes",
                 ) from error
@@ -72,7 +72,7 @@ class SampleRows:
         return texts
 
     async def prepare(self, store: LaneStore, ask: Ask) -> None:
-        """Rows in the tables that the lane's condition speaks of, for the lane's own rows to stand for."""
+        """Create rows in the tables that the lane's condition reads, so that the lane's own rows can refer to them."""
 
         def read(connection: sa.Connection, of: Parent) -> tuple[sa.Table, dict[str, Any]]:
             table, _, _, kinds = reflect_table(connection, of.table, of.schema, of.table, f"lane {store.lane.name!r}")
@@ -97,24 +97,26 @@ class SampleRows:
                 )
 
     async def _check(self, store: LaneStore, ask: Ask) -> None:
-        """All of them are ready, or it is said what they lack."""
-        say = store.statements
+        """Check that every row is ready. Raises with the reason if one is not."""
+        statements = store.statements
         for name, part in store.statements.ready_parts().items():
-            if (await ask(f"select count(*) from {say.table} where {part}"))[0][0] != _ROWS:
+            if (await ask(f"select count(*) from {statements.table} where {part}"))[0][0] != _ROWS:
                 raise DeclarationError(
-                    f"lane {store.lane.name!r}: the rows that were made up are not ready, by its {name}: {part}",
-                    hint="--set COLUMN=VALUE for the columns that this asks for",
+                    f"lane {store.lane.name!r}: the generated rows are not ready, because of its {name}: {part}",
+                    hint="--set COLUMN=VALUE for the columns of this condition",
                 )
 
     def insert(self, store: LaneStore, dims: Sequence[BoundGates], number: int) -> str:
-        """SQL that makes one row."""
-        say = store.statements
+        """Return the SQL that creates one row."""
+        statements = store.statements
         written = self._values(store, dims, number)
         over = store.database.sql.overriding
-        return f"insert into {say.table} ({say.names(written)}){over} values ({', '.join(written.values())})"
+        return (
+            f"insert into {statements.table} ({statements.names(written)}){over} values ({', '.join(written.values())})"
+        )
 
     def _values(self, store: LaneStore, dims: Sequence[BoundGates], number: int) -> dict[str, str]:
-        binding, say = store.binding, store.statements
+        binding, statements = store.binding, store.statements
         state = {c: v for c, v in store.lane.ready_again.items() if c not in binding.claimed}
         if store.lane.own:
             task = next(iter(store.lane.tasks), "task")  # type: ignore[attr-defined]
@@ -132,7 +134,7 @@ class SampleRows:
             if name in self.given:
                 written[name] = _quoted(self.given[name])
             elif name in state:
-                written[name] = _quoted(_LONG_AGO) if state[name] is _NOW else say.literal(name, state[name])
+                written[name] = _quoted(_LONG_AGO) if state[name] is _NOW else statements.literal(name, state[name])
             elif name in turns:
                 written[name] = _of_kind(binding.kinds[name], column, 1 + number % self.keys)
             elif name in binding.key:
@@ -151,7 +153,7 @@ class SampleRows:
             return None if column.nullable or _filled(column) else str(store.binding.max_attempts)
         if role in _EMPTY and column.nullable:
             return "null"
-        if role == "run_after" and column.nullable:
+        if role in ("run_after", "expires_at") and column.nullable:
             return "null"
         if role in ("run_after", "updated_at"):
             return _of_kind(store.binding.kinds[column.name], column, 1)
@@ -159,14 +161,14 @@ class SampleRows:
 
 
 class _SampleNow:
-    """A time that is set."""
+    """A clock with a fixed time."""
 
 
 _NOW = _SampleNow()
 
 
 def _of_kind(kind: Any, column: sa.Column[Any], number: int) -> str:
-    """A value of the column's type, as SQL; another for another number."""
+    """Return a value of the column's type, as SQL. A different number gives a different value."""
     allowed = _allowed(column)
     if isinstance(kind, sa.Enum):
         return _quoted(kind.enums[0])
@@ -198,12 +200,12 @@ def _quoted(text: str) -> str:
 
 
 def _filled(column: sa.Column[Any]) -> bool:
-    """The database itself puts something there."""
+    """Whether the database fills the column itself."""
     return column.server_default is not None or column.identity is not None
 
 
 def _columns(dim: BoundGates, table: sa.Table) -> list[str]:
-    """The columns that a gate's key is made of."""
+    """The columns that make up a gate's key."""
     by = dim.group.label if dim.phrase is not None else ""
     if by in table.c:
         return [by]
@@ -211,12 +213,12 @@ def _columns(dim: BoundGates, table: sa.Table) -> list[str]:
 
 
 def _allowed(column: sa.Column[Any]) -> str | None:
-    """The first of the words that a check constraint lists for a column."""
+    """The first word that a check constraint allows for a column."""
     for check in column.table.constraints:
         if isinstance(check, sa.CheckConstraint):
             text = str(check.sqltext)
             if re.search(rf'(?<![\w"]){re.escape(column.name)}(?![\w"])', text) or f'"{column.name}"' in text:
-                found = _QUOTED.search(text)
-                if found and isinstance(column.type, sa.String):
-                    return found.group(1).replace("''", "'")
+                match = _QUOTED.search(text)
+                if match and isinstance(column.type, sa.String):
+                    return match.group(1).replace("''", "'")
     return None

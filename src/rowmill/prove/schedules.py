@@ -1,8 +1,8 @@
-"""Who goes on, at every point: a schedule, decided by a seed.
+"""A schedule decides which actor moves at every point. A seed decides the schedule.
 
-An actor (a worker, or its heartbeat) stops before each statement and each commit, and waits for its turn. At any time
-one of them moves; all others stand still or wait for a lock in the database. So a seed says all there is to say, and
-the same seed gives the same schedule again.
+An actor (a worker, or its heartbeat) stops before each statement and each commit, and waits for its turn. Only one
+actor moves at a time; all others are stopped or wait for a lock in the database. So the seed determines everything: the
+same seed gives the same schedule again.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from typing import Any
 
 from ..clock import Clock
 
-#: More steps than any schedule has that comes to an end.
+#: More steps than any schedule needs to finish.
 _MOST = 3000
-#: Seconds after which a statement that has not come back is looked at: it may wait for a lock.
+#: Seconds after which a statement that has not returned is checked: it may wait for a lock.
 _PROBE, _AGAIN, _PATIENCE = 0.02, 0.001, 20.0
 
-#: What may happen at a turn: go on; the process is gone; the connection is gone, before the commit or just after it.
+#: What may happen at a turn: continue; the process dies; the connection is lost, before the commit or just after it.
 GO, DIE, CUT, UNHEARD = "go", "die", "cut", "unheard"
 
 
 class Died(BaseException):
-    """The actor's process is gone, with all that it knew."""
+    """The actor's process was killed, and its memory is lost."""
 
 
 class Broken(Exception):
-    """Something that must never happen has happened."""
+    """A rule was broken."""
 
 
 class Actor:
-    """A session with the database, and where it stands."""
+    """An actor: a session with the database, and the point that it has reached."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Waits for its turn: at a point of this kind, about to do this.
+        #: Resolved at this actor's turn. ``where`` is the kind of point, ``what`` the step that comes next.
         self.turn: asyncio.Future[str] | None = None
         self.where, self.what = "", ""
-        #: In a statement that waits for somebody else's lock.
+        #: Inside a statement that waits for another actor's lock.
         self.blocked = False
         self.over = False
-        #: Its turn has come, and it has said nothing to the database since.
+        #: Its turn has come, and it has not sent a statement since.
         self.fresh = False
         self.pid = 0
 
@@ -53,7 +53,7 @@ class Actor:
 
 
 class Schedule:
-    """One order of events, made up as it goes on."""
+    """One order of events, decided while it runs."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Schedule:
         self._actors: list[Actor] = []
         self._stirred = asyncio.Event()
         self._failed: BaseException | None = None
-        #: A transaction has ended, and with it its locks.
+        #: A transaction has ended and released its locks.
         self.freed = False
-        #: Who holds SQLite's write lock.
+        #: The actor that holds SQLite's write lock.
         self.writer: Actor | None = None
 
     async def point(self, actor: Actor, where: str, what: str) -> str:
-        """Stop here until it is this actor's turn. What happens then."""
+        """Wait for this actor's turn and return what happens at it."""
         if where == "send" and actor.fresh:
             actor.fresh = False
             return GO
@@ -88,7 +88,7 @@ class Schedule:
         return await actor.turn
 
     async def run(self, lives: Sequence[tuple[Actor, Callable[[], Coroutine[Any, Any, None]]]]) -> None:
-        """Let them all live to their ends."""
+        """Run all actors until they finish. Raises Broken if they never do."""
         self._actors = [actor for actor, _ in lives]
         tasks = [asyncio.ensure_future(self._live(actor, life)) for actor, life in lives]
         try:
@@ -117,7 +117,7 @@ class Schedule:
             self._stirred.set()
 
     async def _quiet(self) -> None:
-        """Until everybody stands, or waits for a lock that another one has."""
+        """Wait until every actor is stopped at a point or waits for a lock."""
         loop = asyncio.get_running_loop()
         ends, wait = loop.time() + _PATIENCE, _PROBE
         while True:
@@ -138,7 +138,7 @@ class Schedule:
             if self._blocked is not None and moving and loop.time() > timer.when():
                 wait = _PROBE
                 waiting = await self._blocked([actor.pid for actor in moving])
-                # While one of them moves, what it does may set the others free.
+                # While one actor moves, its statement may release the locks that the others wait for.
                 if all(actor.pid in waiting for actor in self._actors if actor.moving):
                     for actor in moving:
                         actor.blocked = actor.moving
@@ -153,10 +153,10 @@ class Schedule:
         return bool(left) and all(actor.blocked for actor in left)
 
     def _step(self) -> None:
-        """Let one of them go on, or time pass."""
+        """Let one actor continue, or advance the clock."""
         chance = self.random
         ready = [a for a in self._actors if a.turn is not None and not (a.where == "locked" and self.writer)]
-        # A statement that is about to be sent has the time in it already.
+        # A statement that is about to be sent already contains the time.
         sent = any(actor.turn is not None and actor.where in ("send", "locked") for actor in self._actors)
         if self.moves and not sent and chance.random() < 0.07:
             by = chance.choice(self.moves)
@@ -165,8 +165,10 @@ class Schedule:
             return
         actor = chance.choice(ready)
         happens = self._fault(actor.where) if self.faults else GO
-        told = {GO: "", DIE: ", and is killed", CUT: ", and is cut off", UNHEARD: ", and is cut off after it"}[happens]
-        self.steps.append(f"{actor.name}: {actor.what}{told}")
+        ending = {GO: "", DIE: ", and is killed", CUT: ", and is cut off", UNHEARD: ", and is cut off after it"}[
+            happens
+        ]
+        self.steps.append(f"{actor.name}: {actor.what}{ending}")
         turn, actor.turn = actor.turn, None
         actor.fresh = actor.where == "next"
         assert turn is not None

@@ -1,8 +1,8 @@
-"""A point inside a statement of PostgreSQL's: after its snapshot was taken, before it locks anything.
+"""A point inside a PostgreSQL statement: after it took its snapshot, before it locks anything.
 
-A statement sees what was there when it began, and takes its locks a moment later; the whole difficulty of a claim lies
-in between. Nothing but the server itself can stop there. So the database that is proved in has a ``now()`` of its own,
-found before the server's, which every claim and sweep asks: it says that it was asked, and waits until it may go on.
+A statement sees the rows as they were when it began, and takes its locks a moment later. The races of a claim happen in
+between. Only the server itself can stop a statement there. So the test database has its own ``now()``, which PostgreSQL
+resolves before the built-in one. Every claim and sweep calls it. It reports the call, and waits until it may continue.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-_CLASS = 7_077_201  # of the advisory locks: any number that is nobody else's
+_CLASS = 7_077_201  # of the advisory locks: any number that nothing else uses
 INSTALL = f"""create schema if not exists rowmill_points;
 create or replace function rowmill_points.now() returns timestamptz language plpgsql volatile as $$
 begin
@@ -27,7 +27,7 @@ FIRST = "select set_config('search_path', 'rowmill_points, pg_catalog, ' || curr
 
 
 def stoppable(sql: str) -> bool:
-    """Whether a statement locks rows, and asks for the time before it does."""
+    """Whether a statement locks rows and calls ``now()`` before it does."""
     return "skip locked" in sql and "now()" in sql.partition("skip locked")[0]
 
 
@@ -38,7 +38,7 @@ class StatementLocks:
         self._connection, self._one = connection, asyncio.Lock()
 
     async def ask(self, sql: str, *parameters: Any) -> Sequence[Any]:
-        """Run something on the doorman's connection, one at a time."""
+        """Run a statement on the connection that holds the locks, one at a time."""
         async with self._one:
             rows: Sequence[Any] = await self._connection.fetch(sql, *parameters)
             return rows
@@ -46,7 +46,7 @@ class StatementLocks:
     async def stop(
         self, connection: Any, sql: str, parameters: Sequence[Any], turn: Callable[[], Awaitable[Any]]
     ) -> Any:
-        """Run a statement that waits for its turn once more where it asks for the time."""
+        """Run a statement that also waits for a turn where it calls ``now()``."""
         pid, asked = connection.get_server_pid(), asyncio.get_running_loop().create_future()
 
         def hear(_: Any, message: Any) -> None:

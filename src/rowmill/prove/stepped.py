@@ -1,7 +1,7 @@
-"""A database whose every statement and every commit waits for its turn. The verbs above it are the engine's own.
+"""A database where every statement and every commit waits for its turn. The engine's own verbs run on it unchanged.
 
-What the engine sends outside a transaction is a transaction all the same, and others may come between its statement
-and its commit: so it is sent as one here, with a point before the commit.
+A statement outside a transaction is a transaction of its own, and other actors may come between the statement and its
+commit. So it is sent as an explicit transaction here, with a point before the commit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .schedules import CUT, DIE, UNHEARD, Actor, Died, Schedule
 T = TypeVar("T")
 Seen = Callable[[Actor], Awaitable[None]]
 Send = Callable[[str, Any], Awaitable[Sequence[Any]]]
-#: Statements that a connection keeps: every lane's, for every time that schedules move to.
+#: Prepared statements that a connection keeps: those of every lane, for every time that schedules move to.
 CACHED = 2000
 
 
 class Cut(ConnectionError):
-    """The connection is gone."""
+    """The connection was cut."""
 
 
 class SteppedDatabase:
@@ -32,7 +32,7 @@ class SteppedDatabase:
 
     actor: Actor
     schedule: Schedule | None = None
-    #: Told after every commit, and before anybody else goes on.
+    #: Called after every commit, before any other actor continues.
     seen: Seen | None = None
 
     async def _point(self, where: str, what: str) -> str:
@@ -45,7 +45,7 @@ class SteppedDatabase:
         return happens
 
     def _freed(self) -> None:
-        """The transaction has ended, and its locks with it."""
+        """The transaction has ended and released its locks."""
         if self.schedule is not None:
             self.schedule.freed = True
             if self.schedule.writer is self.actor:
@@ -68,7 +68,7 @@ class SteppedDatabase:
         raise NotImplementedError
 
     async def aside(self, sql: str) -> Sequence[Any]:
-        """Ask something that is no part of the schedule."""
+        """Run a query outside the schedule."""
         return await self._run(sql, ())
 
     async def read(self, verb: Callable[[Run], T]) -> T:
@@ -86,7 +86,7 @@ class SteppedDatabase:
                 yield Connection(self)
 
     async def _spawn(self, verb: Callable[[Run], T], how: str, send: Send | None = None) -> T:
-        """A verb, each of its statements at a point of its own."""
+        """Run a verb, with a point before each of its statements."""
 
         async def step(sql: str, parameters: Any) -> Sequence[Any]:
             await self._point("send", f"{how} {named(sql)}")
@@ -102,7 +102,7 @@ class SteppedDatabase:
 
 
 class Connection:
-    """As much of SQLAlchemy's connection as the engine's own statements ask for."""
+    """The part of SQLAlchemy's connection that the engine's own statements use."""
 
     def __init__(self, database: SteppedDatabase) -> None:
         self._database = database
@@ -131,10 +131,10 @@ class Rows:
 
 
 def named(sql: str) -> str:
-    """A statement in a word or two, for the list of steps."""
+    """A short name for a statement, for the list of steps."""
     words = sql.split()
     head = words[0].lower() if words else ""
     if head == "with":
-        told = "update" if "update" in words else "select"
-        return f"{told} with {words[2] if words[1] == 'recursive' else words[1]}"
+        verb = "update" if "update" in words else "select"
+        return f"{verb} with {words[2] if words[1] == 'recursive' else words[1]}"
     return f"{head} {words[1]}" if head in ("update", "insert", "delete") and len(words) > 1 else head

@@ -1,4 +1,4 @@
-"""PostgreSQL with points: before each statement, before each commit, and now and then inside a statement."""
+"""PostgreSQL with points: before each statement, before each commit, and sometimes inside a statement."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from ..store.database import Run
+from ..store.database import Database, Run
 from ..store.postgres_database import Postgres
 from .schedules import Actor
-from .statement_points import FIRST, StatementLocks, stoppable
+from .statement_points import FIRST, INSTALL, StatementLocks, stoppable
 from .stepped import CACHED, SteppedDatabase, named
 
 T = TypeVar("T")
-#: How often a statement is stopped once more inside.
+#: The share of statements that are also stopped inside.
 _INSIDE = 0.3
 
 
 class SteppedPostgres(SteppedDatabase, Postgres):
-    """PostgreSQL, one connection of the actor's own."""
+    """PostgreSQL, with a connection for one actor."""
 
     def __init__(self, url: str, actor: Actor, schema: str | None = None) -> None:
         Postgres.__init__(self, url, pool=1, patience=30.0)
         self.actor, self.schema = actor, schema
         self._own: Any = None
-        #: Who can stop a statement between its snapshot and its locks.
-        self.doorman: StatementLocks | None = None
+        #: Stops a statement between its snapshot and its locks.
+        self.statement_locks: StatementLocks | None = None
 
     async def connect(self) -> None:
-        """Connect, where the last connection is gone."""
+        """Connect, if the last connection is gone."""
         if self._own is None or self._own.is_closed():
             self._own = await connect_postgres(self.dsn)
-            if self.doorman is not None:
+            if self.statement_locks is not None:
                 await self._own.execute(FIRST)
             self.actor.pid = self._own.get_server_pid()
 
@@ -50,10 +50,10 @@ class SteppedPostgres(SteppedDatabase, Postgres):
         async def send(sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
             async with self._transaction():
                 chance = self.schedule.random.random() if self.schedule is not None else 1.0
-                if self.doorman is None or chance > _INSIDE or not stoppable(sql):
+                if self.statement_locks is None or chance > _INSIDE or not stoppable(sql):
                     return await self._run(sql, parameters)
                 went_on = f"goes on with {named(sql)}, which it began before"
-                rows: Sequence[Any] = await self.doorman.stop(
+                rows: Sequence[Any] = await self.statement_locks.stop(
                     self._own, sql, parameters, lambda: self._point("inside", went_on)
                 )
                 return rows
@@ -74,7 +74,7 @@ class SteppedPostgres(SteppedDatabase, Postgres):
         await self._committed(happens)
 
     async def drop(self) -> None:
-        """Close the connection as a process does that is killed: without a word."""
+        """Close the connection as a killed process does: the server gets no goodbye."""
         self._own.terminate()
 
     async def close(self) -> None:
@@ -84,7 +84,54 @@ class SteppedPostgres(SteppedDatabase, Postgres):
 
 
 async def connect_postgres(dsn: str) -> Any:
-    """A connection for short transactions on rows that nobody will miss."""
+    """Open a connection for short transactions on disposable rows."""
     connection = await asyncpg.connect(dsn, timeout=10, statement_cache_size=CACHED, max_cached_statement_lifetime=0)
     await connection.execute("set synchronous_commit = off")
     return connection
+
+
+class PostgresMonitor:
+    """Observes a schedule from outside its workers: reads rows, and reports which process waits for which."""
+
+    _own: Any
+    _statement_locks: StatementLocks
+
+    async def open(self, database: Database) -> None:
+        """Connect, and prepare to stop statements inside."""
+        self._own, self._doors = await connect_postgres(database.dsn), await connect_postgres(database.dsn)
+        await self._own.execute(INSTALL)
+        self._statement_locks = StatementLocks(self._doors)
+
+    def speaker(self, url: str, actor: Actor, schema: str | None) -> SteppedPostgres:
+        """The database as one worker uses it."""
+        database = SteppedPostgres(url, actor, schema)
+        database.statement_locks = self._statement_locks
+        return database
+
+    async def run(self, sql: str) -> Sequence[Any]:
+        """The rows of a statement."""
+        rows: Sequence[Any] = await self._own.fetch(sql)
+        return rows
+
+    async def write(self, sql: str) -> None:
+        """Run several statements in one transaction."""
+        await self._own.execute(sql)
+
+    async def vacuum(self, table: str) -> None:
+        """Remove dead rows."""
+        await self._own.execute(f"vacuum {table}")
+
+    async def blocked(self, pids: Sequence[int]) -> set[int]:
+        """Which of these processes wait for a lock that another process holds."""
+        rows = await self._statement_locks.ask(
+            # A process that waits for one of these locks is at a point, and waits for no other process.
+            "select p from unnest($1::int[]) p"
+            " where cardinality(array_remove(pg_blocking_pids(p), pg_backend_pid())) > 0",
+            pids,
+        )
+        return {row[0] for row in rows}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._own.terminate()
+        self._doors.terminate()

@@ -1,4 +1,4 @@
-"""SQLite with points: a connection that wants to write while another does waits until that one has committed."""
+"""SQLite with points: a connection that wants to write while another one writes waits for its commit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 
-from ..store.database import Run
+from ..store.database import Database, Run
 from ..store.sqlite_database import Sqlite
 from .schedules import Actor
 from .stepped import CACHED, SteppedDatabase
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class SteppedSqlite(SteppedDatabase, Sqlite):
-    """One SQLite file, a connection of the actor's own. Who wants to write while another does waits for his turn."""
+    """One SQLite file, with a connection for one actor. Writers take turns."""
 
-    #: The last millisecond that a statement of any actor may have read.
+    #: The last millisecond that any actor's statement may have read.
     _read_at: ClassVar[int] = 0
 
     def __init__(self, url: str, actor: Actor, schema: str | None = None) -> None:
@@ -28,7 +28,7 @@ class SteppedSqlite(SteppedDatabase, Sqlite):
         self._own: sqlite3.Connection | None = None
 
     async def connect(self) -> None:
-        """Connect, where the last connection is gone."""
+        """Connect, if the last connection is gone."""
         if self._own is None:
             self._own = connect_sqlite(self.path)
 
@@ -56,8 +56,10 @@ class SteppedSqlite(SteppedDatabase, Sqlite):
             SteppedSqlite._read_at = _millisecond()
 
     def _tick(self) -> None:
-        """Let a millisecond pass since the last statement: SQLite's times are no finer, and which rows share one would
-        depend on how fast the machine is: with that the order of rows, and whether a seed gives its schedule again.
+        """Wait until the millisecond of the last statement is over.
+
+        SQLite's times have no finer resolution. Otherwise the machine's speed would decide which rows share a time, and
+        so their order, and a seed would not repeat its schedule.
         """
         while _millisecond() == self._read_at:
             time.sleep(0.0001)
@@ -87,11 +89,11 @@ class SteppedSqlite(SteppedDatabase, Sqlite):
                 continue
             if self.schedule is not None:
                 self.schedule.writer = self.actor
-            self.actor.fresh = True  # what comes next is sent in the same breath
+            self.actor.fresh = True  # the next statement belongs to the same step
             return
 
     async def drop(self) -> None:
-        """Close the connection; what was not committed is gone."""
+        """Close the connection; uncommitted changes are lost."""
         if self._own is not None:
             self._own.close()
             self._own = None
@@ -106,8 +108,39 @@ def _millisecond() -> int:
 
 
 def connect_sqlite(path: str) -> sqlite3.Connection:
-    """The same on SQLite: says at once when another one writes."""
+    """The same for SQLite: raises at once if another connection writes."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=CACHED)
     connection.execute("pragma journal_mode = wal")
     connection.execute("pragma synchronous = off")
     return connection
+
+
+class SqliteMonitor:
+    """Observes a schedule from outside its workers: reads rows."""
+
+    #: No statement waits for a lock on SQLite.
+    blocked = None
+
+    async def open(self, database: Database) -> None:
+        """Connect."""
+        assert database.file is not None
+        self._own = connect_sqlite(database.file.path)
+
+    def speaker(self, url: str, actor: Actor, schema: str | None) -> SteppedSqlite:
+        """The database as one worker uses it."""
+        return SteppedSqlite(url, actor, schema)
+
+    async def run(self, sql: str) -> Sequence[Any]:
+        """The rows of a statement."""
+        return self._own.execute(sql).fetchall()
+
+    async def write(self, sql: str) -> None:
+        """Run several statements in one transaction."""
+        self._own.executescript(f"begin immediate; {sql}; commit")
+
+    async def vacuum(self, table: str) -> None:
+        """Do nothing: SQLite reuses deleted space."""
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._own.close()

@@ -1,4 +1,4 @@
-"""A user's lane put to the proof: copied, interleaved, and worked on by processes that are killed."""
+"""Tests a user's lane: copies it, interleaves workers, and kills real worker processes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .interleave import Interleaver, InterleaveResult
 from .sample_rows import Parent, SampleRows
 
 Tell = Callable[[str], None]
-#: Keys of a gate in the chaos run: with two alone most workers would have nothing to do.
+#: Keys of a gate in the chaos run. With only two keys most workers would be idle.
 _KEYS = 5
 
 
 @dataclass(frozen=True)
 class ProofSettings:
-    """How much is tried."""
+    """How much to test."""
 
     reference: str
     schedules: int = 300
     seconds: float = 6.0
     first: int = 1
-    #: One schedule alone, by its seed.
+    #: Run only the schedule with this seed.
     seed: int | None = None
     on: str | None = None
     given: dict[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ProofSettings:
 
 @dataclass
 class ProofResult:
-    """One lane, and what it held up to."""
+    """The results of one lane."""
 
     lane: Lane
     environment: str
@@ -47,12 +47,12 @@ class ProofResult:
     promises: list[str] = field(default_factory=list)
     tried: InterleaveResult | None = None
     survived: ChaosResult | None = None
-    #: It could not be tried.
+    #: Why the lane could not be tested.
     error: RowmillError | None = None
 
     @property
     def held(self) -> bool:
-        """Everything that was tried held."""
+        """Whether every test passed."""
         broken = self.tried is not None and self.tried.broken is not None
         return self.error is None and not broken and (self.survived is None or self.survived.held)
 
@@ -60,7 +60,7 @@ class ProofResult:
 async def prove(
     mill: Mill, lane: Lane, environment: str, database: Database, terms: ProofSettings, tell: Tell
 ) -> ProofResult:
-    """Try one lane of a Mill in the structure of one environment."""
+    """Test one lane of a Mill with the schema of one environment."""
     proved = ProofResult(lane, environment)
     try:
         await _prove(mill, proved, database, terms, tell)
@@ -97,43 +97,43 @@ async def _prove(mill: Mill, proved: ProofResult, database: Database, terms: Pro
 
 
 def _parents(binding: Binding, texts: Sequence[str]) -> list[Parent]:
-    """The columns that refer to a table which the lane's own condition, or its gates, look at."""
+    """The columns that refer to a table that the lane's condition or its gates read."""
     words = set(re.findall(r"\w+", " ".join(texts)))
-    found = []
+    parents = []
     for key in binding.table.foreign_keys:
         *schema, table, referred = key.target_fullname.split(".")
         if table in words and table != binding.table.name:
-            found.append(Parent(key.parent.name, schema[0] if schema else None, table, referred))
-    return sorted(found, key=lambda parent: parent.column)
+            parents.append(Parent(key.parent.name, schema[0] if schema else None, table, referred))
+    return sorted(parents, key=lambda parent: parent.column)
 
 
 def _promises(binding: Binding) -> list[str]:
-    """What the watch looks at, for this lane."""
+    """The rules that are checked for this lane."""
     lane, own = binding.lane, binding.state_columns()
     counted = [r for r in ("attempts", "failures", "reclaims") if r in binding.roles and binding.roles[r] not in own]
     shared = len({binding.roles[r] for r in counted}) < len(counted)
-    told = ["one live claim per row", "no outcome without its claim", "every row comes to its end"]
-    told += [f"{', '.join(counted)} as counted"] if counted and not shared else []
+    promises = ["one live claim per row", "no outcome without its claim", "every row comes to its end"]
+    promises += [f"{', '.join(counted)} as counted"] if counted and not shared else []
     for group in lane.groups:
         if group.concurrency is not None:
             by = f" by {group.label}" if group.by else ""
-            told.append(f"at most {group.concurrency.limit} running{by}")
-    return told
+            promises.append(f"at most {group.concurrency.limit} running{by}")
+    return promises
 
 
 def provable(mill: Mill, names: Sequence[str] | None) -> list[Lane]:
-    """The lanes that can be tried: a backfill is its live lane over again."""
+    """The lanes that can be tested. A backfill is left out: it is its live lane again."""
     chosen = [lane for lane in mill.select(names) if lane.backfills is None]
     if not chosen:
         raise DeclarationError(
-            "a backfill is tried with the lane that it belongs to",
-            hint="name the lane itself: the same without -backfill",
+            "a backfill is tested together with its lane",
+            hint="use the lane's own name, without -backfill",
         )
     return chosen
 
 
 def value(proved: ProofResult) -> dict[str, Any]:
-    """For scripts."""
+    """The result as plain values, for scripts."""
     return {
         "environment": proved.environment,
         "lane": proved.lane.name,

@@ -8,22 +8,30 @@ given up. Now and then it dies, and a new process takes its place; others are to
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from ..declare.outcome import Cancel, Dead, Release, Retry, Snooze
-from ..engine.execute import decide
+from ..declare.outcome import Cancel, Dead, Release, Retry, Snooze, Wait
+from ..engine.chunks import ChunkRun
+from ..engine.counters import Counters
+from ..engine.execute import Execution, decide
+from ..engine.lane_state import LaneState
+from ..engine.resources import Resources
 from ..errors import Busy, Unreachable
+from ..events import Events
 from ..ops.row_actions import Operator, Selection
 from ..store import LaneStore, set_gates
 from ..store.gates import pauses
 from ..store.gates.gate_binding import BoundGates
 from ..store.inspect.lane_view import LaneView
 from ..store.lane.claim import Claim, Settlement
+from ..store.lane.row_keys import Placeholders
 from ..store.lane.statements import INCARNATION
 from ..store.lane.sweep import take_over
-from .commit_checks import CommitChecks, Key, ObservedClaim, shown
+from ..store.lane.waits import WaitingRows
+from .commit_checks import NEVER, WAIT, CommitChecks, Key, ObservedClaim, shown
 from .schedules import DIE, Actor, Broken, Died, Schedule
 from .stepped_postgres import SteppedPostgres
 from .stepped_sqlite import SteppedSqlite
@@ -44,6 +52,7 @@ class ScriptedWorker:
         dims: Sequence[BoundGates],
         dead: list[tuple[str, str]] | None,
         beside: Callable[[str], Coroutine[Any, Any, Any]],
+        edited: str | None = None,
     ) -> None:
         assert isinstance(store.database, (SteppedPostgres, SteppedSqlite))
         self.actor, self.store, self.watch, self.dims = actor, store, watch, dims
@@ -55,8 +64,8 @@ class ScriptedWorker:
         self._lives, self._opened_at = 0, store.opened_at
         #: The dead processes of all workers, by id and incarnation; None: there is no workers table to write to.
         self._dead = dead if "worker" in store.binding.roles else None
-        self._beside = beside
-        self._id = actor.name
+        self._beside, self._edited = beside, edited
+        self._id, self._presumed_dead = actor.name, False
         store.locked_pauses = _AT_ONCE
         self._operator = Operator(LaneView(store, fleet=False))  # type: ignore[arg-type]
         self._operator.pause = 0.0
@@ -80,8 +89,10 @@ class ScriptedWorker:
             id = f"{self.actor.name}~{self._lives}"
         store.sign(id)
         self._id = id.partition(INCARNATION)[0] if store.binding.incarnated else id
-        await self._register("idle")
+        await self.is_heard_of()
         store.forget_bound()
+        if store.waits is not None:
+            store.waits = WaitingRows(store)
         if self.dims:
             set_gates(store, self.dims)
             if (forget := getattr(store.gated, "_forget_at", None)) is not None:
@@ -132,11 +143,16 @@ class ScriptedWorker:
         assert self.schedule is not None
         chance = self.schedule.random
         verbs: list[tuple[float, str, Verb]] = [(1.0, "sweeps", self.sweep)]
+        if self.store.waits is not None:
+            verbs.append((1.0, "looks", self.look))
         if self._dead:
             id, incarnation = chance.choice(self._dead)
             started = chance.random() < 0.5
             name = f"takes over from {id}, life {incarnation}"
             verbs.append((2.0, name, lambda: self.take_over(id, incarnation, started)))
+        if self._dead is not None:
+            heard = (1.0, "is heard of again", self.is_heard_of)
+            verbs.append(heard if self._presumed_dead else (0.5, "is presumed dead", self.is_presumed_dead))
         count = chance.randint(1, 3)
         if self._reply_lost:
             verbs.append((6.0, "looks for its own", self.recover))
@@ -146,13 +162,16 @@ class ScriptedWorker:
             verbs.append((6.0, "settles again", self.settle))
         elif self.held:
             some = [claim for claim in self.held if chance.random() < 0.7] or self.held[:1]
-            ends = [self._end(claim) for claim in some]
-            told = ", ".join(f"{shown(s.claim.key)} as {s.kind}" for s in ends)
-            verbs.append((6.0, f"settles {told}", lambda: self.settle(ends)))
+            ends = [self._end(claim) for claim in some] if self.store.lane.chunk is None else self._chunk_ends(some)
+            listed = ", ".join(f"{shown(s.claim.key)} as {s.kind}" for s in ends)
+            verbs.append((6.0, f"settles {listed}", lambda: self.settle(ends)))
             if self.store.binding.renew != "none":
                 verbs.append((2.0, "renews", self.renew))
         key = chance.choice(sorted(self.watch.rows, key=str))
         verbs.append((0.4, f"cancels {shown(key)}", lambda: self.cancel(key)))
+        if self._edited is not None:
+            value = chance.choice(["a", "b"])
+            verbs.append((3.0, f"edits {shown(key)} to {value}", lambda: self.edit(key, value)))
         if self.store.statements.gates is not None:
             paused = self.watch.paused is not None
             verbs.append((0.4, "resumes" if paused else "pauses", self.resume if paused else self.pause))
@@ -160,11 +179,56 @@ class ScriptedWorker:
         return name, verb
 
     def _end(self, claim: Claim) -> Settlement:
+        return decide(self.store, claim, self._ended())
+
+    def _ended(self) -> Any:
+        """What a handler returned or raised."""
         assert self.schedule is not None
-        ends = [None, RuntimeError("failed"), Retry("again"), Snooze(timedelta(seconds=30)), Dead("dead"),
+        ends: list[Any] = [None, RuntimeError("failed"), Retry("again"), Snooze(timedelta(seconds=30)), Dead("dead"),
                 Cancel("canceled"), Release()]  # fmt: skip
-        (ended,) = self.schedule.random.choices(ends, [8, 3, 1, 2, 1, 1, 2])
-        return decide(self.store, claim, ended)
+        chances = [8, 3, 1, 2, 1, 1, 2]
+        if self.store.waits is not None:
+            ends += [Wait(until, timeout=WAIT) for until in (NEVER, self._soon())]
+            chances += [1, 1]
+        (ended,) = self.schedule.random.choices(ends, chances)
+        return ended
+
+    def _chunk_ends(self, claims: Sequence[Claim]) -> list[Settlement]:
+        """The ends of claims that the handler of a chunk worked on, as the engine makes them of its answers: a mapping
+        or a list, with rows that are left out, and rows that fail every call in which they are.
+        """
+        assert self.schedule is not None
+        chance = self.schedule.random
+        ends = {claim.key: self._ended() for claim in claims}
+        wanted = {claim.key: decide(self.store, claim, ends[claim.key]).kind for claim in claims}
+        failing = {claim.key for claim in claims if chance.random() < 0.15}
+        missing = {claim.key for claim in claims if chance.random() < 0.15}
+        failed = {claim.key: decide(self.store, claim, RuntimeError("failed")).kind for claim in claims}
+        execution = Execution(LaneState(self.store, Counters(Events(), self._id)), Resources({}), ThreadPoolExecutor)
+        run = ChunkRun(execution, execution.plan(claims[0]), claims, self._id, "slot")
+        over: list[Settlement] = []
+        while run.parts:
+            jobs = run.begin()
+            answers = {job.id: ends[job._claim.key] for job in jobs}
+            answer: Any = [answers[job.id] for job in jobs]
+            if any(job._claim.key in failing for job in jobs):
+                answer = RuntimeError("failed")
+            elif any(job._claim.key in missing for job in jobs):
+                answer = {job.id: answers[job.id] for job in reversed(jobs) if job._claim.key not in missing}
+            over += [settlement for _, settlement in run.end(answer) if settlement is not None]
+        for settlement in over:
+            key = settlement.claim.key
+            if settlement.kind != (failed if key in failing | missing else wanted)[key]:
+                raise Broken(
+                    f"{self.actor.name} ends row {shown(key)} as {settlement.kind}, which is another row's end"
+                )
+        if len({settlement.claim.key for settlement in over}) != len(claims):
+            raise Broken(f"{self.actor.name} has {len(over)} ends for {len(claims)} rows of a chunk")
+        return over
+
+    def _soon(self) -> str:
+        """A condition that waiting makes true: the next look finds it so."""
+        return f"{self.store.statements.name(self.store.binding.roles['run_after'])} is not null"
 
     def done(self) -> list[Settlement]:
         """All that it holds, well ended."""
@@ -184,9 +248,9 @@ class ScriptedWorker:
             raise Broken(f"{self.actor.name} was given {len(claims)} rows; it took {len(doing.taken)}")
         self._hold(claims, doing.taken)
 
-    def _hold(self, claims: list[Claim], holds: Iterable[ObservedClaim]) -> None:
+    def _hold(self, claims: list[Claim], holds: Iterable[ObservedClaim], *, again: bool = False) -> None:
         holder = self.store.worker if "worker" in self.store.binding.roles else self.actor.name
-        self.watch.adopt(claims, holder, holds)
+        self.watch.adopt(claims, holder, holds, again=again)
         keys = {claim.key for claim in claims}
         self._drop(lambda claim: claim.key in keys)  # a row that came back: the older run has lost it
         self.held += {claim.key: claim for claim in claims}.values()
@@ -198,12 +262,12 @@ class ScriptedWorker:
     async def recover(self) -> None:
         self.watch.announce(self.actor, "recover")
         try:
-            found = await self.store.mine()
+            claims = await self.store.mine()
         except Unreachable:
             return
         self._reply_lost = False
         held = {claim.key for claim in self.held}
-        self._hold([claim for claim in found if claim.key not in held], self.watch.holds.values())
+        self._hold([claim for claim in claims if claim.key not in held], self.watch.holds.values(), again=True)
 
     async def settle(self, ends: Sequence[Settlement] = ()) -> None:
         # What is held no longer was lost meanwhile: its outcome is not sent.
@@ -213,7 +277,8 @@ class ScriptedWorker:
         if not batch:
             return
         ending = {s.claim.key: (s.kind, self.watch.hold_of(s.claim)) for s in batch}
-        self.watch.announce(self.actor, "settle", ends=ending)
+        waits = {s.claim.key: s.wait is not None and s.wait.until == NEVER for s in batch}
+        self.watch.announce(self.actor, "settle", ends=ending, waits=waits)
         with suppress(Unreachable):
             report = await self.store.settle(batch)
             self.watch.told(self.actor, report)
@@ -251,6 +316,30 @@ class ScriptedWorker:
         with suppress(Unreachable):
             await self.store.sweep(self.store.lane.lease)
 
+    async def look(self) -> None:
+        """Wake rows whose condition is true, and end those whose time is over."""
+        if self.store.waits is None:
+            return
+        self.watch.announce(self.actor, "look")
+        with suppress(Unreachable):
+            ended = await self.store.waits.look()
+            if ended.refused:
+                raise Broken(f"{self.actor.name} looks: {ended.refused[0][1]}")
+
+    async def is_presumed_dead(self) -> None:
+        """Others miss its lock and its heartbeats. It lives, and goes on."""
+        assert self._dead is not None
+        self._presumed_dead = True
+        self.watch.presumed_dead(self.store.worker)
+        await self._register("dead")
+        self._dead.append((self._id, str(self._lives)))
+
+    async def is_heard_of(self) -> None:
+        """Its heartbeat arrives: from now on nobody may take over from it, whatever was found before."""
+        self._presumed_dead = False
+        await self._register("idle")
+        self.watch.heard_of(self.store.worker)
+
     async def take_over(self, id: str, incarnation: str, started: bool) -> None:
         self.watch.announce(self.actor, "take over", started=started)
         with suppress(Unreachable):
@@ -267,6 +356,16 @@ class ScriptedWorker:
         self.watch.announce(self.actor, "release")
         async for _ in self._operator.release(Selection(("running",))):
             pass
+
+    async def edit(self, key: Key, value: str) -> None:
+        """Another program writes an input of a row, whoever holds it."""
+        self.watch.announce(self.actor, "edit")
+        say, marks = self.store.statements, Placeholders(self.store.binding)
+        written = {str(self._edited): say.literal(str(self._edited), value)}
+        which = f"({say.names(self.store.binding.key)}) = {marks.key(key)}"
+        text = f"update {say.table} set {say.assignments(written)} where {which}"
+        with suppress(Unreachable):
+            await self.database.transact(lambda run: run(text, marks.given()))
 
     async def pause(self) -> None:
         self.watch.announce(self.actor, "pause")

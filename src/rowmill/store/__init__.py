@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from ..clock import Clock
 from ..declare.lane import Lane
 from ..declare.states import WRITTEN
-from ..errors import DeclarationError, Refused
+from ..errors import DeclarationError, Refused, Unserved
 from .bounded_text import bounded
 from .database import Database
 from .gates.claim_by_key import ClaimByKey
@@ -25,6 +25,7 @@ from .lane.lane_store import LaneStore
 from .lane.postgres import PostgresLane
 from .lane.refused_states import check_states
 from .lane.row_watch import RowWatch
+from .lane.waits import WaitingRows
 from .own import schema
 from .postgres_database import rows_of
 from .transactions import Tx
@@ -66,9 +67,17 @@ async def open_lane(
     if lane.own:
         await schema.need(database, schema.JOBS, schema.FLOWS, schema.CRONS)
     binding = await bind(lane, environment, database)
-    own = await (schema.ensure(database) if lane.groups or lane.budgets else schema.taken(database))
+    tables = lane.groups or lane.budgets or lane.bounded
+    own = await (schema.ensure(database) if tables else schema.taken(database))
+    if lane.bounded and not own.has(schema.INPUTS):
+        raise DeclarationError(
+            f"lane {lane.name!r} has inputs, but the table rowmill_stale_runs, which notes that they keep changing,"
+            f" cannot be created: {own.refused}",
+            hint="run rowmill migrate APP --apply with a role that may create tables, or settle_after=None",
+        )
     store = store_for(binding, database, clock, worker, incarnation, own.has(schema.GATES))
     store.watched = await RowWatch.open(store) if own.has(schema.RECOVERY) else None
+    store.waits = await WaitingRows.open(store) if own.has(schema.WAITS) else None
     await check_conditions(store)
     # A claim that is refused harms nothing, and an end that is refused one row; done is what every row's work leads to.
     await check_states(store, ("done",))
@@ -105,6 +114,8 @@ def set_gates(store: LaneStore, dims: Sequence[BoundGates]) -> None:
 async def check_conditions(store: LaneStore) -> None:
     """Let the database read the user's own SQL, without looking at a row: a mistake is told before the first claim."""
     lane, where = store.lane, f"lane {store.lane.name!r}, table {store.binding.table.fullname!r}"
+    if lane.inputs:
+        await _check_inputs(store, where)
     for part in ("ready", "where"):
         if part == "where" and lane.where is None:
             continue
@@ -113,11 +124,26 @@ async def check_conditions(store: LaneStore) -> None:
             text = f"select 1 from {store.statements.table} where {condition} limit 0"
             await store.database.read(lambda run, text=text: run(text, ()))  # type: ignore[misc]
         except (Refused, AttributeError, sa.exc.SQLAlchemyError, TypeError) as error:
-            said = error.message if isinstance(error, Refused) else str(error)
+            message = error.message if isinstance(error, Refused) else str(error)
             raise DeclarationError(
-                f"{where}: {part} cannot be used as a condition: {said}",
+                f"{where}: {part} cannot be used as a condition: {message}",
                 hint="SQL text over the table's own columns, or lambda t: t.c.column == value",
             ) from error
+
+
+async def _check_inputs(store: LaneStore, where: str) -> None:
+    """Let the database compare the inputs of a row, if there is one: a type may have no form in which it can."""
+    say = store.statements
+    text = f"select 1{say.and_inputs()} from {say.table} limit 1"
+    try:
+        await store.database.read(lambda run: run(text, ()))
+    except Unserved:
+        raise
+    except Refused as error:
+        raise DeclarationError(
+            f"{where}: inputs {', '.join(store.lane.inputs)} cannot be compared: {error.message}",
+            hint="leave out the column of that type",
+        ) from error
 
 
 async def probe(database: Database, stores: Sequence[LaneStore]) -> list[LaneStore]:

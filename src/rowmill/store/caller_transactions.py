@@ -1,7 +1,7 @@
-"""The caller's own transaction, whichever library it comes from: how to run a statement in it.
+"""Run statements in the caller's own transaction, from any supported library.
 
-Statements are written once, with ``:names``. A verb over them is a generator that yields a statement with its values
-and is sent the rows, so that the same verb runs in a transaction that is awaited and in one that is not.
+Statements are written once, with ``:names``. A verb is a generator: it yields a statement with its values, and receives
+the rows. So the same verb runs in async and in sync transactions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .transactions import PlainTx, Tx
 T = TypeVar("T")
 Values = Mapping[str, Any]
 Rows = Sequence[Any]
-#: A verb: statements out, rows in, and at the end an answer.
+#: A verb: yields statements, receives rows, and returns an answer.
 Verb = Generator[tuple[str, Values], Rows, T]
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A transaction of somebody else's: its dialect, and ``run(sql, values)``, which may have to be awaited."""
+    """The caller's transaction: its dialect, and ``run(sql, values)``, which may return an awaitable."""
 
     sql: Dialect
     run: Callable[[str, Values], Any]
@@ -37,7 +37,7 @@ class Caller:
 
 
 def drive(verb: Verb[T], run: Callable[[str, Values], Rows]) -> T:
-    """A verb to its end, without waiting."""
+    """Run a verb to its end, synchronously."""
     rows: Any = None
     try:
         while True:
@@ -48,7 +48,7 @@ def drive(verb: Verb[T], run: Callable[[str, Values], Rows]) -> T:
 
 
 async def drive_async(verb: Verb[T], run: Callable[[str, Values], Awaitable[Rows]]) -> T:
-    """A verb to its end, awaiting each statement."""
+    """Run a verb to its end, awaiting each statement."""
     rows: Any = None
     try:
         while True:
@@ -59,9 +59,9 @@ async def drive_async(verb: Verb[T], run: Callable[[str, Values], Awaitable[Rows
 
 
 def caller(tx: Any) -> Caller:
-    """How to run statements in the transaction that ``tx`` stands for."""
+    """How to run statements in the transaction ``tx``."""
     own = next((one for one in (tx, getattr(tx, "_tx", None)) if isinstance(one, (Tx, PlainTx))), None)
-    if own is not None:  # a finish block, also one in a thread, or an on_settled hook
+    if own is not None:  # a finish block, including one in a thread, or an on_settled hook
         return _in_own(own, tx)
     if isinstance(tx, async_scoped_session):
         tx = tx()
@@ -90,7 +90,7 @@ def caller(tx: Any) -> Caller:
 
 
 def _in_own(own: Tx | PlainTx, tx: Any) -> Caller:
-    """rowmill's own transactions; one that a handler's thread has is spoken to through its loop."""
+    """Run in rowmill's own transaction. From a handler's thread, statements go through the transaction's event loop."""
     if tx is own:
         return caller(own.connection)
     return Caller(
@@ -116,7 +116,7 @@ def _dialect(name: str) -> Dialect:
 
 
 def _bound(tx: Any) -> Dialect:
-    """The dialect of what a SQLAlchemy connection or session is bound to."""
+    """The dialect of the engine that a SQLAlchemy connection or session uses."""
     bind = tx.get_bind() if hasattr(tx, "get_bind") else tx
     return _dialect(bind.dialect.name)
 
@@ -139,7 +139,7 @@ def _aiosqlite(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
 
 
 def _tupled(cursor: Any) -> Any:
-    """Rows by position, whatever the connection's own rows are."""
+    """A cursor that returns rows by position, whatever row type the connection uses."""
     cursor.row_factory = None
     return cursor
 
@@ -158,7 +158,7 @@ def _asyncpg(tx: Any) -> Callable[[str, Values], Awaitable[Rows]]:
 
 
 def _psycopg(tx: Any) -> Caller:
-    connection = getattr(tx, "connection", tx)  # a cursor has one
+    connection = getattr(tx, "connection", tx)  # a cursor has a connection
     if not hasattr(connection, "cursor"):
         raise RowmillError(
             f"tx={tx!r} is not a connection", hint="with pool.connection() as connection: ... tx=connection"

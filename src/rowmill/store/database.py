@@ -8,15 +8,20 @@ inside ``BEGIN IMMEDIATE``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
 from ..errors import DeclarationError
+from .connection_limit import ConnectionShares
 from .dialect import Dialect
 from .driver_errors import translated
 from .handler_connections import uncut
 from .urls import FORMS, redact
+
+if TYPE_CHECKING:
+    from .postgres_database import AsyncpgPool
+    from .sqlite_file import SqliteFile
 
 T = TypeVar("T")
 Run = Callable[[str, Any], Sequence[Any]]
@@ -34,10 +39,17 @@ class Database:
     sql: Dialect
     #: What text is stored in, by Python's name for it; known once a connection was made.
     encoding = "utf-8"
-    #: A transaction pooler stands in between: no LISTEN, no prepared statements.
+    #: The URL goes through a transaction pooler: no LISTEN, no prepared statements.
     pooled = False
+    #: What the driver connects to, where that is a server; and the file, where the database is one.
+    dsn: str = ""
+    #: The same for all schemas of one database: their connections differ in nothing else.
+    place: str = ""
+    file: SqliteFile | None = None
     #: Where rowmill's own tables live; None: where unqualified names lead.
     schema: str | None = None
+    #: The bound on connections that it shares with a worker's other databases; None: only its own pools' sizes.
+    shares: ConnectionShares | None = None
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -51,7 +63,7 @@ class Database:
             )
 
     def own(self, table: str) -> str:
-        """The name of one of rowmill's own tables, as it stands in SQL."""
+        """The name of one of rowmill's own tables, as SQL."""
         return self.sql.own(self.schema, table)
 
     @staticmethod
@@ -95,6 +107,14 @@ class Database:
         """Send a word to those who listen on a channel; nothing where nobody can listen."""
         if text := self.sql.notify:
             await self.write(lambda run: run(text, (channel, payload)))
+
+    def client_pool(self) -> AsyncpgPool | None:
+        """Connections of the driver's own for a client that adds jobs; None where the verbs above are the fastest."""
+        return None
+
+    def session(self) -> Any:
+        """An async context manager: a connection of its own, outside any transaction, for what takes long."""
+        raise NotImplementedError
 
     def begin(self) -> Any:
         """An async context manager: a SQLAlchemy connection inside a transaction, from a bounded pool."""
@@ -153,6 +173,10 @@ class Database:
 
     def release_idle(self) -> None:
         """Close the engine's connections that nobody uses now, so that others can have them."""
+
+    async def rest(self) -> None:
+        """Close every connection that nobody uses; the next use opens others."""
+        raise NotImplementedError
 
     @property
     def needs(self) -> int:

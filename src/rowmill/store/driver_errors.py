@@ -1,4 +1,4 @@
-"""What the drivers' errors mean: rowmill's own are raised for them here, and nowhere else."""
+"""Translate the drivers' errors into rowmill's own. This is the only place that does so."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from .database import Database
 
 
-#: Classes of errors that no row brings about: the statement, a right, the transaction, the system, the server itself.
+#: Error classes that no row can cause: the statement, permissions, the transaction, the system, the server itself.
 _OF_NO_ROW = ("42", "0A", "25", "26", "34", "3F", "55", "58", "F0", "XX")
-#: A column, a table, a type or a function is no longer what it was when the lane was bound.
+#: A column, a table, a type or a function has changed since the lane was bound.
 _ALTERED = ("42703", "42P01", "42804", "42883", "42846", "0A000", "3F000")
 
-#: What poolers answer with a code of their own (08P01) where a server answers 53300: PgBouncer, Supavisor, PgCat.
+#: PgBouncer, Supavisor and PgCat report too many connections with their own code (08P01). A server uses 53300.
 _POOLER_FULL = ("no more connections allowed", "max client connections reached", "MaxClientsInSessionMode")
 
 
 class translated:
-    """Raise rowmill's errors for the driver's, here and nowhere else."""
+    """Raise rowmill's errors instead of the driver's."""
 
     __slots__ = ("_database",)
 
@@ -43,7 +43,7 @@ class translated:
 
 
 def translate(error: BaseException, database: Database) -> DatabaseError | None:
-    """What a driver's error means; None for what is not the database's doing."""
+    """Translate a driver's error; None if the database is not the cause."""
     if isinstance(error, DatabaseError):
         return error
     cause: BaseException = error
@@ -53,7 +53,7 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
     text = _first_line(cause)
     where = redact(database.url)
     if isinstance(state, str):
-        # 26000, 42P05: a prepared statement that is not there, or is there already
+        # a prepared statement that does not exist, or already exists
         if not database.pooled and (state in ("26000", "42P05") or "unsupported startup parameter" in text):
             mark = "&" if "?" in database.url else "?"
             return Unreachable(
@@ -94,7 +94,7 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
     if isinstance(cause, (sqlite3.Error, OverflowError)) and database.dialect.name == "sqlite":
         return _refused(text, in_the_way=text.startswith("UNIQUE constraint"))
     if isinstance(cause, asyncpg.InterfaceError) and "the server expects" in text:
-        return Refused(text)  # how many values, that is: the statement is wrong, not the connection
+        return Refused(text)  # too many or too few values: the statement is wrong, not the connection
     lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
     away = (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, sa.exc.TimeoutError)
     if lost or (isinstance(cause, away) and not isinstance(cause, ValueError)):
@@ -104,13 +104,13 @@ def translate(error: BaseException, database: Database) -> DatabaseError | None:
     if isinstance(cause, (ValueError, OverflowError, RecursionError)) and database.dialect.name == "postgresql":
         kind = (
             Refused if isinstance(cause, asyncpg.InterfaceError) else UnreadableReply
-        )  # a date before the year 1, for one
+        )  # for example a date before the year 1
         return kind(f"a value that the driver cannot read or send: {text}")
     return None
 
 
 def from_standby(error: BaseException | None) -> bool:
-    """A server that takes no writes (25006): one that was the primary until a switchover. Also as another's cause."""
+    """Whether the error, or its cause, comes from a read-only server (25006): a primary until a switchover."""
     while error is not None:
         if (
             getattr(error, "sqlstate", None) == "25006"
@@ -122,7 +122,7 @@ def from_standby(error: BaseException | None) -> bool:
 
 
 def _of_no_row(state: str, text: str) -> bool:
-    # A policy on rows looks at the row's values, and answers with the code of a missing right.
+    # A row-level security policy reads the row's values, and fails with the code for a missing privilege.
     return state.startswith(_OF_NO_ROW) and not (state == "42501" and "row-level security" in text)
 
 
@@ -139,7 +139,7 @@ def _unserved(text: str, *, altered: bool) -> Unserved:
 
 
 def _first_line(error: BaseException) -> str:
-    """The database's own words, without the driver's class names around them."""
+    """The database's own message, without the driver's class names."""
     text = str(error) or type(error).__name__
     text = re.sub(r"^<class '[^']*'>: ", "", text)
     return text.splitlines()[0]

@@ -1,4 +1,4 @@
-"""Notice at once that a SQLite file was written to, by any process of this machine. Linux tells it, through inotify."""
+"""Notice at once when any process on this machine writes to a SQLite file. Linux only, through inotify."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import sys
 
 # <sys/inotify.h>; the numbers are the same on every architecture that Python runs on.
 _MODIFY, _MOVED, _CREATE, _DELETE = 0x2, 0xC0, 0x100, 0x200
-_FOLDER_GONE = 0x8000 | 0x2000 | 0x800  # its watch ended, it was unmounted, it was moved away
+_FOLDER_GONE = 0x8000 | 0x2000 | 0x800  # its watch ended, it was unmounted, or it was moved
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC if sys.platform == "linux" else 0
 _EVENT = struct.Struct("iIII")  # watch, what happened, cookie, length of the name that follows
 
 
 class FileWatch:
-    """Tells that a SQLite file, or its write-ahead log, was written to.
+    """Reports writes to a SQLite file or its write-ahead log.
 
-    A hint, no more: frames are in the log before their commit counts, and a checkpoint commits nothing. Writes through
-    another kernel are not seen (a network file system). ``works`` is False where there is no inotify, or none is left.
+    This is only a hint: frames reach the log before their commit counts, and a checkpoint commits nothing. Writes
+    through another kernel (a network file system) are not seen. ``works`` is False if inotify is missing, or its limit
+    is reached.
     """
 
     def __init__(self, path: str) -> None:
-        path = os.path.realpath(path)  # the log stands beside the file that a symbolic link leads to
+        path = os.path.realpath(path)  # the log is beside the file that a symbolic link points to
         self._folder, self._files = os.path.dirname(path), (path, f"{path}-wal")
         self._inotify, self._folder_watch = -1, -1
         if sys.platform != "linux":
@@ -34,7 +35,7 @@ class FileWatch:
             self._inotify = self._call("inotify_init1", _FLAGS)
             self._folder_watch = self._watch(self._folder, _CREATE | _DELETE | _MOVED | _FOLDER_GONE)
             self._watch_files()
-        except (OSError, AttributeError):  # the system's limit of them is reached; or a libc without it
+        except (OSError, AttributeError):  # the system's limit is reached, or libc has no inotify
             self.close()
 
     @property
@@ -51,7 +52,7 @@ class FileWatch:
         return self._call("inotify_add_watch", self._inotify, os.fsencode(path), ctypes.c_uint32(what))
 
     def _watch_files(self) -> None:
-        """The log comes and goes with connections, and a restored file takes the place of another."""
+        """Connections create and delete the log, and a restored file replaces another one."""
         for path in self._files:
             with contextlib.suppress(FileNotFoundError):
                 self._watch(path, _MODIFY)
@@ -77,7 +78,7 @@ class FileWatch:
         return bool(events)
 
     async def wait(self, seconds: float) -> None:
-        """Until there is a write, at most so long; where nobody tells: that long."""
+        """Wait for a write, but no longer than this; without inotify, wait this long."""
         if not self.works:
             await asyncio.sleep(seconds)
             return

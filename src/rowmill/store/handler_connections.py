@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiosqlite
 from aiosqlite.core import _STOP_RUNNING_SENTINEL, set_exception, set_result
+from sqlalchemy import QueuePool
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction
+from sqlalchemy.util import greenlet_spawn
 
+from .connection_limit import ConnectionLimit
 from .driver_errors import from_standby, translated
 
 if TYPE_CHECKING:
@@ -41,14 +44,16 @@ async def uncut(work: Coroutine[Any, Any, T]) -> T:
 class HandlerConnections:
     """A pool of them, for one database."""
 
-    def __init__(self, database: Database, engine: AsyncEngine) -> None:
-        self._database, self._engine = database, engine
+    def __init__(self, database: Database, engine: AsyncEngine, limit: ConnectionLimit | None = None) -> None:
+        self._database, self._engine, self._limit = database, engine, limit
         #: Connections that come for somebody who has stopped waiting, and go back by themselves.
         self._late: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """Begin, and commit or roll back. What the block itself raises is its own affair and passes as it is."""
+        if self._limit is not None:
+            self._limit.used(self)
         with translated(self._database):
             connection = await self._connected()
         try:
@@ -65,6 +70,24 @@ class HandlerConnections:
                 await uncut(transaction.commit())
         finally:
             await uncut(connection.close())
+            if self._limit is not None and self._limit.contended:
+                self._limit.close_soon(self)
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether there is a connection that nobody uses."""
+        pool = self._engine.pool
+        return isinstance(pool, QueuePool) and pool.checkedin() > 0
+
+    async def close_one(self) -> None:
+        """Close those that nobody uses."""
+        if self.has_idle:
+            # Not the engine's dispose: that makes a new pool, and the connections in use would go back to the old one.
+            await greenlet_spawn(self._engine.pool.dispose)
+
+    def lend(self, kind: object) -> Any:
+        """Handlers' connections are never lent: SQLAlchemy knows what it has prepared in each."""
+        return None
 
     async def _connected(self) -> AsyncConnection:
         """A connection from the pool. Who stops waiting for it leaves at once."""
@@ -83,6 +106,8 @@ class HandlerConnections:
 
     async def close(self) -> None:
         """Close them all, also those that are still on their way: a driver's thread would find its loop closed."""
+        if self._limit is not None:
+            self._limit.forget(self)
         if self._late:
             await asyncio.wait(self._late)
         await self._engine.dispose()

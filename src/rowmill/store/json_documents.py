@@ -14,7 +14,7 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
 
 
 def _encoder() -> Callable[[Any], str]:
-    """``_encode`` with its encoder made once, not for every value: 0.7 µs for a small one instead of 2.5."""
+    """Return ``_encode`` with a shared encoder: 0.7 µs for a small value instead of 2.5."""
     make, text = getattr(json.encoder, "c_make_encoder", None), getattr(json.encoder, "c_encode_basestring_ascii", None)
     if make is None or text is None:
         return _encode.encode
@@ -23,7 +23,7 @@ def _encoder() -> Callable[[Any], str]:
     def encode(value: Any) -> str:
         try:
             return "".join(machine(value, 0))
-        except Exception:  # in its own words, also for what contains itself
+        except Exception:  # raises its own error, also for a value that contains itself
             return _encode.encode(value)
 
     return encode
@@ -33,13 +33,13 @@ _text = _encoder()
 
 
 def as_json(value: Any) -> str:
-    """JSON that both databases keep: text from outside may have NUL and lone surrogates in it."""
+    """JSON that both databases can store: outside text may contain NUL and lone surrogates."""
     text = _text(value)
     return _text(clean(value)) if "\\u0000" in text or "\\ud" in text else text
 
 
 def plain(value: Any) -> Any:
-    """Values JSON has no word for, as text the server can read in any type."""
+    """Convert values that JSON cannot express to text that the server can parse as any type."""
     if isinstance(value, (datetime, date, clock_time)):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
 
 
 def clean(value: Any) -> Any:
-    """Text as JSON on the server takes it: scraped text has NUL and lone surrogates, which fail a whole batch."""
+    """Remove NUL and lone surrogates from text: JSON on the server rejects them, and a whole batch would fail."""
     if isinstance(value, str):
         return value if value.isascii() and "\x00" not in value else _without_poison(value)
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):

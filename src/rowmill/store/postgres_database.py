@@ -20,12 +20,13 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from ..errors import Refused, Unreachable, UnreadableReply
+from .connection_limit import ConnectionLimit
 from .database import Database, Run, runner
 from .dialect import POSTGRES
 from .driver_errors import translate, translated
 from .handler_connections import POOL, HandlerConnections
 from .unreadable_values import parse_json, tolerate
-from .urls import postgres_url, redact, unreadable
+from .urls import postgres_url, redact, search_path, unreadable
 
 T = TypeVar("T")
 #: Whatever the database's default. A gate counts what was committed before it had its lock, not before it began, and
@@ -63,22 +64,27 @@ class Postgres(Database):
         super().__init__(url)
         self.dialect = sqlalchemy_asyncpg.dialect()  # type: ignore[no-untyped-call]
         self.dsn, self.pooled = postgres_url(url)
+        #: Where it is, and the schemas that unqualified names lead to there. Without the latter there is no telling to
+        #: what a connection must be set back, so it is lent to nobody.
+        self.place, self.search_path = search_path(self.dsn)
         self.patience = patience
         self._pool = pool
         self._direct: AsyncpgPool | None = None
         self._tolerant: AsyncpgPool | None = None
         self._handlers: HandlerConnections | None = None
+        #: The last attempt to connect went well.
+        self._proven = False
         # Kept: an engine asks the server for its version first, and remembers the queries that it has compiled.
         self._reflection: AsyncEngine | None = None
 
-    def _make(self, command_timeout: float | None, **options: Any) -> AsyncEngine:
+    def _make(self, command_timeout: float | None, share: str = "engine", **options: Any) -> AsyncEngine:
         # Behind a transaction pooler a statement must not outlive its round trip: unnamed, and never cached.
         adapted: dict[str, Any] = (
             {"prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: ""} if self.pooled else {}
         )
 
         async def connect(**_: Any) -> asyncpg.Connection:
-            return await self.raw_connection(command_timeout)
+            return await self.raw_connection(command_timeout, self._limit(share))
 
         # Not async_creator: with that, SQLAlchemy drops what its own adapter has to know about the pooler.
         dbapi = self.dialect.import_dbapi()
@@ -88,8 +94,25 @@ class Postgres(Database):
             **options,
         )
 
-    async def raw_connection(self, command_timeout: float | None = None) -> asyncpg.Connection:
-        """A connection as the driver makes it."""
+    def _limit(self, share: str) -> ConnectionLimit | None:
+        return None if self.shares is None else getattr(self.shares, share)
+
+    async def raw_connection(
+        self, command_timeout: float | None = None, limit: ConnectionLimit | None = None
+    ) -> asyncpg.Connection:
+        """A connection as the driver makes it; with a ``limit``, once there is a place for it."""
+        if limit is None:
+            return await self._connect(command_timeout)
+        # A finish block may wait for others as long as for its pool; the engine's own statements are short.
+        patience = self.patience if command_timeout is not None else float(POOL["pool_timeout"])
+        async with limit.place(self._proven, patience):
+            self._proven = False
+            connection = await self._connect(command_timeout)
+            self._proven = True
+            connection.add_termination_listener(lambda _: limit.give_back())
+        return connection
+
+    async def _connect(self, command_timeout: float | None) -> asyncpg.Connection:
         # Behind a transaction pooler a statement must not outlive its transaction: unnamed, and never cached. Nor can
         # a session be told its isolation there: transactions say it themselves.
         options: dict[str, Any] = (
@@ -109,14 +132,16 @@ class Postgres(Database):
         """Connections for what is done thousands of times a second."""
         if self._direct is None:
             # A statement of the engine's own that takes longer than this is a lost connection, not a slow one.
-            self._direct = AsyncpgPool(self, self._pool, self.patience, parsed=True)
+            self._direct = AsyncpgPool(self, self._pool, self.patience, parsed=True, limit=self._limit("engine"))
         return self._direct
 
     @property
     def tolerant(self) -> AsyncpgPool:
         """Connections for replies with values that Python cannot hold."""
         if self._tolerant is None:
-            self._tolerant = AsyncpgPool(self, self._pool, self.patience, parsed=True, tolerant=True)
+            self._tolerant = AsyncpgPool(
+                self, self._pool, self.patience, parsed=True, tolerant=True, limit=self._limit("engine")
+            )
         return self._tolerant
 
     async def read(self, verb: Callable[[Run], T]) -> T:
@@ -144,16 +169,19 @@ class Postgres(Database):
     async def transact(self, verb: Callable[[Run], T], *, tolerant: bool = False) -> T:
         return await (self.tolerant if tolerant else self.direct).run(verb, together=True)
 
+    def client_pool(self) -> AsyncpgPool:
+        return AsyncpgPool(self)
+
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         if self._handlers is None:
-            self._handlers = HandlerConnections(self, self._make(None, isolation_level=ISOLATION.upper(), **POOL))
+            engine = self._make(None, "handlers", isolation_level=ISOLATION.upper(), **POOL)
+            self._handlers = HandlerConnections(self, engine, self._limit("handlers"))
         async with self._handlers.begin() as connection:
             yield connection
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AsyncConnection]:
-        """A connection of its own, outside any transaction and without a time limit: for builds that take long."""
         engine = self._make(None, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         with translated(self):
             connection = await engine.connect()
@@ -195,6 +223,13 @@ class Postgres(Database):
         heartbeat, listens = 1, 0 if self.pooled else 1
         return self._pool + heartbeat + listens + int(POOL["pool_size"])
 
+    async def rest(self) -> None:
+        for direct in (self._direct, self._tolerant):
+            while direct is not None and direct.has_idle:
+                await direct.close_one()
+        if self._handlers is not None:
+            await self._handlers.close_one()
+
     async def close(self) -> None:
         for direct in (self._direct, self._tolerant):
             if direct is not None:
@@ -218,7 +253,11 @@ class AsyncpgPool:
         *,
         parsed: bool = False,
         tolerant: bool = False,
+        limit: ConnectionLimit | None = None,
     ) -> None:
+        self._limit = limit
+        #: Connections of pools of the same kind differ in nothing but the schema that unqualified names lead to.
+        self._kind = (database.place, parsed, tolerant, patience)
         self._database, self._patience, self._parsed, self._tolerant = database, patience, parsed, tolerant
         self._idle: list[Any] = []
         self._free = asyncio.Semaphore(most)
@@ -309,8 +348,34 @@ class AsyncpgPool:
         self._free.release()
         if self._closed:
             connection.terminate()  # nobody comes for it any more
-        else:
-            self._idle.append(connection)
+            return
+        self._idle.append(connection)
+        if self._limit is not None and self._limit.contended:
+            self._limit.close_soon(self)
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether there is a connection that nobody uses."""
+        return bool(self._idle)
+
+    def lend(self, kind: object) -> Any:
+        """One that nobody uses, for a pool of this kind."""
+        if kind != self._kind or self._database.pooled:
+            return None
+        while self._idle:
+            connection = self._idle.pop(0)
+            if not connection.is_closed():
+                return connection
+        return None
+
+    async def close_one(self) -> None:
+        """Close one that nobody uses. It is gone from the server, too, when this returns."""
+        if self._idle:
+            connection = self._idle.pop(0)
+            try:
+                await connection.close(timeout=5)
+            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                connection.terminate()
 
     async def run(self, verb: Callable[[Run], T], *, together: bool = False) -> T:
         """A verb over ``run(sql, parameters)``, on one connection; ``together``: in one transaction."""
@@ -328,11 +393,20 @@ class AsyncpgPool:
                 return await greenlet_spawn(verb, run)
 
     async def _open(self) -> Any:
+        if self._limit is not None:
+            self._limit.used(self)
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        connection = await self._database.raw_connection(self._patience)
+        if self._limit is not None and (connection := self._limit.borrow(self, self._kind)) is not None:
+            try:
+                await connection.execute("select set_config('search_path', $1, false)", self._database.search_path)
+            except BaseException:
+                connection.terminate()
+                raise
+            return connection
+        connection = await self._database.raw_connection(self._patience, self._limit)
         try:
             if self._parsed:
                 await _parse(connection)
@@ -346,6 +420,8 @@ class AsyncpgPool:
     async def close(self) -> None:
         """Close those that nobody uses; the others when they come back."""
         self._closed = True
+        if self._limit is not None:
+            self._limit.forget(self)
         while self._idle:
             await self._idle.pop().close(timeout=5)
 

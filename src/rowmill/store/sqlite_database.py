@@ -35,6 +35,7 @@ class Sqlite(Database):
     """
 
     sql = SQLITE
+    file: SqliteFile
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -159,6 +160,9 @@ class Sqlite(Database):
 
         with translated(self):
             return await self._reader.do(work)
+
+    async def rest(self) -> None:
+        await self._drop()
 
     async def close(self) -> None:
         await self._drop_handlers()

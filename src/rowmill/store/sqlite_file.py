@@ -1,4 +1,4 @@
-"""A SQLite file: which one it is, how it is opened, and the thread that a connection to it belongs to."""
+"""A SQLite file: its identity, how it is opened, and the thread that owns a connection to it."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from ..errors import Unreachable
 from .unreadable_values import parse_text
 
 T = TypeVar("T")
-#: Device and inode. While a connection has the file open, no other file can have the same.
+#: Device and inode. While a connection has the file open, no other file can have the same ones.
 Identity = tuple[int, int]
 
-LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it says Busy
-#: Seconds between two tries for the write lock, first and at most. SQLite's own wait soon sleeps for 10 to 100 ms, much
-#: longer than a claim holds the lock: of two workers one would sleep while the lock is free.
+LOCK_WAIT = 5.0  # seconds SQLite waits for the write lock before it reports Busy
+#: Seconds between two attempts to get the write lock, first and at most. SQLite's own wait soon sleeps for 10 to 100
+#: ms, much longer than a claim holds the lock: one of two workers would sleep while the lock is free.
 _TRY_AGAIN = (0.0002, 0.02)
 
 
 class SqliteFile:
-    """A SQLite file by its path, and how it is opened. Looking never creates it; the first write does.
+    """A SQLite file by its path, and how it is opened. Reads never create it; the first write does.
 
-    Connections to a deleted file go on working, and what they write is lost. So a connection remembers the identity of
-    its file, and ``check`` compares it with the file that the path leads to now.
+    Connections to a deleted file still work, but their writes are lost. So a connection remembers the identity of its
+    file, and ``check`` compares it with the file that is at the path now.
     """
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        #: The file was there once: it is not created again in place of one that was deleted.
+        #: The file existed before, so it is not created again if it was deleted.
         self.seen = False
-        #: A worker holds rows of this file: once it was deleted or replaced, refuse everything until ``lost`` is reset.
+        #: A worker holds rows of this file. Once it was deleted or replaced, refuse everything until ``lost`` is reset.
         self.pinned = False
         self.lost: str | None = None
 
     def identity(self) -> Identity | None:
-        """The file that the path leads to now; None: there is none."""
+        """The identity of the file at the path now; None if there is none."""
         try:
-            found = os.stat(self.path)
+            stat = os.stat(self.path)
         except OSError:
             return None
         self.seen = True
-        return found.st_dev, found.st_ino
+        return stat.st_dev, stat.st_ino
 
     def check(self, opened: Identity | None) -> None:
-        """Raise Unreachable if the path no longer leads to the file that was opened."""
+        """Raise Unreachable if the path no longer points to the file that was opened."""
         lost = self.lost
         if lost is None and opened is not None and (now := self.identity()) != opened:
             lost = f"the file {self.path} was {'deleted' if now is None else 'replaced'} while it was in use"
@@ -60,11 +60,11 @@ class SqliteFile:
             raise Unreachable(lost, hint="stop the workers before you move, delete or restore the file")
 
     def create(self) -> None:
-        """Create an empty file, unless there is one."""
+        """Create an empty file if there is none."""
         sqlite3.connect(self.path).close()
 
     def connect(self, mode: str = "mode=rw", **options: Any) -> sqlite3.Connection:
-        """A connection that does not create the file; read-only where the file cannot be written to."""
+        """Open a connection without creating the file; read-only if the file cannot be written to."""
         uri = f"{Path(self.path).as_uri()}?{mode}"
         given: dict[str, Any] = {"isolation_level": None, "timeout": LOCK_WAIT, "check_same_thread": False, **options}
         connection: sqlite3.Connection = sqlite3.connect(uri, uri=True, **given)
@@ -72,11 +72,11 @@ class SqliteFile:
 
     @property
     def to_write(self) -> str:
-        """How the file is opened to write: the first time it may have to be created."""
+        """The mode in which the file is opened for writes: the first time it may have to be created."""
         return "mode=rw" if self.seen else "mode=rwc"
 
     def open_to_write(self) -> sqlite3.Connection:
-        """For the engine's own statements. Switches the file to WAL."""
+        """Open a connection for the engine's own statements. Switches the file to WAL."""
         connection = self.connect(self.to_write)
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
@@ -84,7 +84,7 @@ class SqliteFile:
         return connection
 
     def open_to_read(self, **options: Any) -> sqlite3.Connection:
-        """For looking: leaves the file and its journal mode as they are, and works on read-only media."""
+        """Open a connection for reads. It keeps the file and its journal mode as they are, also on read-only media."""
         connection = self.connect(**options)
         try:
             connection.execute("pragma query_only = on")
@@ -95,7 +95,7 @@ class SqliteFile:
                 os.path.dirname(self.path), os.W_OK
             ):
                 raise
-            # A file in WAL mode needs a second file for shared memory, which a read-only folder does not take.
+            # A file in WAL mode needs a shared-memory file beside it, which a read-only folder does not allow.
             log = f"{self.path}-wal"
             if os.path.exists(log) and os.path.getsize(log):
                 raise Unreachable(
@@ -107,7 +107,7 @@ class SqliteFile:
 
 
 class SqliteConnection:
-    """A connection to a SQLite file, and the one thread that uses it."""
+    """A connection to a SQLite file, and the only thread that uses it."""
 
     def __init__(self, file: SqliteFile, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self._file, self._connect = file, connect
@@ -116,14 +116,14 @@ class SqliteConnection:
         self._identity: Identity | None = None
 
     def connection(self) -> sqlite3.Connection:
-        """For work in the thread; opened on first use."""
+        """The connection, opened on first use. Call it in the thread."""
         if self._connection is None:
             self._identity = self._file.identity()
             self._connection = self._connect()
         return self._connection
 
     def _check(self) -> None:
-        """Raise Unreachable if the file was deleted or replaced; the next use opens the one that is there then."""
+        """Raise Unreachable if the file was deleted or replaced. The next use opens the file that is there then."""
         try:
             self._file.check(self._identity)
         except Unreachable:
@@ -140,7 +140,7 @@ class SqliteConnection:
 
     @contextmanager
     def tolerant(self, wanted: bool = True) -> Iterator[None]:
-        """For work in the thread: text that is not UTF-8 comes as Unreadable."""
+        """Return text that is not UTF-8 as Unreadable. Call it in the thread."""
         if not wanted:
             yield
             return
@@ -153,7 +153,7 @@ class SqliteConnection:
 
     @contextmanager
     def transaction(self) -> Iterator[Callable[..., Sequence[Any]]]:
-        """For work in the thread: with the write lock from the beginning, and committed at the end."""
+        """A transaction that takes the write lock at the start and commits at the end. Call it in the thread."""
         connection = self.connection()
         _lock(connection)
         try:
@@ -163,10 +163,10 @@ class SqliteConnection:
             if connection.in_transaction:
                 connection.execute("rollback")
             raise
-        self._check()  # else it may have been written to a file that nobody will ever read
+        self._check()  # otherwise the writes may have gone to a deleted file
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Work in the thread, after what waits there."""
+        """Run work in the thread, after the work that is already queued."""
 
         def checked() -> T:
             self._check()
@@ -175,7 +175,7 @@ class SqliteConnection:
         return await asyncio.get_running_loop().run_in_executor(self._thread, checked)
 
     async def drop(self) -> None:
-        """Close the connection; the next use opens another."""
+        """Close the connection; the next use opens a new one."""
         if self._connection is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._drop)
 
@@ -185,7 +185,7 @@ class SqliteConnection:
 
 
 class SqliteCommits:
-    """Tells whether another connection has committed to a SQLite file. A look costs microseconds and no lock."""
+    """Detects commits of other connections to a SQLite file. A check costs microseconds and takes no lock."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
@@ -194,7 +194,7 @@ class SqliteCommits:
         self._version: Sequence[Any] = ()
 
     def moved(self) -> bool:
-        """Whether there was a commit since the last call, or the file was deleted or replaced."""
+        """Whether another connection has committed since the last call, or the file was deleted or replaced."""
         if (identity := self._file.identity()) != self._identity:
             self.close()
             self._identity = identity
@@ -205,12 +205,12 @@ class SqliteCommits:
         try:
             if self._connection is None:
                 self._connection = self._file.open_to_read(timeout=0)
-            # fetchall, not fetchone: with a cursor left open the value stands still.
+            # fetchall, not fetchone: an open cursor would keep the value from changing.
             version = self._connection.execute("pragma data_version").fetchall()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise
-            return False  # a commit without write-ahead log is under way
+            return False  # a commit without a write-ahead log is in progress
         moved, self._version = version != self._version, version
         return moved
 
@@ -221,7 +221,7 @@ class SqliteCommits:
 
 
 def _lock(connection: sqlite3.Connection) -> None:
-    """Begin a transaction with the file's write lock, which is waited for in short steps."""
+    """Begin a transaction with the file's write lock, retrying at short intervals."""
     began, (pause, longest) = time.monotonic(), _TRY_AGAIN
     connection.execute("pragma busy_timeout = 0")
     try:

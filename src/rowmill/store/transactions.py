@@ -1,4 +1,4 @@
-"""A transaction as handlers and callers have it: a SQLAlchemy connection that also takes SQL text."""
+"""A transaction for handlers and callers: a SQLAlchemy connection that also takes SQL text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tx:
 
 
 class PlainTx:
-    """The same over a plain connection, for functions that do not await."""
+    """The same for sync functions, over a plain connection."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self.connection = connection
@@ -41,5 +41,5 @@ class PlainTx:
 
 
 def as_statement(statement: Any) -> Any:
-    """SQL text as a statement; anything else as it is."""
+    """Wrap SQL text as a statement; return anything else as it is."""
     return sa.text(statement) if isinstance(statement, str) else statement

@@ -1,8 +1,8 @@
-"""Values that a database holds and Python cannot: the year 10000, a date BC, 24:00, JSON with thousands of digits.
+"""Values that a database can store and Python cannot: the year 10000, a date BC, 24:00, JSON with thousands of digits.
 
-The driver decodes a whole reply at once, so one such value would cost its neighbours the reply. Connections that
-``tolerate`` has prepared return an ``Unreadable`` in its place. They decode times in Python, which is slower, so only
-lanes that met such a value use them.
+The driver decodes a whole reply at once, so one such value would make every row of the reply fail. Connections prepared
+by ``tolerate`` return an ``Unreadable`` in its place. They decode times in Python, which is slower, so only lanes that
+met such a value use them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from asyncpg import Range
 
 _EPOCH = datetime(2000, 1, 1)
-_DAY, _CYCLE = 86_400_000_000, 146_097  # microseconds of a day; days after which the calendar repeats: 400 years
-_MOST, _LEAST = 2**63 - 1, -(2**63)  # how the server writes infinity and -infinity
+_DAY, _CYCLE = 86_400_000_000, 146_097  # microseconds in a day; days after which the calendar repeats: 400 years
+_MOST, _LEAST = 2**63 - 1, -(2**63)  # the server's values for infinity and -infinity
 _MOST_DAYS, _LEAST_DAYS = 2**31 - 1, -(2**31)
 
 
 @dataclass(frozen=True, repr=False)
 class Unreadable:
-    """A value as the database shows it, and why Python cannot hold it."""
+    """A value as the database prints it, and why Python cannot hold it."""
 
     text: str
     reason: str
-    #: As it came over the wire, so that it can be sent back.
+    #: The value as it was received, so that it can be sent back.
     raw: Any = field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Unreadable:
 
 
 def inside(value: Any) -> Unreadable | None:
-    """What of a value cannot be read: itself, or a part of a list or a range."""
+    """The unreadable part of a value: the value itself, or a part of a list or a range."""
     if isinstance(value, Unreadable):
         return value
     parts = value if isinstance(value, list) else (value.lower, value.upper) if isinstance(value, Range) else ()
@@ -45,7 +45,7 @@ def inside(value: Any) -> Unreadable | None:
 
 
 def parse_json(text: str) -> Any:
-    """What JSON says; Unreadable where it is too deep, or holds a number with too many digits."""
+    """Parse JSON; returns Unreadable if it is nested too deeply, or has a number with too many digits."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -53,7 +53,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_text(raw: bytes) -> Any:
-    """Text; Unreadable where it is not UTF-8."""
+    """Decode text; returns Unreadable if it is not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -61,7 +61,7 @@ def parse_text(raw: bytes) -> Any:
 
 
 async def tolerate(connection: Any) -> None:
-    """Let an asyncpg connection return what it cannot decode as Unreadable. Everything else stays as it was."""
+    """Make an asyncpg connection return values that it cannot decode as Unreadable. Nothing else changes."""
     for name, (decode, encode, show) in _TIMES.items():
         await connection.set_type_codec(
             name, schema="pg_catalog", format="tuple", decoder=_tolerant(decode, show), encoder=_sent(encode)
@@ -86,7 +86,7 @@ def _sent(encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: value.raw if isinstance(value, Unreadable) else encode(value)
 
 
-# -- times as the server sends them: microseconds or days since 2000
+# -- times in the server's format: microseconds or days since 2000
 
 
 def _timestamp(micros: int) -> datetime:
@@ -96,8 +96,8 @@ def _timestamp(micros: int) -> datetime:
 
 
 def _timestamptz(micros: int) -> datetime:
-    moment = _timestamp(micros)
-    return moment if micros in (_MOST, _LEAST) else moment.replace(tzinfo=UTC)
+    at = _timestamp(micros)
+    return at if micros in (_MOST, _LEAST) else at.replace(tzinfo=UTC)
 
 
 def _date(days: int) -> date:
@@ -121,10 +121,10 @@ def _interval(months: int, days: int, micros: int) -> timedelta:
     return timedelta(days=days + 365 * years + 30 * months, microseconds=micros)
 
 
-def _micros(moment: datetime) -> tuple[int]:
-    if moment.tzinfo is None and moment in (datetime.max, datetime.min):
-        return (_MOST if moment == datetime.max else _LEAST,)
-    naive = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo is not None else moment
+def _micros(at: datetime) -> tuple[int]:
+    if at.tzinfo is None and at in (datetime.max, datetime.min):
+        return (_MOST if at == datetime.max else _LEAST,)
+    naive = at.astimezone(UTC).replace(tzinfo=None) if at.tzinfo is not None else at
     return ((naive - _EPOCH) // timedelta(microseconds=1),)
 
 
@@ -134,13 +134,13 @@ def _days(day: date) -> tuple[int]:
     return ((day - _EPOCH.date()).days,)
 
 
-def _of_day(moment: time) -> tuple[int]:
-    return ((datetime.combine(_EPOCH, moment.replace(tzinfo=None)) - _EPOCH) // timedelta(microseconds=1),)
+def _of_day(at: time) -> tuple[int]:
+    return ((datetime.combine(_EPOCH, at.replace(tzinfo=None)) - _EPOCH) // timedelta(microseconds=1),)
 
 
-def _of_day_west(moment: time) -> tuple[int, int]:
-    offset = moment.utcoffset() or timedelta(0)
-    return (*_of_day(moment), -int(offset.total_seconds()))
+def _of_day_west(at: time) -> tuple[int, int]:
+    offset = at.utcoffset() or timedelta(0)
+    return (*_of_day(at), -int(offset.total_seconds()))
 
 
 def _span(value: timedelta) -> tuple[int, int, int]:
@@ -148,7 +148,7 @@ def _span(value: timedelta) -> tuple[int, int, int]:
 
 
 def _show_date(days: int) -> str:
-    """Any day, by the calendar of 400 years that repeats."""
+    """Print any day, by the calendar's 400-year cycle."""
     cycles, rest = divmod(days, _CYCLE)
     day = _EPOCH.date() + timedelta(days=rest)
     year = day.year + 400 * cycles

@@ -28,7 +28,7 @@ _WORD = re.compile(
 
 
 def postgres_url(url: str) -> tuple[str, bool]:
-    """The DSN asyncpg takes, and whether a transaction pooler stands in between."""
+    """The DSN asyncpg takes, and whether it goes through a transaction pooler."""
     try:
         parts = urlsplit(url)
     except ValueError:  # whose words repeat what may be a part of the password
@@ -42,14 +42,22 @@ def postgres_url(url: str) -> tuple[str, bool]:
     return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), "")), pooled
 
 
+def search_path(dsn: str) -> tuple[str, str | None]:
+    """A DSN without its ``search_path``, and that."""
+    parts = urlsplit(dsn)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    path = query.pop("search_path", None)
+    return (dsn, None) if path is None else (urlunsplit(parts._replace(query=urlencode(query))) + "#schema", path)
+
+
 def unreadable(url: str) -> DeclarationError:
     """What is said of a URL that a driver could not read."""
     return DeclarationError(f"cannot use {redact(url)}: it cannot be read as a URL", hint=f"{FORMS}; {ESCAPED}")
 
 
 def _port(netloc: str) -> int | None:
-    found = re.search(r":(\d+)$", netloc)
-    return int(found.group(1)) if found else None
+    match = re.search(r":(\d+)$", netloc)
+    return int(match.group(1)) if match else None
 
 
 def sqlite_path(url: str) -> str:
@@ -77,8 +85,8 @@ def redact(url: str) -> str:
     user, colon, password = url[start : max(end, start)].partition(":")
     if colon and password:
         url = f"{url[:start]}{user}:***{url[end:]}"
-    place, mark, query = url.partition("?")
-    return place + mark + "".join(_hidden(part) for part in re.split("([&;])", query))
+    address, mark, query = url.partition("?")
+    return address + mark + "".join(_hidden(part) for part in re.split("([&;])", query))
 
 
 def _hidden(part: str) -> str:

@@ -1,4 +1,4 @@
-"""Who is asking, and what that one may: tokens, sessions, the login page, forms that nobody else can send.
+"""Authentication and authorisation: tokens, sessions, the login page, and protection of forms against forgery.
 
 Where there is no token at all and the server listens on a loopback address only, everybody who gets there may do
 everything. As soon as one token was made, or the server is reached from elsewhere, a token is needed.
@@ -53,21 +53,21 @@ class Identity:
     secret: str = ""
 
     def may(self, scope: str, lane: str | None = None) -> bool:
-        """Whether this one may do something: to a lane, or, without one, to all of them."""
+        """Whether the sender has a scope for a lane; without a lane, for all lanes."""
         return scope in self.scopes and (self.lanes is None or (lane is not None and lane in self.lanes))
 
     @property
     def signature(self) -> str:
-        """Who it was, for the reason that a row keeps; where no token is needed nobody has a name."""
+        """The sender's name for the reason that a row keeps; an operator, if no token is needed."""
         return "an operator" if self.how == "open" else self.name
 
     def sees(self, lane: str) -> bool:
-        """Whether a lane is to be shown."""
+        """Whether the sender may see a lane."""
         return self.may("read", lane)
 
     @property
     def csrf(self) -> str:
-        """What a form has to bring along."""
+        """The token that a form must send against cross-site requests."""
         return hmac.new(self.secret.encode(), b"rowmill form", sha256).hexdigest() if self.secret else ""
 
 
@@ -103,7 +103,7 @@ def require(request: HTTPConnection, scope: str, lane: str | None = None, *, som
 def directory_of(
     request: HTTPConnection, environments: Sequence[str] | None = None, lanes: Sequence[str] | None = None
 ) -> LaneDirectory:
-    """The lanes that the sender may see, and of them the named ones."""
+    """The lanes that the sender may see, or those of them that are named."""
     identity, directory = who(request), request.app.state.directory
     for name in lanes or ():
         if not identity.sees(name):
@@ -113,13 +113,13 @@ def directory_of(
 
 
 def cache_of(request: HTTPConnection) -> CachedMill:
-    """The answers that all viewers share."""
+    """The cache of answers that all viewers share."""
     cache: CachedMill = request.app.state.cache
     return cache
 
 
 class Limiter:
-    """Counts failed logins by address; in memory, since a restart is nothing that who guesses can bring about."""
+    """Counts failed logins by address; in memory, because an attacker cannot restart the server."""
 
     def __init__(self, failures: int = _FAILURES, window: float = _WINDOW) -> None:
         self._failures, self._window = failures, window
@@ -127,7 +127,7 @@ class Limiter:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def turn(self, address: str) -> asyncio.Lock:
-        """Tries from one address are looked at one after another: else many at once would all be too early to count."""
+        """A lock per address: simultaneous logins are checked one after another, so that each failure counts."""
         return self._turns.setdefault(address, asyncio.Lock())
 
     def wait(self, address: str) -> float:
@@ -141,19 +141,19 @@ class Limiter:
         return self._window - (now - recent[0]) if len(recent) >= self._failures else 0.0
 
     def failed(self, address: str) -> None:
-        """One more."""
+        """Count one failed login."""
         if address not in self._failed and len(self._failed) >= _ADDRESSES:
             self._failed.pop(next(iter(self._failed)))
         self._failed.setdefault(address, []).append(time.monotonic())
 
     def check(self, address: str) -> None:
-        """Ends the request of an address that has to wait."""
+        """Refuse the request of an address that has to wait."""
         if (wait := self.wait(address)) > 0:
             raise Problem(429, "too many failed logins from this address", headers={"Retry-After": str(int(wait) + 1)})
 
 
 class Authenticator:
-    """Tells who is asking, by what a request brings along."""
+    """Finds out who sent a request, by its token or its session."""
 
     def __init__(self, tokens: Tokens, *, may_open: bool) -> None:
         self.tokens, self.may_open, self.limiter = tokens, may_open, Limiter()
@@ -179,7 +179,7 @@ class Authenticator:
         return Identity("nobody", "none", secret=visit)
 
     async def token(self, request: HTTPConnection, secret: str) -> Token:
-        """The token that a secret is; counts those that are none."""
+        """The token of a secret; counts wrong secrets."""
         address = request.client.host if request.client else ""
         async with contextlib.AsyncExitStack() as stack:
             if digest(secret) not in self._known:
@@ -212,7 +212,7 @@ class Authenticator:
         return token
 
     async def closed(self, *, at_once: bool = False) -> bool:
-        """Whether there is, or was, a token; known within moments, or at once."""
+        """Whether a token was ever created; a cached answer is a few seconds old at most."""
         if not self._closed and (at_once or time.monotonic() - self._looked >= _LOOK_EVERY):
             self._closed, self._looked = await self.tokens.any(), time.monotonic()
         return self._closed
@@ -223,7 +223,7 @@ class Authenticator:
 
 
 def forwarded(headers: Iterable[str]) -> bool:
-    """Whether one of these headers is one that proxies add."""
+    """Whether a proxy has added one of these headers."""
     return any(name.startswith("x-forwarded-") or name in _PROXY_HEADERS for name in headers)
 
 

@@ -1,4 +1,4 @@
-"""Actions through the API and the dashboard: each asks who may, is done by ``ops``, and is written to the audit log.
+"""Actions of the API and the dashboard: check the scope, call ``ops``, write the audit log.
 
 ``perform(request, "retry", environment, lane, {"ids": ["7"]})``. The values given are those of the API's documents.
 """
@@ -30,7 +30,7 @@ _WORDS = {"delay": "delay_seconds", "open": "open_seconds", "closed": "closed_se
 
 
 async def perform(request: Request, action: str, environment: str, lane: str | None, given: Given) -> dict[str, Any]:
-    """Do something if the sender may. The audit log has it before it is done, and how it ended after."""
+    """Do an action if the sender may. The audit log gets an entry before, and its outcome after."""
     scope, work = ACTIONS[action]
     target = ActionTarget(request.app.state.directory, environment, lane, _PATIENCE)
     entry = audit.Entry(request, action, environment=environment, lane=lane, target=_about(given))
@@ -57,7 +57,7 @@ async def perform(request: Request, action: str, environment: str, lane: str | N
 
 
 def _about(given: Given) -> str | None:
-    """What an action was about, in a line."""
+    """The target of an action in one line."""
     named = {name: v for name, v in given.items() if v is not None and name not in ("args", "many", "columns")}
     text = ", ".join(f"{name}={value}" for name, value in named.items())
     return (text if len(text) <= _LONGEST_TARGET else f"{text[: _LONGEST_TARGET - 1]}…") or None

@@ -32,7 +32,7 @@ _INTEGER = re.compile(r"-?\d{1,18}")
 
 
 class JsonAnswer(JSONResponse):
-    """JSON of whatever a column holds."""
+    """A response in JSON, for any column value."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -42,7 +42,7 @@ class JsonAnswer(JSONResponse):
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for some numbers."""
+    """Write NaN and infinite numbers as text, because JSON has none."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -51,7 +51,7 @@ def _finite(value: Any) -> Any:
 
 
 class ServedEndpoint:
-    """One endpoint, with the checks that its schemas make."""
+    """One endpoint, with checks against its schemas."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -66,9 +66,9 @@ class ServedEndpoint:
         except Problem as problem:
             # Who tries what he may not is written down, also where it did not come to an action.
             if self.endpoint.method != "GET" and problem.status_code == 403 and not problem.audited:
-                place = {name: request.path_params.get(name) for name in ("environment", "lane")}
+                where = {name: request.path_params.get(name) for name in ("environment", "lane")}
                 await audit.record(
-                    request, self.endpoint.name, **place, outcome="refused", detail=str(problem.detail),
+                    request, self.endpoint.name, **where, outcome="refused", detail=str(problem.detail),
                     target=f"task={request.path_params['task']}" if "task" in request.path_params else None,
                 )  # fmt: skip
             raise
@@ -107,7 +107,7 @@ def _object(properties: Mapping[str, Schema]) -> Schema:
 
 
 def _typed(value: str, schema: Schema) -> Any:
-    """A parameter as its schema has it; what does not fit stays text, and is refused as that."""
+    """A parameter in the type of its schema; a value that does not fit stays text, and validation refuses it."""
     if schema["type"] == "integer" and _INTEGER.fullmatch(value):
         return int(value)
     if schema["type"] == "boolean" and value in ("true", "false"):
@@ -116,12 +116,12 @@ def _typed(value: str, schema: Schema) -> Any:
 
 
 def _check(validator: Any, given: Any, where: str) -> None:
-    """Raises a problem that says what is wrong, and where."""
+    """Validate; raises a problem that says what is wrong, and where."""
     wrong = []
     try:
         for error in validator.iter_errors(given):
-            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
-            wrong.append({"at": f"{where}{place}", "error": error.message[:300]})
+            field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
+            wrong.append({"at": f"{where}{field}", "error": error.message[:300]})
             if len(wrong) == _MOST_ERRORS:
                 break
     except (ValueError, RecursionError) as error:
@@ -133,7 +133,7 @@ def _check(validator: Any, given: Any, where: str) -> None:
 
 
 def _unkept(value: Any) -> str | None:
-    """What no database keeps: NUL and halves of letters in text, numbers without an end."""
+    """Refuse what no database stores: NUL characters, surrogates, and infinite numbers."""
     if isinstance(value, str):
         broken = "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
         return "text with a NUL or a half of a letter" if broken else None
@@ -171,12 +171,12 @@ def _no_such_number(word: str) -> Any:
 
 
 async def healthz(request: Request) -> Response:
-    """The server is there."""
+    """The server is up."""
     return JSONResponse({"status": "ok"})
 
 
 async def readyz(request: Request) -> Response:
-    """The first environment's database answers: the tokens are there."""
+    """The database of the first environment, which has the tokens, answers."""
     try:
         async with asyncio.timeout(5):
             await request.app.state.directory.first.read(lambda run: run("select 1", ()))

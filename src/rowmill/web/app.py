@@ -88,7 +88,7 @@ def application(
 
 
 async def _prepare(mill: Mill) -> None:
-    """What tasks need; where the database is away, or the role may not, requests say so."""
+    """Create what tasks need; if the database is down or the role may not, requests report it later."""
     if mill.tasks:
         try:
             async with asyncio.timeout(_START):

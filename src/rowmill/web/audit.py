@@ -1,4 +1,4 @@
-"""The audit log of the dashboard and the API: who did what, when, and how it ended."""
+"""The audit log of the dashboard and the API: who did what, when, and with which outcome."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Entry:
 
 
 async def record(
-    request: HTTPConnection, action: str, *, outcome: str = "done", detail: str | None = None, **told: Any
+    request: HTTPConnection, action: str, *, outcome: str = "done", detail: str | None = None, **details: Any
 ) -> None:
     """Write an action that has ended to the audit log."""
-    await Entry(request, action, **told).write(outcome, detail)
+    await Entry(request, action, **details).write(outcome, detail)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from .formatting import address, clock, count, day, how, rate, short, took
 
 _W, _H = 720, 100
-_KINDS = (("done", ("done",)), ("retried", ("retried", "snoozed")), ("dead", ("dead", "canceled")))
+_KINDS = (("done", ("done",)), ("retried", ("retried", "snoozed", "stale")), ("dead", ("dead", "canceled")))
 
 
 def throughput(history: dict[str, Any]) -> dict[str, Any]:
@@ -22,10 +22,10 @@ def throughput(history: dict[str, Any]) -> dict[str, Any]:
     top = _top(max((sum(r.values()) for r in rates), default=0.0))
     step = _W / max(len(spans), 1)
     parts = [_frame()]
-    for i, (span, found) in enumerate(zip(spans, rates, strict=True)):
-        y, told = float(_H), f"{_when(span, spans)}: " + ", ".join(f"{n:,} {k}" for k, n in sums[i].items())
+    for i, (span, span_rates) in enumerate(zip(spans, rates, strict=True)):
+        y, title = float(_H), f"{_when(span, spans)}: " + ", ".join(f"{n:,} {k}" for k, n in sums[i].items())
         bars = Markup("")
-        for kind, per_minute in found.items():
+        for kind, per_minute in span_rates.items():
             height = per_minute / top * _H
             if height > 0:
                 y -= max(height, 0.8)
@@ -33,14 +33,14 @@ def throughput(history: dict[str, Any]) -> dict[str, Any]:
                     f"bar {kind}", _n(i * step + 0.5), _n(y), _n(max(step - 1, 1)), _n(max(height, 0.8))
                 )
         if bars:
-            parts.append(Markup("<g><title>{}</title>{}</g>").format(told, bars))
+            parts.append(Markup("<g><title>{}</title>{}</g>").format(title, bars))
     now = history["per_minute"]
     label = f"Runs that ended per minute; in the last few minutes {rate(now['done']) or 'none'} done"
     return _chart(parts, label, rate(top), spans, any(sum(s.values()) for s in sums))
 
 
 def latency(history: dict[str, Any]) -> dict[str, Any]:
-    """How long runs took: half of them no longer than the lower line, 95 of 100 no longer than the upper."""
+    """Run times: p50 is the lower line, p95 the upper."""
     spans = history["spans"]
     top = _top(max((span["p95_seconds"] or 0.0 for span in spans), default=0.0))
     step = _W / max(len(spans), 1)
@@ -61,11 +61,11 @@ def latency(history: dict[str, Any]) -> dict[str, Any]:
 
 
 def spark(history: dict[str, Any]) -> Markup:
-    """Done by minute, as a small line."""
+    """A sparkline of done rows per minute."""
     spans = history["spans"]
-    found = [span["done"] / max(span["seconds"], 1) * 60 for span in spans]
-    top, step = _top(max(found, default=0.0)), 120 / max(len(found) - 1, 1)
-    points = " ".join(f"{_n(i * step)},{_n(26 - n / top * 24)}" for i, n in enumerate(found))
+    per_minute = [span["done"] / max(span["seconds"], 1) * 60 for span in spans]
+    top, step = _top(max(per_minute, default=0.0)), 120 / max(len(per_minute) - 1, 1)
+    points = " ".join(f"{_n(i * step)},{_n(26 - n / top * 24)}" for i, n in enumerate(per_minute))
     return Markup(
         '<svg class="spark" viewBox="0 0 120 28" preserveAspectRatio="none" role="img" aria-label="Done per minute">'
         '<polyline points="{}"/></svg>'
@@ -73,7 +73,7 @@ def spark(history: dict[str, Any]) -> Markup:
 
 
 def bars(counts: Sequence[int], hours: float) -> Markup:
-    """Counts over time, as small bars."""
+    """Counts over time as small bars."""
     top, step = max(max(counts, default=0), 1), 240 / max(len(counts), 1)
     drawn = Markup("").join(
         Markup('<rect x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>').format(
@@ -102,7 +102,7 @@ def _frame() -> Markup:
 
 
 def _runs(spans: Sequence[dict[str, Any]], name: str) -> list[list[int]]:
-    """Stretches of spans that have a value."""
+    """Ranges of spans that have a value."""
     runs: list[list[int]] = []
     for i, span in enumerate(spans):
         if span[name] is None:
@@ -137,6 +137,8 @@ _WIDE, _HIGH = 440, 186
 _BOX = (104, 58)
 _PLACES = {"ready": (8, 22), "running": (168, 22), "done": (328, 22), "waiting": (8, 124), "canceled": (168, 124),
            "dead": (328, 124)}  # fmt: skip
+#: What flows from running straight back to ready: taken back from a dead worker; inputs that changed during the run.
+_BACK = ("swept", "stale")
 _RIGHT, _DOWN, _UP = "l-7 -4v8z", "l-4 -7h8z", "l-4 7h8z"
 #: From where to where, the line, its head, where its label stands, and which counts flow along it.
 _EDGES: tuple[tuple[str, str, str, str, tuple[int, int], tuple[str, ...]], ...] = (
@@ -146,14 +148,14 @@ _EDGES: tuple[tuple[str, str, str, str, tuple[int, int], tuple[str, ...]], ...] 
     ("waiting", "ready", "M40 124V85", f"M40 81{_UP}", (0, 0), ()),
     ("running", "dead", "M250 80V102H380V119", f"M380 123{_DOWN}", (315, 97), ("dead",)),
     ("running", "canceled", "M220 80V119", f"M220 123{_DOWN}", (246, 116), ("canceled",)),
-    ("running", "ready", "M200 22V8H80V17", f"M80 21{_DOWN}", (140, 19), ("swept",)),
+    ("running", "ready", "M200 22V8H80V17", f"M80 21{_DOWN}", (140, 19), _BACK),
 )
 
 
 def diagram(lane: dict[str, Any]) -> Markup:
     """The lane's states with their counts, each a link to its rows, and the rates of the last minutes on the edges."""
     counts, rates = lane["counts"], (lane["history"] or {}).get("per_minute", {})
-    top = 0 if rates.get("swept") else 16  # room for the edge above
+    top = 0 if any(rates.get(name) for name in _BACK) else 16  # room for the edge above
     parts = [
         Markup('<svg class="diagram" viewBox="0 {} {} {}" aria-label="{}">').format(
             top, _WIDE, _HIGH - top, f"States of {lane['lane']} in {lane['environment']}"
@@ -163,14 +165,14 @@ def diagram(lane: dict[str, Any]) -> Markup:
         if begin not in counts or end not in counts:
             continue
         flow = sum(rates.get(name) or 0.0 for name in names)
-        if names == ("swept",) and not flow:
+        if names == _BACK and not flow:
             continue
         quiet = "" if flow else " quiet"
         parts.append(
             Markup('<path class="edge{}" d="{}"/><path class="head{}" d="{}"/>').format(quiet, line, quiet, head)
         )
         if flow:
-            text = rate(flow) + (" swept" if names == ("swept",) else "")
+            text = rate(flow) + (f" {' and '.join(n for n in names if rates.get(n))}" if names == _BACK else "")
             parts.append(Markup('<text class="flow" x="{}" y="{}">{}</text>').format(*label, text))
     for state, (x, y) in _PLACES.items():
         if state in counts:
@@ -181,7 +183,7 @@ def diagram(lane: dict[str, Any]) -> Markup:
 def _box(lane: dict[str, Any], state: str, x: int, y: int) -> Markup:
     counted = lane["counts"][state]
     where = address("/lane", env=lane["environment"], lane=lane["lane"], state=state)
-    told = f"{count(counted)} {state}" + (f" ({how(counted)})" if how(counted) else "")
+    title = f"{count(counted)} {state}" + (f" ({how(counted)})" if how(counted) else "")
     empty = " none" if counted["number"] == 0 else ""
     # Some of the running rows are stuck; excluded rows stand beside those that wait.
     further = {"running": "stuck", "waiting": "excluded"}.get(state, "")
@@ -195,6 +197,6 @@ def _box(lane: dict[str, Any], state: str, x: int, y: int) -> Markup:
         '<a href="{}" class="state {}{}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="7"/>'
         '<text class="name" x="{}" y="{}">{}</text><text class="count" x="{}" y="{}">{}</text>{}</a>'
     ).format(
-        where, state, empty, told, x, y, *_BOX, x + 52, y + 18, state, x + 52, y + (38 if some else 43), short(counted),
-        note,
+        where, state, empty, title, x, y, *_BOX, x + 52, y + 18, state, x + 52, y + (38 if some else 43),
+        short(counted), note,
     )  # fmt: skip

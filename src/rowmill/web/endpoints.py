@@ -1,4 +1,4 @@
-"""The API's endpoints, in one table: what each takes and answers, who may, and what it does.
+"""The API's endpoints in one table: parameters, answers, scope and function of each.
 
 The routes, the checks of what is sent, and the OpenAPI document all come from it. What is done is in ``ops``.
 """
@@ -140,7 +140,7 @@ async def _audit(call: CheckedRequest) -> Any:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One operation. ``scope`` None: anybody may."""
+    """One operation. ``scope`` None: no token is needed."""
 
     method: str
     path: str
@@ -154,7 +154,7 @@ class Endpoint:
     status: int = 200
 
     def place(self, name: str) -> s.Schema:
-        """What may stand at a place of its path: a job's id is a number."""
+        """The pattern of a path parameter: a job's id is a number."""
         if name == "id" and "/jobs/" in self.path:
             return {"type": "string", "pattern": "^[0-9]{1,18}$", "description": "the job's id"}
         return PATHS[name]
@@ -168,12 +168,12 @@ def _question(
     answer: s.Schema,
     query: Mapping[str, s.Schema] = MappingProxyType({}),
 ) -> Endpoint:
-    """What anybody may ask who may read."""
+    """A question for the scope read."""
     return Endpoint("GET", path, name, about, "read", run, answer, query)
 
 
 def _action(path: str, name: str, about: str, answer: s.Schema, body: s.Schema, status: int = 200) -> Endpoint:
-    """An action on a lane, or, where the path names none, on what the body says."""
+    """An action on a lane; without a lane in the path, on what the body names."""
 
     async def run(call: CheckedRequest) -> Any:
         lane = call.path.get("lane") or call.body.get("lane")
@@ -452,7 +452,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         {"limit": _LIMIT, "before": s.whole("the value of next from the previous page", most=2**53)},
     ),
 )
-#: What stands in a path.
+#: The parameters of paths.
 PATHS: Mapping[str, s.Schema] = {
     "environment": s.text("an environment's name", most=200, least=1),
     "lane": s.text("a lane's name", most=200, least=1),

@@ -1,4 +1,4 @@
-"""How numbers, times and addresses are written on the pages."""
+"""Formats numbers, times and addresses for the pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..plural import counted, plural
 
 
 def number(value: float | None) -> str:
-    """With thousands apart."""
+    """A number with thousands separators."""
     return "" if value is None else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
@@ -29,7 +29,7 @@ def count(value: dict[str, Any] | None) -> str:
 
 
 def short(value: dict[str, Any] | None) -> str:
-    """The same for little room: ``≈ 4.82M``."""
+    """A short count: ``≈ 4.82M``."""
     if value is None or value["number"] is None or value["number"] < 100_000:
         return count(value)
     mark = {"estimate": "≈\u00a0"}.get(value["how"], "")
@@ -40,7 +40,7 @@ def short(value: dict[str, Any] | None) -> str:
 
 
 def how(value: dict[str, Any] | None) -> str:
-    """What a count's mark means."""
+    """An explanation of a count's mark."""
     return {
         "estimate": "an estimate from the database's statistics",
         "at_least": "a lower bound: counting stops there",
@@ -112,7 +112,7 @@ def since(text: Any) -> str:
 
 
 def size(number: float | None) -> str:
-    """Bytes."""
+    """A number of bytes, in a readable unit."""
     if not number:
         return ""
     for unit, name in ((2**30, "GB"), (2**20, "MB")):

@@ -1,4 +1,4 @@
-"""The forms of the pages: each an action, done as by the API, and answered with a notice on the page it came from."""
+"""The forms of the pages: each is an action of the API, answered with a notice on the page it came from."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _given(request: Request, verb: str, form: FormData) -> dict[str, Any]:
 
 
 def _check(form: FormData) -> None:
-    """What no form of the pages sends, and no database keeps: files, NUL, texts without an end."""
+    """Refuse what the pages never send and no database stores: files, NUL characters, very long text."""
     for name, value in form.multi_items():
         most = _LONGEST_MADE if name in ("back", "shape", "id", "key") else _LONGEST
         if not isinstance(value, str) or "\0" in value or len(value) > most:
@@ -118,7 +118,7 @@ def _state(verb: str, form: FormData) -> str:
 
 
 def _told(verb: str, environment: str, lane: str | None, document: dict[str, Any], form: FormData) -> tuple[str, str]:
-    """What became of it, for people."""
+    """The result of an action, as a sentence."""
     if verb in _PAST:
         if passed := document["passed_over"]:
             return "bad", f"{passed[0]['id']} was not {_PAST[verb]}: {passed[0]['reason']}."
@@ -144,7 +144,7 @@ def _told(verb: str, environment: str, lane: str | None, document: dict[str, Any
 async def _ask(
     request: Request, templates: Jinja2Templates, verb: str, environment: str, lane: str, form: FormData
 ) -> Response:
-    """Many rows are not changed by a slip of the hand."""
+    """Ask for confirmation before an action on many rows."""
     identity = require(request, "operate", lane)
     shown: dict[str, Any] = {"page": "lane", "who": identity, "csrf": identity.csrf, "verb": verb, "env": environment,
                              "lane": lane, "back": _path(form), "environments": [], "lanes": []}  # fmt: skip
@@ -158,7 +158,7 @@ async def _ask(
 
 
 def _path(form: FormData) -> str:
-    """Where a form came from, as an address of this server's own."""
+    """The page that a form came from, as an address on this server."""
     given = str(form.get("back", "/"))
     try:
         parts = urlsplit(given)
@@ -175,7 +175,7 @@ _NOTICES = 200
 
 
 class Notices:
-    """What an action has to say, kept until the page it leads to has shown it."""
+    """Notices of actions, kept until the next page shows them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[str, str]] = {}
@@ -189,7 +189,7 @@ class Notices:
         return name
 
     def take(self, name: str | None) -> tuple[str, str] | None:
-        """A notice, once."""
+        """Take a notice; it is shown once."""
         return self._kept.pop(name, None) if name else None
 
 

@@ -77,14 +77,14 @@ class Guard:
         await self.app(scope, receive, send)
 
     def _check_host(self, request: HTTPConnection) -> None:
-        """A page elsewhere can have its own name lead here; it cannot have the browser send another name."""
+        """Refuse unknown host names, so that no other site can reach this server by DNS rebinding."""
         given = request.headers.get("host", "")
         if self.hosts is not None and _name(given) not in self.hosts:
             raise Problem(421, f"this server is not known as {given!r}", hint="rowmill serve --allow-host NAME")
 
     async def _body(self, request: HTTPConnection, receive: Receive) -> bytes:
-        told = request.headers.get("content-length", "0")
-        if not told.isdecimal() or int(told[:20]) > self.limit:
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:20]) > self.limit:
             raise self._too_large()
         parts, size = [], 0
         while True:
@@ -99,7 +99,7 @@ class Guard:
                 return b"".join(parts)
 
     def _too_large(self) -> Problem:
-        return Problem(413, f"a request may have {self.limit:,} bytes", headers={"Connection": "close"})
+        return Problem(413, f"a request may have at most {self.limit:,} bytes", headers={"Connection": "close"})
 
 
 def _cross_site(request: HTTPConnection) -> bool:
@@ -116,10 +116,10 @@ def _cross_site(request: HTTPConnection) -> bool:
 
 
 async def _meant(scope: Scope, receive: Receive, identity: Identity) -> Receive:
-    """Refuse what another site's page had a browser send: a cookie, or a loopback address, says nothing of intent."""
+    """Refuse cross-site requests: a cookie or a loopback address does not show that the user wanted them."""
     request = HTTPConnection(scope)
     if _cross_site(request):
-        raise Problem(403, "sent by a page of another site")
+        raise Problem(403, "the request was sent by a page of another site")
     if scope["path"].startswith("/api/"):
         # Without a session: the API takes JSON alone, which no form can send, and no other site's script unasked.
         if identity.how == "session":
@@ -149,7 +149,7 @@ def _name(host: str) -> str:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A body that has been read, to be read once more; after it, whatever comes."""
+    """Replay a body that has been read, then pass on further messages."""
     given = False
 
     async def replay() -> Message:
@@ -163,7 +163,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _dressed(scope: Scope, send: Send, visit: str | None) -> Send:
-    """Every answer with the headers that keep a browser on its guard."""
+    """Add security headers to every answer."""
 
     async def dressed(message: Message) -> None:
         if message["type"] == "http.response.start":

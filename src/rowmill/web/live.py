@@ -1,4 +1,4 @@
-"""Pages that stay true while they are looked at: the parts that may change are sent again when they have changed.
+"""Live pages: the parts that change are sent to the browser again.
 
 A page's address with ``live=1`` is a stream of server-sent events. Blocks of its template whose names begin with
 ``live_`` are rendered again every few seconds; those that differ from what was sent go out, as HTML by name.
@@ -81,14 +81,14 @@ async def _stream(request: Request, templates: Jinja2Templates, name: str, gathe
 
 
 async def _whole(gather: Gather) -> dict[str, Any]:
-    """Gather to the end, also where the viewer leaves meanwhile: a question that is cut off costs its connection."""
+    """Finish the query even if the viewer leaves: a canceled query costs its connection."""
     task = asyncio.ensure_future(gather())
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(task)
 
 
 async def _still(request: Request) -> bool:
-    """Whether who opened the stream may still look."""
+    """Whether the viewer's token is still valid."""
     known: Identity = request.state.who
     try:
         identity: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))

@@ -56,7 +56,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     parameters += [_parameter("query", name, schema) for name, schema in endpoint.query.items()]
     problems = [status for status in _PROBLEMS if endpoint.body is not None or status not in _WITH_BODY]
     answer = {"description": endpoint.about, "content": {"application/json": {"schema": endpoint.answer}}}
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": endpoint.name,
         "summary": endpoint.about,
         "description": f"Needs the scope {endpoint.scope}.",
@@ -67,15 +67,15 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         },
     }
     if endpoint.body is not None:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": endpoint.body}}}
-    return found
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": endpoint.body}}}
+    return operation
 
 
 def _parameter(where: str, name: str, schema: Schema) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "in": where, "required": where == "path", "schema": schema}
+    parameter: dict[str, Any] = {"name": name, "in": where, "required": where == "path", "schema": schema}
     if schema.get("description"):
-        found["description"] = schema["description"]
-    return found
+        parameter["description"] = schema["description"]
+    return parameter
 
 
 def _problem(about: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Pages:
         self.templates = templates
 
     def _common(self, request: Request, page: str) -> dict[str, Any]:
-        """What every page needs. Ends the request of one who may see nothing."""
+        """The values that every page needs. Refuses a sender who may not read."""
         identity, directory = require(request, "read", some=True), directory_of(request)
         return {
             "page": page,
@@ -96,7 +96,7 @@ class Pages:
                     raise
                 wrong = error.message + (f". Try: {error.hint}" if error.hint else "")
                 shown = await overview.lane(directory, cache, environment, name, Wanted(wanted.state, size=1), hours)
-                shown["page"] = {"rows": [], "after": None, "stretches": False, "looked_at": None}
+                shown["page"] = {"rows": [], "after": None, "ranges": False, "looked_at": None}
             return {**common, "hours": hours, "lane": shown, "wanted": wanted, "wrong": wrong, "exact": counted,
                     "operate": identity.may("operate", name)}  # fmt: skip
 
@@ -199,5 +199,5 @@ def _wanted(request: Request) -> Wanted:
         search=query.get("q", "").strip()[:_LONGEST_QUERY],
         after=query.get("after") or None,
         oldest_first=query.get("order") == "oldest",
-        stretches=query.get("stretches") == "1",
+        ranges=query.get("ranges") == "1",
     )

@@ -1,4 +1,4 @@
-"""What went wrong, as an answer: ``application/problem+json`` (RFC 9457) for programs, a page for people."""
+"""Errors as answers: ``application/problem+json`` (RFC 9457) for programs, a page for people."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Problem(HTTPException):
         self.audited = False
 
     def document(self) -> dict[str, Any]:
-        """As a program reads it."""
+        """The problem as JSON."""
         title = http.HTTPStatus(self.status_code).phrase
         document = {"type": "about:blank", "title": title, "status": self.status_code, "detail": self.detail}
         return {**document, **({"hint": self.hint} if self.hint else {}), **self.further}
@@ -83,7 +83,7 @@ def answer(scope: Scope, problem: Problem) -> Response:
 
 
 def of(error: Exception) -> Problem:
-    """The problem that an error is. What is nobody's mistake but ours says so, and nothing more."""
+    """The problem for an error. An internal error shows no details."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, HTTPException):

@@ -14,8 +14,8 @@ TEXT = "^[^\\u0000]*$"
 
 def text(about: str = "", *, most: int = 1000, least: int = 0, **more: Any) -> Schema:
     """Text of a bounded length."""
-    said = {"description": about} if about else {}
-    return {"type": "string", "minLength": least, "maxLength": most, "pattern": TEXT, **said, **more}
+    description = {"description": about} if about else {}
+    return {"type": "string", "minLength": least, "maxLength": most, "pattern": TEXT, **description, **more}
 
 
 def word(*options: str, about: str = "") -> Schema:
@@ -44,7 +44,7 @@ def moment(about: str = "") -> Schema:
 
 
 def maybe(schema: Schema) -> Schema:
-    """The same, or null."""
+    """The schema, or null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -105,7 +105,7 @@ COUNTS = told(
 )  # fmt: skip
 ROW = told(True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*SEEN)))
 HELD_BY_DEAD = told(
-    environment=STRING, lane=STRING, worker=STRING, rows=INTEGER, until=maybe(STRING),
+    environment=STRING, lane=STRING, worker=STRING, evidence=STRING, rows=INTEGER, until=maybe(STRING),
     swept=flag("a live worker serves the lane and will take the rows back"),
 )  # fmt: skip
 WHOLE_ROW = told(
@@ -135,6 +135,8 @@ WORKER = told(
     True, id=STRING, incarnation=STRING, host=STRING, pid=INTEGER, lanes=STRINGS, environments=STRINGS, state=STRING,
     started_at=STRING, seen_at=STRING, silent_seconds=NUMBER, current=listed(OBJECT), completed=INTEGER,
     failed=INTEGER, lost=INTEGER, version=STRING,
+    process_gone=flag("the host that answers has no such process any more"),
+    lock_missing=flag("its session with the database is gone"),
 )  # fmt: skip
 LANE = told(
     lane=STRING, table=STRING, queue=flag("of tasks"), environments=STRINGS, priority=INTEGER, concurrency=INTEGER,

@@ -1,4 +1,4 @@
-"""Limits by key on PostgreSQL are kept by a lock for each stretch of keys: exact also while the stretches themselves
+"""Limits by key on PostgreSQL are kept by a lock for each range of keys: exact also while the ranges themselves
 are rebuilt.
 """
 
@@ -26,7 +26,7 @@ from rowmill.store.lane.claim import Settlement
 from rowmill.testing import Kit
 from sqlworker import installed
 
-LOCKED, CHECK = "_g.key = _i.first[_s._rm_stretch]", "and _g.version = _i.version[_s._rm_stretch]"
+LOCKED, CHECK = "_g.key = _i.first[_s._rm_range]", "and _g.version = _i.version[_s._rm_range]"
 LIMIT, STILL = 2, 4_711
 GATES = [Concurrency(LIMIT, by="domain")]
 
@@ -36,7 +36,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, who: str, without: str | None = Non
     whole = ClaimByKeyStatements.claim
 
     def held_up(self: ClaimByKeyStatements, **options: Any) -> str:
-        text, mine = whole(self, **options), "$3" if options.get("begun") else "$2"
+        text, mine = whole(self, **options), "$3" if options.get("after_last") else "$2"
         for part in (LOCKED, without or ""):
             assert part in text
         still = f"(select {mine}::text <> '{who}' or pg_advisory_xact_lock_shared({STILL}) is not null)"
@@ -86,7 +86,7 @@ async def two_meet(db: Db) -> int:
 
 
 async def test_who_was_held_up_takes_nothing_beyond_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C8: what was counted before somebody else claimed is not gone by."""
+    """C8: a count made before another claim is not used."""
     hold_up(monkeypatch, "slow")
     assert await two_meet(pg) == LIMIT
 
@@ -97,42 +97,42 @@ async def test_without_the_version_the_limit_is_broken(pg: Db, monkeypatch: pyte
     assert await two_meet(pg) > LIMIT
 
 
-async def mark_anew(kit: Kit) -> list[str]:
-    """Make the stretches anew, however fresh they are; where each begins."""
+async def rebuild(kit: Kit) -> list[str]:
+    """Rebuild the ranges, however new they are. Returns the start of each."""
     store = await kit.store()
-    await store.database.transact(store.gated._rebuild_stretches)  # type: ignore[union-attr]
+    await store.database.transact(store.gated._rebuild_ranges)  # type: ignore[union-attr]
     return await beginnings(kit)
 
 
 async def beginnings(kit: Kit) -> list[str]:
-    """Where each stretch begins."""
+    """The start of each range."""
     store = await kit.store()
-    text = "select key from rowmill_gates where dim = 'stretch:domain' order by key"
+    text = "select key from rowmill_gates where dim = 'range:domain' order by key"
     return [row[0] for row in await store.database.read(lambda run: run(text, ()))]
 
 
 @pytest.fixture
 def ever_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stretches that were made a moment ago may be made anew."""
+    """Ranges that were made a moment ago may be rebuilt."""
     for name in ("IDLE", "_FEW"):
         monkeypatch.setattr(f"rowmill.store.gates.claim_by_key_sql.{name}", 0.0)
 
 
-async def cut(kit: Kit) -> list[str]:
-    """More stretches among those that are there, as functions make them, which may not delete; where each begins."""
+async def split(kit: Kit) -> list[str]:
+    """More ranges among those that are there, as functions make them, which may not delete; where each begins."""
     store = await kit.store()
-    await store.database.write(lambda run: run(store.gated.say.cut(), ()))  # type: ignore[union-attr]
+    await store.database.write(lambda run: run(store.gated.say.split_ranges(), ()))  # type: ignore[union-attr]
     return await beginnings(kit)
 
 
 async def changed_between(db: Db, change: Callable[[Kit], Awaitable[list[str]]]) -> int:
-    """As ``two_meet``, with other stretches made between: the key is in another one then."""
+    """As ``two_meet``, with other ranges made between: the key is in another one then."""
     gated.make(db)
     gated.fill(db, ["x"] * LIMIT)
     mill = Mill(db.url)
     gated.lane(mill, gates=GATES)
     async with Kit(mill, worker_id="slow") as slow, Kit(mill, worker_id="quick") as quick:
-        assert await mark_anew(quick) == [""]
+        assert await rebuild(quick) == [""]
         async with standing_still(db, slow):
             db.execute("insert into pages (domain, run_after) values ('x', now() - interval '1 hour')")
             others = gated.fill(db, ["a", "b", "c"])
@@ -143,47 +143,45 @@ async def changed_between(db: Db, change: Callable[[Kit], Awaitable[list[str]]])
 
 
 @pytest.mark.usefixtures("ever_old")
-async def test_old_stretches_are_not_gone_by(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C8: a key that has come into another stretch since the snapshot is left alone."""
+async def test_old_ranges_are_not_used(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: a key that has come into another range since the snapshot is left alone."""
     hold_up(monkeypatch, "slow")
-    assert await changed_between(pg, mark_anew) == LIMIT
+    assert await changed_between(pg, rebuild) == LIMIT
 
 
 @pytest.mark.usefixtures("ever_old")
-async def test_stretches_that_are_kept_when_others_are_made_break_the_limit(
+async def test_ranges_that_are_kept_when_others_are_made_break_the_limit(
     pg: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are all dropped for a reason."""
     hold_up(monkeypatch, "slow")
     monkeypatch.setattr(ClaimByKeyStatements, "drop_all", lambda self: "select 1")
-    made, whole = " where exists (select 1 from _rm_made)", ClaimByKeyStatements.mark_out
-    monkeypatch.setattr(ClaimByKeyStatements, "mark_out", lambda self, keys: whole(self, keys).replace(made, ""))
-    assert await changed_between(pg, mark_anew) > LIMIT
+    made, whole = " where exists (select 1 from _rm_made)", ClaimByKeyStatements.create_ranges
+    monkeypatch.setattr(ClaimByKeyStatements, "create_ranges", lambda self, keys: whole(self, keys).replace(made, ""))
+    assert await changed_between(pg, rebuild) > LIMIT
 
 
 @pytest.mark.usefixtures("ever_old")
-async def test_the_limit_holds_while_stretches_are_made_anew_all_the_time(
-    pg: Db, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_limit_holds_while_ranges_are_rebuilt_all_the_time(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """C8; each claim that meets another makes new ones."""
     monkeypatch.setattr("rowmill.store.gates.claim_by_key._CROWDED", 0.0)
     monkeypatch.setattr("rowmill.store.gates.claim_by_key._MARK_AGAIN", 0.0)
     made = 0
-    whole = ClaimByKey._rebuild_stretches
+    whole = ClaimByKey._rebuild_ranges
 
     def counted(self: ClaimByKey, run: Any) -> None:
         nonlocal made
         made += 1
         whole(self, run)
 
-    monkeypatch.setattr(ClaimByKey, "_rebuild_stretches", counted)
+    monkeypatch.setattr(ClaimByKey, "_rebuild_ranges", counted)
     taken, most = await hammer(pg, GATES, rounds=3000, seconds=10)
     assert taken > 500
     assert most == LIMIT
     assert made > 20
 
 
-async def test_stretches_are_of_like_size_however_many_keys_there_are(pg: Db) -> None:
+async def test_ranges_are_of_like_size_however_many_keys_there_are(pg: Db) -> None:
     """Issue, 20,000 keys: a sample of the table does where keys are too many to look at each."""
     gated.make(pg)
     pg.execute("insert into pages (domain) select 'site' || n || '.example' from generate_series(1, 20000) n")
@@ -192,7 +190,7 @@ async def test_stretches_are_of_like_size_however_many_keys_there_are(pg: Db) ->
     gated.lane(mill, gates=GATES)
     async with Kit(mill) as kit:
         assert len(await kit.claim(count=10)) == 10
-        first = await mark_anew(kit)
+        first = await rebuild(kit)
     assert len(first) == 32
     keys = sorted(row["domain"] for row in pg.query("select domain from pages where status <> 'done'"))
     sizes = [bisect_left(keys, high) - bisect_left(keys, low) for low, high in pairwise([*first, "~"])]
@@ -201,7 +199,7 @@ async def test_stretches_are_of_like_size_however_many_keys_there_are(pg: Db) ->
 
 
 async def test_who_meets_others_goes_on_elsewhere(pg: Db) -> None:
-    """Two claim at a time: both get what they ask for, of different stretches."""
+    """Two claim at a time: both get what they ask for, of different ranges."""
     gated.make(pg)
     pg.execute("insert into pages (domain) select 'd' || n from generate_series(1, 2000) n, generate_series(1, 3)")
     most = "select max(n) from (select count(*) as n from pages where status = 'running' group by domain) _"
@@ -219,17 +217,17 @@ async def test_who_meets_others_goes_on_elsewhere(pg: Db) -> None:
     assert pg.value("select count(*) from pages where status = 'done' and attempts <> 1") == 0
 
 
-async def test_stretches_made_anew_have_versions_that_none_had_before(pg: Db, ever_old: None) -> None:
-    """What was found ahead by a worker that then stood still is not good for stretches of the same name."""
+async def test_rebuilt_ranges_have_versions_that_none_had_before(pg: Db, ever_old: None) -> None:
+    """What was found ahead by a worker that then stood still is not good for ranges of the same name."""
     gated.make(pg)
     gated.fill(pg, [f"d{n}" for n in range(100)])
     mill = Mill(pg.url)
     gated.lane(mill, gates=GATES)
     async with Kit(mill) as kit:
-        text = "select version from rowmill_gates where dim = 'stretch:domain'"
+        text = "select version from rowmill_gates where dim = 'range:domain'"
         seen: set[int] = set()
         for _ in range(2):
-            await mark_anew(kit)
+            await rebuild(kit)
             versions = {row["version"] for row in pg.query(text)}
             assert not versions & seen
             seen |= versions
@@ -341,13 +339,13 @@ WORDS = [
     "key",
     "place",
     "most",
-    "stretch",
+    "range",
     "turn",
 ]
 
 
 @pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("gates", [GATES, [*GATES, Breaker(5, td(minutes=1), by="turn")]], ids=["stretches", "turns"])
+@pytest.mark.parametrize("gates", [GATES, [*GATES, Breaker(5, td(minutes=1), by="turn")]], ids=["ranges", "turns"])
 async def test_tables_and_columns_may_have_any_name(pg: Db, word: str, gates: list[Any]) -> None:
     """The order within a key holds, too, whatever the columns are called."""
     pg.execute(
@@ -373,7 +371,7 @@ async def test_tables_and_columns_may_have_any_name(pg: Db, word: str, gates: li
         assert [claim.row[column] for claim in claims] == [91, 92]
 
 
-async def test_stretches_are_marked_out_in_one_pass_without_an_index_by_the_key(pg: Db) -> None:
+async def test_ranges_are_created_in_one_pass_without_an_index_by_the_key(pg: Db) -> None:
     """As tasks have none by an argument: the table is read a few times, however many keys there are."""
     gated.make(pg)
     pg.execute("drop index pages_domain_run_after_id_idx; drop index pages_domain_idx")
@@ -383,33 +381,33 @@ async def test_stretches_are_marked_out_in_one_pass_without_an_index_by_the_key(
     async with Kit(mill) as kit:
         store = await kit.store()
         pages = pg.value("select pg_relation_size('pages') / current_setting('block_size')::int")
-        read = await buffers(pg, store.gated.say.divide(), (), "force_generic_plan")  # type: ignore[union-attr]
+        read = await buffers(pg, store.gated.say.range_starts(), (), "force_generic_plan")  # type: ignore[union-attr]
         assert pages <= read < 10 * pages
         assert len(await store.claim(10)) == 10
 
 
 @pytest.mark.usefixtures("ever_old")
-async def test_a_stretch_that_was_cut_is_not_gone_by(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_range_that_was_split_is_not_used(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """C8: as functions do it, that may not delete."""
     hold_up(monkeypatch, "slow")
-    assert await changed_between(pg, cut) == LIMIT
+    assert await changed_between(pg, split) == LIMIT
 
 
 @pytest.mark.usefixtures("ever_old")
 async def test_a_cut_without_a_bump_breaks_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_up(monkeypatch, "slow")
-    whole = ClaimByKeyStatements.cut
+    whole = ClaimByKeyStatements.split_ranges
     monkeypatch.setattr(
         ClaimByKeyStatements,
-        "cut",
+        "split_ranges",
         lambda self: whole(self).replace("version = _g.version + 1,", "version = _g.version,"),
     )
-    assert await changed_between(pg, cut) > LIMIT
+    assert await changed_between(pg, split) > LIMIT
 
 
 @pytest.mark.usefixtures("ever_old")
 async def test_functions_called_by_many_get_rows_although_the_first_had_but_one(pg: Db) -> None:
-    """Stretches are cut as keys come: nobody is told that there is nothing because others are claiming just then."""
+    """Ranges are split as keys come: a claim does not come back empty because others claim at that moment."""
     gated.make(pg)
     gated.fill(pg, ["a"])
     mill = Mill(pg.url)
@@ -428,7 +426,7 @@ async def test_functions_called_by_many_get_rows_although_the_first_had_but_one(
     finally:
         for caller in callers:
             await caller.close()
-    assert pg.value("select count(*) from rowmill_gates where dim = 'stretch:domain'") > 10
+    assert pg.value("select count(*) from rowmill_gates where dim = 'range:domain'") > 10
     assert got >= 150
 
 

@@ -23,7 +23,7 @@ from rowmill.testing import Kit
 
 KEYS, LIMIT, CLAIMERS, ENOUGH = 4, 2, 5, 500
 GATES: dict[str, list[Any]] = {
-    "stretches": [Concurrency(LIMIT, by="domain")],
+    "ranges": [Concurrency(LIMIT, by="domain")],
     "turns": [Concurrency(LIMIT, by="domain"), Breaker(1000, td(minutes=1), by="domain")],
     "walk": [Concurrency(LIMIT, by="domain"), Concurrency(1000, by="source_id")],
 }
@@ -86,7 +86,7 @@ async def test_the_hammer_sees_the_limit_broken_without_what_makes_it_exact(
     pg: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue: a test removes the second snapshot, and must see the limit broken. (What makes the claim by one key exact,
-    test_gates_stretches removes, and makes two meet on purpose.)
+    test_claim_by_range removes, and makes two meet on purpose.)
     """
     hold, count = _Claim._hold, _Claim._running
 

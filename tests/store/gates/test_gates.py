@@ -46,6 +46,16 @@ async def test_never_more_rows_of_a_key_than_its_limit(db: Db, beside: list[Any]
         assert after.id == 3  # in order within its key
 
 
+async def test_keys_share_what_the_whole_lane_lets_start(db: Db) -> None:
+    """A key that has fewer rows than it may start leaves the room of the lane to the next key, in the same claim."""
+    gated.make(db)
+    gated.fill(db, ["a", "b", "c"])
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Concurrency(2, by="domain"), Concurrency(2)])
+    async with Kit(mill) as kit:
+        assert len(await kit.claim(count=3)) == 2
+
+
 async def test_rows_without_a_key_are_not_held_back(db: Db, beside: list[Any]) -> None:
     gated.make(db)
     gated.fill(db, [None] * 5 + ["a"] * 5)
@@ -425,3 +435,13 @@ async def test_a_worker_drains_a_gated_lane(db: Db, beside: list[Any]) -> None:
         tally = await asyncio.wait_for(kit.drain(), 60)
     assert tally.completed == 200
     assert max(most.values()) == 2
+
+
+async def test_a_key_with_fewer_rows_than_its_limit_leaves_the_rest_of_the_lanes_limit_to_others(db: Db) -> None:
+    """Two gates: a claim takes as many rows as both let start, whichever key comes first."""
+    gated.make(db)
+    gated.fill(db, ["a", "b", "b"])
+    mill = Mill(db.url)
+    gated.lane(mill, gates=[Concurrency(2, by="domain"), Concurrency(2)])
+    async with Kit(mill) as kit:
+        assert len(await kit.claim(count=50)) == 2

@@ -89,7 +89,7 @@ def test_an_environment_is_paused_with_all_its_lanes(db: Db, command: Command) -
     shown = command("status").out
     assert "crawl (paused)" in shown
     assert "environment 'default' " in shown
-    assert "paused, until it is resumed: night" in shown or "ago, until it is resumed: night" in shown
+    assert "paused until it is resumed: night" in shown or "ago until it is resumed: night" in shown
     assert command("resume").code == 0
     assert claim(db, gates=[Concurrency(2, by="domain")]) == [1, 2]
 

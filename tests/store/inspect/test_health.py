@@ -30,7 +30,7 @@ def test_health_names_stuck_rows(db: Db, command: Command) -> None:
     systems.insert_enrichment(db, 2, status="running", locked_by="loop-0", locked_at=ago(hours=3), attempts=1)
     ((level, told),) = findings(command, "stuck")
     assert (level, told.partition(":")[0]) == ("bad", "2 rows are stuck")
-    assert "rowmill release APP --lane enrichment --stuck" in " ".join(command("health").out.split())
+    assert "rowmill release --lane enrichment --stuck" in " ".join(command("health").out.split())
 
 
 def test_health_says_that_ready_rows_have_no_worker(db: Db, command: Command) -> None:

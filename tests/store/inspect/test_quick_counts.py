@@ -138,14 +138,14 @@ async def test_pages_follow_the_key_and_miss_or_repeat_no_row(db: Db, view: Lane
         assert seen == (list(range(1, 66)) if oldest_first else list(range(65, 0, -1)))
 
 
-async def test_a_search_that_few_rows_pass_goes_in_stretches_and_comes_to_the_end(
+async def test_a_search_that_few_rows_pass_goes_in_ranges_and_comes_to_the_end(
     db: Db, view: LaneView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paging stays fast at any size: a page that would take too long stops, and says where to go on."""
     fill(db, ("done", 400), ("dead", 1), ("done", 400))
-    monkeypatch.setattr(pages, "_STRETCH", 50)
+    monkeypatch.setattr(pages, "_RANGE", 50)
     monkeypatch.setattr(pages, "_BUDGET", -1.0)
-    wanted, found, looks = Wanted("dead", stretches=True), list[int](), 0
+    wanted, found, looks = Wanted("dead", ranges=True), list[int](), 0
     for _ in range(40):
         part = await page(view, wanted)
         found += [row.id for row in part.rows]
@@ -153,7 +153,7 @@ async def test_a_search_that_few_rows_pass_goes_in_stretches_and_comes_to_the_en
         assert part.looked_at == 50
         if part.after is None:
             break
-        wanted = Wanted("dead", stretches=True, after=part.after)
+        wanted = Wanted("dead", ranges=True, after=part.after)
     assert found == [401]
     assert looks == 850
 

@@ -102,6 +102,41 @@ def test_there_is_no_such_row(row: Row, command: Command) -> None:
     assert "is not an id in table" in command("why", "crawl", "seven").err
 
 
+def test_it_expired_and_the_next_sweep_ends_it(row: Row) -> None:
+    """Issue 23: a row past its time is shown so until it is canceled."""
+    time = "timestamptz" if row.db.dialect == "postgresql" else "datetime"
+    row.db.execute(f"alter table pages add column good_until {time}")
+    row.app("roles={'expires_at': 'good_until'}")
+    row.worker()
+    _, first = row.first(row.add(good_until=ago(seconds=-3600)))
+    assert first["code"] != "expires_at"
+    answer, first = row.first(row.add(good_until=ago(seconds=5)))
+    assert first["code"] == "expires_at", answer
+    assert "expired before it was started" in first["text"]
+
+
+def test_its_inputs_changed_during_its_last_runs(row: Row, command: Command) -> None:
+    """It is ready again, or runs again, and the reason is shown; it holds the row back from nothing."""
+    row.app("inputs=['source_id']")
+    row.worker()
+    key = row.add(source_id=0)
+
+    async def stale(kit: Kit) -> None:
+        (claim,) = await kit.claim()
+        row.db.execute("update pages set source_id = source_id + 1")
+        assert (await kit.settle(claim)).written[0].kind == "stale"
+
+    row.kit(stale, inputs=["source_id"])
+    answer, _ = row.first(key)
+    assert (answer["state"], row.codes(key)) == ("ready", ["line", "inputs_changed"])
+    assert "source_id changed while the last run was under way" in answer["reasons"][1]["text"]
+    row.kit(stale, inputs=["source_id"])
+    assert "source_id changed while the last 2 runs were under way" in command("why", "crawl", str(key)).out
+    row.claim(inputs=["source_id"])
+    answer, _ = row.first(key)
+    assert (answer["state"], row.codes(key)) == ("running", ["running", "inputs_changed"])
+
+
 def test_it_is_running(row: Row, command: Command) -> None:
     key = row.add(status="running", worker="w-9", claimed_at=ago(seconds=40), heartbeat_at=ago(seconds=10))
     answer, reason = row.first(key)

@@ -102,7 +102,7 @@ async def test_of_two_that_saw_the_same_last_tick_one_enqueues(db: Db) -> None:
     async def hourly() -> None: ...
 
     await mill.prepare()
-    counters = [(await mill._desk.counter()).database for _ in range(2)]
+    counters = [(await mill._client.connection()).database for _ in range(2)]
     one, other = (Ticks(database, mill.clock) for database in counters)
     await one.register([hourly])
     now, last = await one.now(["hourly"])

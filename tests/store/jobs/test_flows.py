@@ -189,7 +189,7 @@ async def test_a_child_that_ends_any_way_ends_the_waiting(mill: Mill, db: Db, ho
         if how == "canceled":
             from rowmill import Handle
 
-            await Handle(mill._desk, mill.tasks["part"], "default", child).cancel()
+            await Handle(mill._client, mill.tasks["part"], "default", child).cancel()
         elif how == "deleted":
             db.execute("delete from rowmill_jobs where id = ?", child)
         else:
@@ -233,7 +233,7 @@ async def test_children_are_kept_until_their_parent_has_looked_at_them(mill: Mil
         return (await job.spawn(part.call(1), part.call(2))).done
 
     handle = await whole.enqueue()
-    counter = await mill._desk.counter()
+    counter = await mill._client.connection()
     jobs = Jobs(counter.database, mill.clock)
     async with Kit(mill) as kit:
         await kit.step("parents")
@@ -301,7 +301,7 @@ async def test_a_flow_is_added_whole_or_not_at_all(mill: Mill, db: Db) -> None:
     class Undo(Exception): ...
 
     await mill.prepare()
-    database = (await mill._desk.counter()).database
+    database = (await mill._client.connection()).database
 
     async def undone() -> None:
         async with database.begin() as tx:

@@ -68,6 +68,16 @@ SHAPES: dict[str, tuple[Callable[[Db, Mill], None], tuple[str, ...], str]] = {
     "descending": (
         _own("id integer primary key, status text, worker text, claimed_at $time, rank integer, priority integer",
              order_by=["rank desc"], where="rank > 0"), (), ""),
+    "expiring": (
+        _own("id integer primary key, status text, worker text, claimed_at $time, valid_until $time,"
+             " created_at $time, error text", canceled={"status": "canceled"}, expired={"status": "late"},
+             roles={"expires_at": "valid_until"}, expires_after=td(hours=1)), (), ""),
+    "inputs": (
+        _own("id integer primary key, status text, worker text, claimed_at $time, attempts integer, url text,"
+             " body text, result text", inputs=["url", "body"]), ("result",), ""),
+    "waiting": (
+        _own("id integer primary key, status text, worker text, claimed_at $time, run_after $time, attempts integer,"
+             " error text, approved_at $time, draft text"), ("draft",), ""),
     "partitioned": (_own(_TWO, " partition by list (tenant)"), (), "postgresql"),
     "without_zone": (
         _own("id uuid primary key, status text, worker text, claimed_at timestamp, run_after timestamp,"
@@ -97,13 +107,36 @@ def rendered(store: Any, columns: tuple[str, ...]) -> str:
             sweeps["sweep of a poisoned row"] = statements.sweep(poison=True)
     for kind in ("done", "retry", "dead", "snooze", "release"):
         texts[f"settle {kind}"] = statements.settle(kind, ())
+    if store.lane.inputs:
+        texts["settle stale"] = statements.settle("stale", ())
+        texts["settle done, whatever the inputs are"] = statements.settle("done", (), compare=False)
+        if store.database.dialect.name == "sqlite":
+            texts["note a stale run"] = statements.note_stale(statements.sent_id())
+            texts["forget stale runs"] = statements.forget_stale()
     if columns:
         texts[f"settle done with {', '.join(columns)}"] = statements.settle("done", columns)
     if store.binding.renew != "none":
         texts["renew"] = statements.renew()
     texts |= {"read": statements.read(), **sweeps}
+    if store.binding.expires:
+        texts["expire"] = statements.expire(1000)
+    if "approved_at" in store.binding.columns:
+        texts |= _waiting(store)
     texts["is anything ready"] = f"select 1 where {store.ready_probe()}"
     return "\n\n".join(f"-- {name}\n{text};" for name, text in texts.items()) + "\n"
+
+
+def _waiting(store: Any) -> dict[str, str]:
+    """The statements of rows that wait for an approval."""
+    statements, table, until = store.statements, "rowmill_waits", "approved_at is not null"
+    settle = statements.settle_wait(until, ("draft",), table)
+    texts: dict[str, str] = {"settle wait": settle if isinstance(settle, str) else ";\n".join(settle)}
+    due = {"run_after": statements.now("run_after")}
+    return texts | {
+        "rows whose condition is true": statements.find_waiting(table, f"_w.condition = '{until}'", until, 1000),
+        "wake": ";\n".join(statements.write_step(due, f"id in (1) and {statements.still_waits(table, ['1'])}", 1000)),
+        "forget": statements.waits_no_more(table),
+    }
 
 
 @pytest.mark.parametrize("shape", SHAPES)

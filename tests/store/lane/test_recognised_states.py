@@ -103,7 +103,7 @@ async def test_which_columns_identify(db: Db, given: dict[str, Any], done: int) 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"only_written": ["nothing"]}, "neither done, dead nor canceled writes it"),
+        ({"only_written": ["nothing"]}, "no final state writes it"),
         ({"only_written": ["status"]}, "no row can be recognised as done"),
         ({"ready": {"status": "new", "note": NOT_NULL}}, "only recognises rows"),
         ({"running": {"status": "busy", "note": IS_NULL}}, "only recognises rows"),

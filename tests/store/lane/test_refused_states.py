@@ -78,7 +78,7 @@ async def test_a_done_state_that_a_foreign_key_forbids_is_refused_at_start(db: D
     told = await refused_at_start(db, done=22)
     assert "done sets st = 22" in told.message
     assert "table 'codes' has no such row" in told.message
-    assert told.hint == "known: 1, 2, 3, 4, 5; or insert it into codes"
+    assert told.hint == "one of 1, 2, 3, 4, 5; or insert it into codes"
 
 
 @pytest.mark.parametrize("state", ["running", "dead", "canceled"])

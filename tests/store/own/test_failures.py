@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -179,7 +180,32 @@ async def test_a_family_tells_how_many_of_its_rows_are_dead_now(db: Db, command:
     by_shape = {family.shape: family.dead for family in (await recorded(db)).families}
     assert by_shape == {"ConnectionError: no answer from <address>": 1, "forbidden for customer <n>": 1}
     command.app(db.url, LANE)
-    assert "Dead now" in _in_thread(command, "errors").out
+    shown = _in_thread(command, "errors").out
+    assert "Dead now" in shown
+    assert "No failures" not in shown
+
+
+async def test_on_a_narrow_terminal_the_text_of_a_family_stands_below_its_numbers(lite: Db, command: Command) -> None:
+    """D10: names of lanes and families stay whole, so that they can be copied."""
+    jobs(lite, "flaky", "forbidden")
+    await failing(lite).worker(drain=True).run()
+    command.app(lite.url, LANE)
+    command.terminal(80)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in _in_thread(command, "errors").out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    (at,) = [n for n, line in enumerate(lines) if line == "  ConnectionError: no answer from <address>"]
+    assert re.match(r"jobs  [0-9a-f]{12}  transient +\d+ +1 +1 +\d+ s ago$", lines[at - 1]), lines
+    assert "No failures." not in lines
+
+
+async def test_no_failures_is_said_only_where_there_are_none(lite: Db, command: Command) -> None:
+    jobs(lite, "fine")
+    await failing(lite).worker(drain=True).run()
+    command.app(lite.url, LANE)
+    assert _in_thread(command, "errors").out.strip() == "No failures."
+    unknown = _in_thread(command, "errors", "--error", "nope")
+    assert (unknown.out, unknown.code) == ("", 4)
+    assert "no failures of the family 'nope'" in unknown.err
 
 
 async def test_dead_now_is_a_lower_bound_where_not_all_dead_rows_were_read(
@@ -196,7 +222,7 @@ async def test_dead_now_is_a_lower_bound_where_not_all_dead_rows_were_read(
     command.app(db.url, LANE)
     shown = _in_thread(command, "errors").out
     assert "+" in shown
-    assert "at least so many; only" in shown
+    assert "at least this many; only" in shown
 
 
 async def test_a_stored_traceback_begins_in_the_users_code(db: Db) -> None:

@@ -1,6 +1,6 @@
-"""A worker inside somebody else's process, such as a web application's: it starts and stops with that process.
+"""A worker inside another application's process, such as a web application: it starts and stops with that process.
 
-Nobody outside is there to start it again, so that is done here; and the process is not its own, so it never ends it.
+No supervisor restarts it, so this module does. The process belongs to the application, so the worker never ends it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ...errors import RowmillError
 from ...events import Event, to_log
 from ..worker import Worker
 
-_RESTART = (0.5, 30.0)  # how soon, and how late at most, a worker that crashed is started again
-_SETTLED = 60.0  # one that lived this long did not crash of its start
-_HURRIED = 5.0  # what is left for giving rows back when the process does not want to wait
+_RESTART = (0.5, 30.0)  # seconds before a crashed worker is restarted: first, and at most
+_SETTLED = 60.0  # a worker that lived this long did not crash because of its start
+_HURRIED = 5.0  # seconds left to give rows back if the process does not want to wait
 
 
 class Host:
-    """Keeps one worker going in the running event loop."""
+    """Keeps one worker running in the current event loop."""
 
     def __init__(self, make: Callable[..., Worker], worker_id: str) -> None:
         self._make = make
@@ -37,8 +37,10 @@ class Host:
         self._counted = {"completed": 0, "failed": 0}
 
     async def start(self) -> None:
-        """Until the worker has looked everywhere once. What is wrong by then is raised: the declaration, an id that is
-        taken. A database that is away is not: it is waited for.
+        """Wait until the worker has checked every environment once.
+
+        Raises for errors by then: an invalid declaration, an id that is taken. It does not raise for an unreachable
+        database, but waits for it.
         """
         worker = self._next()
         self._keeping = asyncio.create_task(self._keep(worker), name="rowmill-host")
@@ -54,7 +56,7 @@ class Host:
             self._keeping.result()
 
     async def stop(self) -> None:
-        """Claim nothing more, let runs finish within the grace, give the rest back. Cancelled: at once."""
+        """Stop claiming, let runs finish within the grace period, and give the rest back. If cancelled: at once."""
         self._stopping.set()
         if self._keeping is None or self._worker is None:
             return
@@ -92,20 +94,20 @@ class Host:
             worker = None
 
     async def _live(self, worker: Worker | None) -> Exception | None:
-        """One worker's life; what it died of, unless its end was asked for. None: of a new one."""
+        """Run a worker, or a new one, to its end. Returns the error that ended it; None if it was asked to stop."""
         try:
             worker = worker or self._next()
             self._restarting = False
             await worker.run()
         except Exception as error:
             if not self.restarts and not (worker and worker.started.is_set()):
-                raise  # to whom started it
+                raise  # raise at the caller of ``start``
             return error
         finally:
             if worker is not None:
                 self._count(worker)
         if self._stopping.is_set() or not worker.recycling:
-            return None  # or another has its id, which was told
+            return None  # or another worker has its id, which was reported
         return RowmillError(
             "a handler could not be stopped and keeps running; its row is taken back when the lease expires"
         )
@@ -114,7 +116,7 @@ class Host:
         self._counted["completed"] += worker.counters.completed
         self._counted["failed"] += worker.counters.failures
 
-    # -- how it is
+    # -- state
 
     @property
     def state(self) -> str:
@@ -130,7 +132,7 @@ class Host:
         return "working" if self._worker.started.is_set() else "starting"
 
     def health(self) -> dict[str, Any]:
-        """How the worker is, in values that JSON has. ``ok``: it works, and every environment answers."""
+        """The worker's state as JSON values. ``ok``: it works, and every environment answers."""
         worker, now = self._worker, time.monotonic()
         live = worker is not None and self._keeping is not None and not self._keeping.done() and not self._restarting
         environments = worker.environments if worker is not None else []

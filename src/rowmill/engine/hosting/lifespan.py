@@ -1,4 +1,4 @@
-"""The life of a web application that hosts a Mill: ASGI's lifespan, for any framework and without importing one."""
+"""The lifespan of a web application that hosts a Mill: ASGI's lifespan for any framework, without importing one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ASGIApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class Lifespan:
-    """What ``mill.lifespan(...)`` returns: ``FastAPI(lifespan=it)``, ``Starlette(lifespan=it)``, or ``it.around(app)``
-    for an ASGI application that takes no lifespan. ``it.health()`` says how its worker is.
+    """The value of ``mill.lifespan(...)``: ``FastAPI(lifespan=it)``, ``Starlette(lifespan=it)``, or ``it.around(app)``
+    for an ASGI application without a lifespan. ``it.health()`` reports the state of its worker.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class Lifespan:
         return self._live(app)
 
     def health(self) -> dict[str, Any]:
-        """How the worker is: ``ok``, ``state``, ``environments``, counts, the last ``error``. Plain values, for a
-        health endpoint of the application.
+        """The worker's state for the application's health endpoint, as plain values: ``ok``, ``state``,
+        ``environments``, counts, the last ``error``.
         """
         if self._make_host is None:
             return {"ok": True, "state": "off"}
@@ -69,8 +69,10 @@ class Lifespan:
             await host.stop()
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """An ASGI application around another, for one that takes no lifespan, such as Django's: the worker starts
-        before it and stops after it. One that speaks the lifespan protocol itself goes on doing so.
+        """Wrap an ASGI application that takes no lifespan, such as Django's.
+
+        The worker starts before the application and stops after it. An application with its own lifespan protocol keeps
+        it.
         """
 
         async def asgi(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -83,7 +85,7 @@ class Lifespan:
 
     async def _speak(self, app: ASGIApp, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         first: Message | None = await receive()
-        said = ""
+        last_sent = ""
         async with AsyncExitStack() as living:
             try:
                 await living.enter_async_context(self(app))
@@ -97,20 +99,20 @@ class Lifespan:
                 return message if message is not None else await receive()
 
             async def say(message: Message) -> None:
-                nonlocal said
-                said = message["type"]
-                if said != "lifespan.startup.complete":  # it has failed or shut down: either way it is over
+                nonlocal last_sent
+                last_sent = message["type"]
+                if last_sent != "lifespan.startup.complete":  # it has failed or shut down, so it has ended
                     await living.aclose()
                 await send(message)
 
             try:
                 await app(scope, hear, say)
             except Exception:
-                if said:
+                if last_sent:
                     raise
-                # It does not speak the protocol, and has not begun anything.
-            if not said:
+                # It does not support the protocol, and has not started anything.
+            if not last_sent:
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
-        if not said:
+        if not last_sent:
             await send({"type": "lifespan.shutdown.complete"})

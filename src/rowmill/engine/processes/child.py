@@ -1,7 +1,7 @@
-"""A worker process under a supervisor: its orders, its line to the supervisor, and its way out.
+"""A worker process under a supervisor: its orders, its connection to the supervisor, and its exit.
 
-The line is a socket between the two. Over it a child tells what it has done, and hears which other child has died.
-When its supervisor is gone, the line ends, and the child stops by itself.
+The connection is a socket. A child reports its results over it, and learns which other child has died. When its
+supervisor is gone, the connection ends, and the child stops on its own.
 """
 
 from __future__ import annotations
@@ -27,54 +27,55 @@ from ..recovery.liveness import DeadWorker
 from ..shutdown import RECYCLE
 from ..worker import Worker
 
-#: What a child may take beyond its grace to write its last outcomes.
+#: Seconds that a child may take beyond its grace period to write its last outcomes.
 MARGIN = 10.0
-CRASHED = 70  # exit code: an error that is nobody's but the engine's
+CRASHED = 70  # exit code: an error of the engine itself
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What a supervisor tells a child: who it is, whom it follows, and where the line is."""
+    """What a supervisor passes to a child: its id, its predecessor, and the socket."""
 
     worker_id: str
     incarnation: str
     replaces: str | None
     line: int
-    #: The file that tells what this process runs, and what the one before it ran when it died.
+    #: The file with the rows that this process runs, and those that the previous process was running when it died.
     flight: int
 
     def text(self) -> str:
-        """For the child's command line."""
+        """The orders for the child's command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Orders:
-        """What ``text`` made."""
+        """Parse the output of ``text``."""
         return cls(**json.loads(text))
 
 
 class SupervisorPipe:
-    """The child's end of the line to its supervisor."""
+    """The child's end of the socket to its supervisor."""
 
     def __init__(self, number: int) -> None:
         self._socket = socket.socket(fileno=number)
-        self._socket.set_inheritable(False)  # a process that a handler starts must not keep the line open
+        self._socket.set_inheritable(False)  # a process that a handler starts must not keep the socket open
 
     def tell(self, **words: Any) -> None:
-        """Say something. Never waits: a supervisor that is paused must not hold up the work."""
+        """Send a message. Never waits: a paused supervisor must not delay the work."""
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(words).encode() + b"\n", socket.MSG_DONTWAIT)
 
     def watch(self, died: Callable[[DeadWorker], None], orphaned: Callable[[], None], patience: float) -> None:
-        """Call ``died`` for every other child that the supervisor reports dead, and ``orphaned`` when the supervisor
-        is gone. Nobody is left to end a child that does not stop after that: with its heartbeat it would hold its rows
-        for ever, so it ends itself after ``patience`` seconds.
+        """Call ``died`` for every other child that is reported dead, and ``orphaned`` when the supervisor is gone.
+
+        After that, no supervisor can end a child that does not stop, and its heartbeat would hold its rows forever. So
+        the child ends itself after ``patience`` seconds.
         """
 
         def wait() -> None:
             with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
                 for line in lines:
-                    with contextlib.suppress(ValueError):  # of a report that was cut off, the successor needs none
+                    with contextlib.suppress(ValueError):  # ignore a report that was cut off
                         words = json.loads(line)
                         died(DeadWorker(words["id"], words["incarnation"], frozenset(words["running"])))
             orphaned()
@@ -85,7 +86,7 @@ class SupervisorPipe:
 
 
 def serve(make: Callable[[], Worker], line: SupervisorPipe, flight: int) -> int:
-    """A child's life, from its worker's making to its exit code. Errors are told to the supervisor, who prints them."""
+    """Run a child and return its exit code. Errors are sent to the supervisor, which prints them."""
     try:
         os.set_inheritable(flight, False)
         worker = make()
@@ -111,7 +112,7 @@ async def _serve(worker: Worker, line: SupervisorPipe) -> int:
         worker.stop()
 
     def alone() -> None:
-        # The end of the line is no second word: a child that is winding down already goes on doing so.
+        # A lost supervisor is not a second stop request: a child that is already shutting down continues as before.
         if not asked:
             stop()
             worker.events.emit(
@@ -152,23 +153,26 @@ async def _serve(worker: Worker, line: SupervisorPipe) -> int:
 
 
 def rest_collector() -> None:
-    """In a process of the worker's own: what is loaded by now stays, so that no collection of garbage need look at it
-    again; and one comes after as many objects as a few batches are, not several times within each.
+    """Tune garbage collection for a process that only runs a worker.
+
+    Objects loaded so far are frozen, so that no collection scans them again. A collection runs once in a few batches
+    instead of several times in each.
     """
     gc.freeze()
     gc.set_threshold(10_000)
 
 
 def _leave(code: int) -> None:
-    """Go now: a handler's thread that never ends would keep the process."""
+    """Exit now: a handler's thread that never ends would keep the process alive."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
 
 
 def _end_without_threads(code: int, patience: float = 2.0) -> None:
-    """From now on the process ends, with this code, whatever threads its handlers have left: at its exit Python waits
-    for every thread that is not a daemon. Those that end within ``patience`` seconds are waited for.
+    """Exit with this code even if handlers have left threads running.
+
+    At its exit Python waits for every thread that is not a daemon. Threads get ``patience`` seconds to end.
     """
 
     def wait() -> None:

@@ -1,7 +1,7 @@
-"""The supervisor: worker processes started, started again when they die, and stopped in good order.
+"""The supervisor starts worker processes, restarts them when they die, and stops them gracefully.
 
-Children are spawned, each in a session of its own: Ctrl-C in a terminal reaches the supervisor alone, and what a
-dead child leaves behind can be ended with it.
+Each child is spawned in its own session. So Ctrl-C in a terminal reaches only the supervisor, and processes that a dead
+child leaves behind can be ended with it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from ..recovery.running_marks import running_now
 from ..shutdown import RECYCLE
 from .child import CRASHED, MARGIN, Orders
 
-_RESTART = (0.5, 30.0)  # how soon, and how late at most, a dead child is started again
-_SETTLED = 60.0  # a child that lived this long did not die of its start
+_RESTART = (0.5, 30.0)  # seconds before a dead child is restarted: first, and at most
+_SETTLED = 60.0  # a child that lived this long did not die because of its start
 USERS_MISTAKES = (DeclarationError, AppError, WorkerIdTaken)
 
 
 class WorkerProcess:
-    """One worker id, and the process that has it at present."""
+    """One worker id, and its current process."""
 
     def __init__(self, worker_id: str) -> None:
         self.id = worker_id
         self.incarnation = ""
         self.process: subprocess.Popen[bytes] | None = None
         self.crashes = 0
-        #: done, failed, dead: of all the processes that had this id.
+        #: done, failed, dead: totals of all the processes that had this id.
         self.counts: Counter[str] = Counter()
         self.error: RowmillError | None = None
         #: Rows that a drain left because they are paused without end, by environment and lane.
@@ -51,11 +51,11 @@ class WorkerProcess:
         self._counted: dict[str, int] = {}
         self._line: socket.socket | None = None
         self._unread = b""
-        #: What its processes run, kept from one to the next.
+        #: The file with the rows that its processes run, kept from one process to the next.
         self._flight: IO[bytes] | None = None
 
     def start(self, command: Sequence[str], **options: Any) -> None:
-        """A new process with this id; it is told whom it follows, and may take the id from that one."""
+        """Start a new process with this id. It knows its predecessor, and may take the id from it."""
         followed, self.incarnation = self.incarnation or None, uuid.uuid4().hex[:8]
         self._ended, self.error, self._counted, self._unread = False, None, {}, b""
         self._flight = self._flight or tempfile.TemporaryFile()  # noqa: SIM115 - closed with the supervisor
@@ -81,13 +81,13 @@ class WorkerProcess:
         return sorted(running_now(self._flight.fileno()) or ()) if self._flight is not None else []
 
     def tell(self, **words: Any) -> None:
-        """Say something to its process. Never waits: what a process cannot take now, it does without."""
+        """Send a message to its process. Never waits: a message that the process cannot take now is dropped."""
         if self.process is not None and self._line is not None:
             with contextlib.suppress(OSError):
                 self._line.send(json.dumps(words).encode() + b"\n")
 
     def close(self) -> None:
-        """No process will be started again."""
+        """Close the file with the running rows: no process will be started again."""
         if self._flight is not None:
             self._flight.close()
 
@@ -112,30 +112,31 @@ class WorkerProcess:
         self.held_back = words.get("held_back") or self.held_back
 
     def gone(self) -> tuple[int, bool]:
-        """Its process has ended: the exit code, and whether it ended as it should."""
+        """Handle the end of its process. Returns the exit code, and whether it ended normally."""
         assert self.process is not None
         assert self._line is not None
         self._listen()
         asyncio.get_running_loop().remove_reader(self._line)
         self._line.close()
         if not self._ended:
-            # Browsers, isolated handlers: what a dead worker started must not go on with rows that others will get.
+            # Browsers, isolated handlers: processes that a dead worker started must not continue with rows that others
+            # will get.
             self.signal(signal.SIGKILL, group=True)
         code, self.process = self.process.wait(), None
         return code, self._ended and code == 0
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to the process, or to all that it started too. It is not reaped before ``gone``."""
+        """Send a signal to the process, or to its whole process group. It is not reaped before ``gone``."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if group else os.kill)(self.process.pid, number)
 
 
 class Supervisor:
-    """Keeps one process per worker id alive until it ends by itself, makes a user's mistake, or ``stop`` is called.
+    """Keeps one process per worker id alive until it ends by itself, reports a user's mistake, or ``stop`` is called.
 
-    ``command`` starts a child; its orders are added as ``--child``. An error of a ``final`` kind is not tried again:
-    all are stopped. Further options go to the processes' start.
+    ``command`` starts a child; its orders are added as ``--child``. An error of a ``final`` kind is not retried: all
+    children are stopped. Further options are passed to the start of the processes.
     """
 
     def __init__(
@@ -152,10 +153,10 @@ class Supervisor:
         self.grace, self.events = grace, events
         #: How often ``stop`` was called.
         self.stops = 0
-        #: Why all were stopped, where it was a user's mistake.
+        #: Why all were stopped, if it was a user's mistake.
         self.error: RowmillError | None = None
         self._command, self._options, self._final = command, options, final
-        #: Some had to be killed: what they held waits for its lease.
+        #: Some had to be killed: their rows wait for the lease.
         self.killed = False
         self._stopping = asyncio.Event()
         self._threads = ThreadPoolExecutor(len(ids), "rowmill-child")
@@ -163,19 +164,20 @@ class Supervisor:
 
     @property
     def counts(self) -> Counter[str]:
-        """done, failed and dead, over all children, as far as they told: one that is killed between a commit and
-        its word to the supervisor leaves that batch uncounted.
+        """done, failed and dead of all children, as far as they reported.
+
+        A child that is killed between a commit and its report leaves that batch uncounted.
         """
         return sum((child.counts for child in self.children), Counter())
 
     @property
     def held_back(self) -> list[dict[str, Any]]:
         """Rows that the drain left because they are paused without end, each lane once."""
-        told = {(left["environment"], left["lane"]): left for child in self.children for left in child.held_back}
-        return list(told.values())
+        lanes = {(left["environment"], left["lane"]): left for child in self.children for left in child.held_back}
+        return list(lanes.values())
 
     async def run(self) -> None:
-        """Until all have ended."""
+        """Run until all children have ended."""
         try:
             await asyncio.gather(*(self._keep(child) for child in self.children))
         finally:
@@ -187,7 +189,7 @@ class Supervisor:
             self._threads.shutdown(wait=False)
 
     def stop(self) -> None:
-        """First call: claim nothing more, let runs finish within the grace. Second: at once. Third: kill."""
+        """First call: stop claiming, let runs finish within the grace period. Second: stop at once. Third: kill."""
         self.stops += 1
         self._stopping.set()
         if self.stops > 2:
@@ -219,7 +221,7 @@ class Supervisor:
             code, well = await self._live(child)
             if well or self._stopping.is_set():
                 self.events.emit("process_ended", logging.DEBUG, worker=child.id, how=_how(code))
-                # One that was told to stop before it could listen had claimed nothing yet.
+                # One that was asked to stop before it could listen had claimed nothing yet.
                 self.killed = self.killed or not (well or code == -signal.SIGTERM)
                 return
             if isinstance(child.error, self._final):
@@ -240,7 +242,7 @@ class Supervisor:
     async def _live(self, child: WorkerProcess) -> tuple[int, bool]:
         try:
             child.start(self._command, **self._options)
-        except OSError as error:  # no memory, too many processes: that may pass
+        except OSError as error:  # no memory, or too many processes: this may pass
             child.error = RowmillError(f"no process could be started: {error}")
             return CRASHED, False
         assert child.process is not None
@@ -252,14 +254,14 @@ class Supervisor:
         return code, well
 
     def _report_death(self, dead: WorkerProcess) -> None:
-        """Tell the other children: one of them gives the dead one's rows back before its successor is up."""
+        """Report a death to the other children: one of them gives the rows back before a successor has started."""
         for child in self.children:
             if child is not dead:
                 child.tell(id=dead.id, incarnation=dead.incarnation, running=dead.running())
 
 
 def _until_dead(process: subprocess.Popen[bytes]) -> None:
-    """Without reaping it where the system can: until then its id, and its group's, is nobody else's."""
+    """Wait for the end without reaping if the system can: until then no other process gets its id or its group's."""
     if hasattr(os, "waitid"):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     else:

@@ -1,22 +1,19 @@
-"""Who is alive: which other workers are dead or seem to be, so that their rows need not wait for a lease.
+"""Which other workers are dead or seem to be, so that their rows need not wait for a lease.
 
-A death is *known* where a supervisor reports it, or where the kernel of this host has no such process any more. It is
-*presumed* on PostgreSQL: every worker holds an advisory lock on the session on which it listens. Where that lock is
-missing for the Mill's ``suspicion``, and the worker has missed a heartbeat by as long, its rows are taken back, too.
+A death is *known* if a supervisor reports it, or if this host's kernel no longer has the process. It is *presumed* on
+PostgreSQL: every worker holds an advisory lock on its listening session. If that lock is missing for the Mill's
+``suspicion``, and the worker's heartbeat is late by as much, its rows are taken back, too.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...store.own.process_identity import process_is_gone
 from ...store.own.workers import Peer
-
-_GONE = ("Z", "X", "x")  # states in /proc: a zombie, or dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,77 +22,37 @@ class DeadWorker:
 
     id: str
     incarnation: str
-    #: The marks of the rows that it was running; None: not known, so any of its rows may have been.
+    #: The marks of the rows that it was running; None: unknown, so it may have run any of its rows.
     running: frozenset[int] | None = None
-    #: When it was last heard of, where its death is presumed: a later sign of life proves it alive.
+    #: Its last heartbeat, if its death is presumed: a later heartbeat proves that it is alive.
     seen_at: str | None = None
     #: Another worker declared it dead, and may have failed before it gave the rows back.
     declared: bool = False
 
 
-@functools.cache
-def _identity_of(pid: int) -> str | None:
-    started = _started(pid)
-    return f"{_kernel()} {pid} {started}" if started is not None and _kernel() is not None else None
-
-
-def process_identity() -> str | None:
-    """This process, unlike any other on any host: boot, process namespace, pid and start time. None: not on Linux."""
-    return _identity_of(os.getpid())
-
-
-@functools.cache
-def _kernel() -> str | None:
-    """The running kernel and the process namespace: within them a pid means one process."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return None
-
-
-def _started(pid: int) -> str | None:
-    """When a process started, in ticks since the boot; None where there is no such process, or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return None
-    return None if words[0] in _GONE else words[19]
-
-
-def process_is_gone(identity: str | None) -> bool:
-    """The process of this identity ran on this host and is not there any more. False where that cannot be known."""
-    kernel = _kernel()
-    if identity is None or kernel is None or not identity.startswith(f"{kernel} "):
-        return False
-    _boot, _namespace, pid, started = identity.split()
-    return _started(int(pid)) != started
-
-
 class Peers:
-    """The other workers of one environment, and since when each of them seems to be dead."""
+    """The other workers of one environment, and since when each of them seems dead."""
 
     def __init__(self, suspicion: float | None, beat_every: float) -> None:
-        #: Seconds for which a worker's lock must be missing; None: a missing lock says nothing.
+        #: Seconds for which a worker's lock must be missing; None: a missing lock means nothing.
         self.suspicion = suspicion
-        #: Seconds between two heartbeats of a live worker: until the next one is late, silence says nothing.
+        #: Seconds between two heartbeats of a live worker. Until the next one is late, silence means nothing.
         self._beat_every = beat_every
         self._known: list[Peer] = []
         self._gone: set[str] = set()
-        #: Since when (monotonic) the lock of a worker is missing, by incarnation.
+        #: Since when (monotonic) a worker's lock is missing, by incarnation.
         self._missing: dict[str, float] = {}
-        #: When (monotonic) the first of them may be presumed dead.
+        #: When (monotonic) the first of these may be presumed dead.
         self._presumed_at = math.inf
-        #: Dead workers at the last look whose rows were not given back yet.
+        #: Dead workers at the last check whose rows were not given back yet.
         self._unfinished: set[str] = set()
 
     def update(self, peers: Sequence[Peer], session_age: float | None) -> list[DeadWorker]:
-        """What the workers table tells now; who is presumed dead by it.
+        """Read the workers table. Returns the workers that are now presumed dead.
 
         ``session_age``: for how many seconds this worker has held its own lock. After a restart or a failover of the
-        server, or where somebody ended every session, all locks are missing at once: a worker without an old
-        session suspects nobody.
+        server, or if someone ended every session, all locks are missing at once. So a worker without an old session
+        suspects no other worker.
         """
         self._known, self._presumed_at, now = list(peers), math.inf, time.monotonic()
         if self.suspicion is None or session_age is None or session_age < self.suspicion:
@@ -115,17 +72,18 @@ class Peers:
 
     @property
     def suspects(self) -> bool:
-        """Somebody's lock is missing: look again soon."""
+        """Whether a worker's lock is missing, so that the next check should come soon."""
         return bool(self._missing)
 
     def pause(self, longest: float) -> float:
-        """Seconds until the next look: at most ``longest``, and no later than a suspect may be presumed dead."""
+        """Seconds until the next check: at most ``longest``, and no later than a suspect may be presumed dead."""
         return min(longest, self._presumed_at - time.monotonic())
 
     def find_unfinished(self, peers: Sequence[Peer]) -> list[DeadWorker]:
-        """Dead workers whose rows nobody has given back, at two looks one after the other.
+        """Dead workers whose rows nobody has given back, at two checks in a row.
 
-        The worker that declared them dead has the time between the two looks. It may have died or lost the database.
+        The worker that declared them dead has the time between the two checks to do it. It may have died or lost the
+        database.
         """
         dead = [peer for peer in peers if peer.dead]
         again = [
@@ -137,9 +95,10 @@ class Peers:
         return again
 
     def find_gone(self) -> list[DeadWorker]:
-        """Workers whose process this host's kernel does not have any more, at two looks one after the other.
+        """Workers whose process this host's kernel no longer has, at two checks in a row.
 
-        A supervisor reports such a death, too, and knows which rows ran. The second look leaves it time for that.
+        A supervisor also reports such a death, and knows which rows were running. The second check leaves it time for
+        that.
         """
         gone = {peer.incarnation: peer for peer in self._known if process_is_gone(peer.process)}
         dead = [DeadWorker(peer.id, peer.incarnation) for key, peer in gone.items() if key in self._gone]

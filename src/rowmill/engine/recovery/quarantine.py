@@ -70,7 +70,7 @@ class Quarantine:
             await store.clear_suspects(self._running)
             self._running = []
         try:
-            claims = await store.claim(min(_FEW, slots.lane.concurrency))
+            claims = await store.claim(min(_FEW, slots.rows))
         except Refused:
             return  # the next regular claim is refused, too, and reports it
         except (Unreachable, asyncio.CancelledError):

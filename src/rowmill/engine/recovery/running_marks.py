@@ -1,7 +1,7 @@
-"""What a worker process runs at this moment, in memory that outlives the process.
+"""The rows that a worker process is running, in memory that outlives the process.
 
-A supervisor keeps the file; the next process with the same worker id reads what was under way when the last one died.
-Rows that were claimed and had not started then go back without being counted.
+A supervisor keeps the file. The next process with the same worker id reads which rows were running when the last one
+died. Rows that were claimed but not started go back without counting an attempt.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 
 def mark(key: tuple[Any, ...], salt: int) -> int:
-    """A number for a row, the same in every process. ``salt`` tells the rows of one table from those of another."""
+    """A number for a row, the same in every process. ``salt`` distinguishes the rows of different tables."""
     first = key[0]
     kind = first.__class__
     if len(key) > 1 or (kind is not int and kind not in _UUIDS):
         return zlib.crc32(first.encode() if kind is str and len(key) == 1 else repr(key).encode()) ^ salt
-    return hash(first) ^ salt  # of numbers, and so of UUIDs, every process makes the same
+    return hash(first) ^ salt  # the hash of numbers, and so of UUIDs, is the same in every process
 
 
 def salt(*place: str) -> int:
-    """A number for the place where rows are."""
+    """A number for the place where rows are stored."""
     return zlib.crc32("\0".join(place).encode()) << 30
 
 
 def running_now(file: int) -> frozenset[int] | None:
-    """The marks of the rows that run, or that ran when the process died; None where no process has kept any yet."""
+    """The marks of the rows that run, or ran when the process died; None if no process has written any yet."""
     size = os.fstat(file).st_size
     return frozenset(array("q", os.pread(file, size - size % _CELL, 0))) - {0} if size else None
 
 
 class RunningMarks:
-    """A cell for every slot of a process: the mark of the row that runs there, or 0."""
+    """A cell for every slot of a process: the mark of its running row, or 0."""
 
     def __init__(self, file: int, counts: Sequence[int]) -> None:
-        #: What the process before this one was running when it died; None where there was none.
+        #: The rows that the previous process was running when it died; None if there was none.
         self.before = running_now(file)
         os.ftruncate(file, 0)
         os.ftruncate(file, max(sum(counts), 1) * _CELL)

@@ -28,20 +28,27 @@ class Sweeper:
         """The start-up sweep, with its own, shorter threshold."""
         for lane_state in self._lane_states:
             await self.sweep(lane_state, at_start=True)
+            await lane_state.store.forget_stale_runs()
 
-    async def run(self) -> None:
-        """Sweep every lane every ``sweep_every``, until cancelled."""
+    async def run(self, *, at_start: bool = False) -> None:
+        """Sweep every lane every ``sweep_every``, until cancelled. ``at_start``: begin with the start-up sweep."""
         due = {id(lane_state): time.monotonic() + self._every(lane_state) for lane_state in self._lane_states}
+        if at_start:
+            for lane_state in self._lane_states:
+                await self._try(lane_state, at_start=True)
         while True:
             await asyncio.sleep(max(min(due.values(), default=0) - time.monotonic(), 0.01) if due else 3600)
             for lane_state in self._lane_states:
                 if due[id(lane_state)] <= time.monotonic():
-                    try:
-                        await self.sweep(lane_state)
-                    except Exception as error:  # whatever it is, the next sweep is tried
-                        level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
-                        lane_state.emit("sweep_failed", level, error=str(error))
+                    await self._try(lane_state)
                     due[id(lane_state)] = time.monotonic() + self._every(lane_state)
+
+    async def _try(self, lane_state: LaneState, *, at_start: bool = False) -> None:
+        try:
+            await self.sweep(lane_state, at_start=at_start)
+        except Exception as error:  # whatever it is, the next sweep is tried
+            level = logging.WARNING if isinstance(error, DatabaseError) else logging.ERROR
+            lane_state.emit("sweep_failed", level, error=str(error))
 
     def _every(self, lane_state: LaneState) -> float:
         return jittered(lane_state.store.lane.sweep_every.total_seconds())
@@ -68,6 +75,17 @@ class Sweeper:
             count += written
             if written < _MOST:
                 break
+        await self._expire(lane_state)
+        if lane_state.store.waits is not None:
+            await lane_state.store.waits.forget()
         if count:
             self._wake()
         return count
+
+    async def _expire(self, lane_state: LaneState) -> None:
+        """End rows that were not started in time, in bounded steps."""
+        while True:
+            expired = await lane_state.store.expire(_MOST)
+            lane_state.expired(expired)
+            if sum(row.refused is None for row in expired) < _MOST:
+                break

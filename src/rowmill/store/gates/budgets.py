@@ -1,4 +1,4 @@
-"""Budgets in ``rowmill_gates``: one row for each limit, with what was spent within its period."""
+"""Budgets in ``rowmill_gates``: one row for each limit, with the amount spent in its period."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...clock import Clock
-from ...declare.budget import Limit
+from ...declare.budget import Budget, Limit
 from ...errors import RowmillError
 from ..database import Database, Run
 from ..own import schema
@@ -16,10 +16,31 @@ from .rules import Window
 
 @dataclass(frozen=True, slots=True)
 class BudgetTaken:
-    """``wait``: 0, or the seconds until all of it could be had. ``at``: when it was taken, in seconds since 1970."""
+    """``wait``: 0, or the seconds until the amount is available. ``at``: when it was taken (seconds since 1970)."""
 
     wait: float
     at: float
+
+
+async def spent(database: Database, clock: Clock, budgets: Sequence[Budget]) -> list[tuple[str, Limit, float]]:
+    """Return the amount spent of each limit within its period, as of now."""
+    if not budgets or not (await schema.taken(database)).has(schema.GATES):
+        return []
+    rows = GateRows.open(database, clock, "")
+    spots = {(budget.name, limit): _spot(budget.name, limit) for budget in budgets for limit in budget.limits}
+
+    def verb(run: Run) -> list[tuple[str, Limit, float]]:
+        states, now = rows.read(run, spots.values()), rows.epoch(run)
+        return [
+            (name, limit, Window.read(limit.seconds, states[spot].cells if spot in states else None, now).used)
+            for (name, limit), spot in spots.items()
+        ]
+
+    return await database.read(verb)
+
+
+def _spot(name: str, limit: Limit) -> tuple[str, str]:
+    return f"budget:{name}", f"{limit.unit}/{limit.seconds:g}"
 
 
 async def take(
@@ -31,21 +52,21 @@ async def take(
     *,
     used: bool = False,
 ) -> BudgetTaken:
-    """Spend all of it, or nothing; ``returned`` (limit, amount, when it was taken) is given back before. What is
-    ``used`` up already is counted, whether there was room for it or not.
+    """Spend the whole amount or nothing. ``returned`` (limit, amount, when it was taken) is given back first. An amount
+    that is ``used`` already is counted even if it exceeds the limit.
     """
     own = await schema.taken(database)
     if not own.has(schema.GATES):
         raise RowmillError(
-            f"budget {name!r}: its table rowmill_gates is not there",
+            f"budget {name!r}: its table rowmill_gates does not exist",
             hint="run rowmill migrate APP --apply with a role that may create tables",
         )
     rows = GateRows.open(database, clock, "")
 
     def verb(run: Run) -> BudgetTaken:
         limits = [*(limit for limit, _ in asked), *(limit for limit, _, _ in returned)]
-        spots = {limit: (f"budget:{name}", f"{limit.unit}/{limit.seconds:g}") for limit in limits}
-        # Held until the commit, in the order of the key: who comes second sees what the first has spent.
+        spots = {limit: _spot(name, limit) for limit in limits}
+        # Locked until the commit, in the order of the key: a second transaction sees what the first one spent.
         states = rows.lock(run, spots.values(), wait=True)
         now = rows.epoch(run)
         windows = {limit: Window.read(limit.seconds, states[spots[limit]].cells, now) for limit in spots}

@@ -1,5 +1,6 @@
-"""The gated claim on PostgreSQL as a worker makes it where all gates look at one key: whose turn is next, when to look
-again, and into how many stretches keys are divided.
+"""The gated claim of one worker on PostgreSQL, if all gates use one key.
+
+It remembers which key comes next. It decides when to look again, and how many ranges the keys are divided into.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from ..database import Run
 from ..lane.claim import Claim
 from ..lane.replan import Replan
 from ..postgres_database import rows_of
-from .claim_by_key_sql import MOST_STRETCHES, STRETCHES, ClaimByKeyStatements
+from .claim_by_key_sql import MOST_RANGES, RANGES, ClaimByKeyStatements
 from .gate_binding import BoundGates, KeylessShare
 
 if TYPE_CHECKING:
     from ..lane.postgres import PostgresLane
 
-#: How often gate rows of idle keys are looked for, in seconds.
+#: Seconds between two deletions of the gate rows of idle keys.
 _FORGET_EVERY = 30.0
-#: Rows held back by what runs elsewhere are looked for again after this, where no time is known.
+#: Seconds after which rows that a gate holds back are checked again, if no time is known.
 HELD_AGAIN, _LOCKED_AGAIN = 1.0, 0.01
-#: Claims that met somebody else, each counting for less with every claim since, from which on stretches are rebuilt;
-#: and when that is tried again, in seconds.
+#: Ranges are rebuilt after this many claims that met another session (each claim since then lowers the count), and
+#: the seconds until the next attempt.
 _CROWDED, _MARK_AGAIN = 1.5, 1.0
-#: Tries of one claim that meets others, or rows that somebody has locked, before it gives up for a moment.
+#: Attempts of a claim that meets other claims or locked rows, before it pauses.
 _TRIES = 5
 
 
@@ -41,28 +42,28 @@ class ClaimByKey:
         self.say = ClaimByKeyStatements(store.statements, dim, table)
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
         self._key_at = store.binding.columns.index(store.binding.key[0])
-        #: The key served last.
+        #: The last key that got rows.
         self._last: str | None = None
         self._forget_at = time.monotonic() + _FORGET_EVERY * random.uniform(0, 1)
         self._replan = Replan(slow=0.01, per_row=0.0002)
-        #: Claims in a row that got nothing although something was free: somebody holds the rows themselves.
+        #: Claims in a row that got nothing although a key had room: another session has locked the rows themselves.
         self._empty_claims = 0
-        #: How often others were met lately, and when stretches may be rebuilt.
+        #: How often this worker met other claims recently, and when it may rebuild the ranges.
         self._met, self._mark_at = 0.0, 0.0
-        #: Whether the last try left keys out because others claim there, or rows because somebody has them locked: then
-        #: the keys are not at their end.
+        #: Whether the last attempt skipped keys because another claim holds their range, or skipped locked rows. If
+        #: so, there are more keys.
         self._moved, self._locked = False, False
         self._share = KeylessShare()
-        #: How many rows without a key have to be among those that are taken next.
+        #: How many rows without a key the next claims must include.
         self._due = 0
 
     async def claim(self, count: int) -> list[Claim]:
-        """Rows of as many keys as it takes: from the one served last on, and then from the first."""
+        """Take rows key by key: start after the last key that got rows, then continue from the first key."""
         began = time.monotonic()
         try:
             claims = await self._round(count, began)
         except Refused:
-            self._last = None  # perhaps it is no key any more
+            self._last = None  # it may no longer be a valid key
             raise
         now = time.monotonic()
         if now > self._replan.again_at and now - began > self._replan.slow + self._replan.per_row * count:
@@ -82,29 +83,29 @@ class ClaimByKey:
         return claims
 
     async def _round(self, count: int, began: float) -> list[Claim]:
-        """From the key served last on, then from the first; a claim that meets another one goes on somewhere else."""
+        """Take rows after the last key, then from the first one. A claim that meets another one continues elsewhere."""
         claims: list[Claim] = []
         self._due += self._share.of(count) if self.dim.nullable else 0
         for _ in range(_TRIES):
-            begun = self._last is not None
+            after_last = self._last is not None
             try:
                 claims += await self._take(count - len(claims), began)
             except (Busy, Refused):
                 if not claims:
                     raise
-                break  # what was taken before is committed: it runs, and the next claim meets the error again
+                break  # the rows taken so far are committed and run; the next claim raises the error again
             if len(claims) == count:
                 break
             if self._moved or self._locked:
                 continue
-            if not begun:
+            if not after_last:
                 break
             self._last = None
         return claims
 
     async def _take(self, count: int, began: float) -> list[Claim]:
         rows = await self._ask(count)
-        last, stretches, elsewhere, walked = rows[0][-4:]
+        last, ranges, elsewhere, walked = rows[0][-4:]
         self._last = last if last is not None else self._last
         self._met *= 0.8
         self._moved = elsewhere is not None
@@ -115,70 +116,70 @@ class ClaimByKey:
         for claim, row in zip(claims, rows, strict=True):
             claim.gates = {self.dim.label: row[-5]} if row[-5] is not None else {}
         self._locked = len(claims) < count <= walked
-        if self._moved and (not stretches or (self._met > _CROWDED and began > self._mark_at)):
+        if self._moved and (not ranges or (self._met > _CROWDED and began > self._mark_at)):
             self._met, self._mark_at = 0.0, began + _MARK_AGAIN * random.uniform(0.7, 1.3)
-            with contextlib.suppress(Busy):  # it is tried again later
-                await self.store.database.transact(self._rebuild_stretches)
+            with contextlib.suppress(Busy):  # the next attempt does it
+                await self.store.database.transact(self._rebuild_ranges)
         return claims
 
     async def _ask(self, count: int) -> Sequence[Any]:
-        """The claim itself: the rows that were taken, each with its key and what is told of the claim as a whole."""
-        begun, loose = self._last is not None, min(self._due, count)
-        self._due -= loose
-        key, render = ("by key", begun, loose), self.store._text
+        """Run the claim statement. Returns the rows, each with its key and the values for the whole claim."""
+        after_last, keyless = self._last is not None, min(self._due, count)
+        self._due -= keyless
+        key, render = ("by key", after_last, keyless), self.store._text
         text = render(
             (*key, self._replan.number),
-            lambda: self._replan.of(render(key, lambda: self.say.claim(begun=begun, loose=loose))),
+            lambda: self._replan.of(render(key, lambda: self.say.claim(after_last=after_last, keyless=keyless))),
         )
-        values = [count, *([self._last] if begun else []), *([self.store.worker] if self._asks_for_worker else [])]
+        values = [count, *([self._last] if after_last else []), *([self.store.worker] if self._asks_for_worker else [])]
         return await self.store.claim_rows(text, tuple(values))
 
     async def _look_around(self, claims: list[Claim], count: int, began: float) -> None:
-        """Fewer rows than were asked for: when to look again."""
-        if self._moved or self._locked:  # there is more where others are just now, or behind what somebody has locked
+        """Decide when to look again, after a claim that got fewer rows than it asked for."""
+        if self._moved or self._locked:  # other sessions hold locks, and there is more behind them
             self.store.look_again = time.monotonic() + self._soon()
             return
         self._last = None
         self.store.look_again, free = await self._when()
-        if free and not self._empty_claims:  # a key that was locked
+        if free and not self._empty_claims:  # another session locked a key
             claims += await self._take(count - len(claims), began)
             self.store.look_again = (await self._when())[0] if len(claims) < count else None
 
     async def _when(self) -> tuple[float | None, bool]:
-        """When to look again, by this process's clock (None: at the next poll); and whether a key is free even now."""
+        """Return when to look again, by this process's clock (None: next poll), and whether a key has room now."""
         text = self.store._text("when", self.say.when)
         me = (self.store.worker,) if self.dim.group.process is not None else ()
         wait, ready = (await self.store.database.read(rows_of(text, me)))[0]
         now = time.monotonic()
-        if wait == 0:  # others were faster, or held its lock
+        if wait == 0:  # other claims were faster, or held its lock
             return now + self._soon(), True
         times = [now + max(wait, _least_wait(self.dim))] if wait is not None else []
-        if ready:  # rows held back by what others run
+        if ready:  # rows held back by what other workers run
             times.append(now + HELD_AGAIN)
         return min(times) if times else None, False
 
     def _soon(self) -> float:
         return random.uniform(0, min(_LOCKED_AGAIN * 2.0 ** min(self._empty_claims, 10), HELD_AGAIN))
 
-    def _rebuild_stretches(self, run: Run) -> None:
-        """Divide the keys again, into more stretches than before. Nobody claims meanwhile, not even a
-        claim that has seen the old ones, which are gone.
+    def _rebuild_ranges(self, run: Run) -> None:
+        """Divide the keys again, into more ranges than before. This locks out other claims: a claim that has read the
+        old ranges finds them deleted.
         """
         say = self.say
         there, fresh = run(say.count_all(), ())[0]
         if fresh:
             return
-        wanted = max(STRETCHES, min(2 * there, MOST_STRETCHES))
-        keys = [row[0] for row in run(say.divide("$1::int"), (wanted,))]
+        wanted = max(RANGES, min(2 * there, MOST_RANGES))
+        keys = [row[0] for row in run(say.range_starts("$1::int"), (wanted,))]
         locked = len(run(say.lock_all(), ()))
         there, fresh = run(say.count_all(), ())[0]
         if locked == there and not fresh:
             run(say.drop_all(), ())
-            run(say.mark_out("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))
+            run(say.create_ranges("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))
 
 
 def _least_wait(dim: BoundGates) -> float:
-    """A fast rate is not followed token by token: half a bucket, or a twentieth of a second, at a time."""
+    """For a fast rate, wait for half a bucket or a twentieth of a second, not for each token."""
     rate = dim.group.rate
     if rate is None or rate.source is not None or rate.adaptive is not None:
         return 0.005

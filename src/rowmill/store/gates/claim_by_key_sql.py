@@ -1,18 +1,19 @@
 """The gated claim on PostgreSQL where all gates of a lane look at one key: exact, and one statement.
 
-A statement sees one snapshot, taken before any lock: what it counts may be old by the time it holds the lock. So
-every claim bumps the version of what it locks, and gets the lock only where the version still is the one that its
-snapshot shows: then nobody has claimed there since, and nobody can until the commit. Rows running can only have become
-fewer. There is no counter that could leak.
+A statement sees one snapshot, taken before any lock. What it counts may be old by the time it holds the lock. So every
+claim increments the version of what it locks, and it gets the lock only if the version is still the one in its
+snapshot. Then nobody has claimed there since the snapshot, and nobody can until the commit. Running rows can only have
+become fewer. There is no counter that could leak.
 
-A lock is not for a key but for a stretch of keys: one row of ``rowmill_gates`` (``dim`` is ``stretch:`` and the key's
-name) stands for all keys from its own up to the next row's, in the order of their bytes. A claim walks the keys in
-order and meets one or two stretches; two claims seldom meet in one. Which stretch a key is in is read from the very
-rows whose versions are checked, so that nobody goes by bounds that have been moved. A key has a row of its own only
-where something is known of it: tokens, a streak, what an operator or a refusal said.
+A lock covers a range of keys, not one key. One row of ``rowmill_gates`` (``dim`` is ``range:`` and the key's name)
+stands for all keys from its own up to the next row's, in byte order. A claim reads the keys in order and touches one or
+two ranges, so two claims seldom need the same one. A key's range is read from the same rows whose versions are checked,
+so no claim uses bounds that have moved. A key has a row of its own only if something is known of it: tokens, a failure
+streak, a setting of an operator, a refusal.
 
-Keys take turns: each worker goes on behind the one it was served last, and then from the first. In a stretch's row
-``refilled_at`` is when stretches were made (in the first one's), ``cells`` the key that a function served last.
+Keys take turns: each worker continues after the key that it served last, and then starts from the first. In a range's
+row ``refilled_at`` is the time at which the ranges were created (first range only), and ``cells`` is the key that an
+SQL function served last.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ if TYPE_CHECKING:
 IDLE = 60.0
 #: Rows read in one step of the walk where keys have few each, and at most.
 _STEP, _MOST_STEP = 32, 1000
-#: How many stretches are made at first, and at most.
-STRETCHES, MOST_STRETCHES = 32, 256
-#: Seconds for which few stretches are left as they are; many are for longer.
+#: How many ranges are created at first, and at most.
+RANGES, MOST_RANGES = 32, 256
+#: Seconds for which ranges are left as they are while there are few; many are left for longer.
 _FEW = 5.0
-#: The version that a stretch begins with: none that one of its name has had before. Claims are counted on top of it, in
-#: the lower bits, and are transactions too: they do not catch up.
+#: The version that a range starts with. No earlier range of its name had it: claims increment the lower bits only, and
+#: every claim is a transaction, so a version never catches up with the next transaction's number.
 _NEW, _BITS = "txid_current() << 20", (1 << 20) - 1
-#: What is looked at to divide keys: so many ready rows in the lane's order, and a sample of so many bytes of the table.
+#: What is read to divide the keys: so many ready rows in the lane's order, and a sample of so many bytes of the table.
 _LOOKED_AT, _SAMPLED = 2048, 256 * 8192
 
 
 class ClaimByKeyStatements:
-    """What is said to PostgreSQL. In it ``_i`` is what is known before the walk, ``_k`` a row of the walk.
+    """The statements. In them ``_i`` is what is known before keys are read, and ``_k`` is a key with its ready rows.
 
-    ``in_function``: SQL for how many rows a claim inside a function takes. There the worker is ``$1``, the key that was
-    served last ``_rm_last``; the claim answers with whole rows, and writes down where it ended, since a function
-    remembers nothing.
+    ``in_function``: SQL for how many rows a claim inside a function takes. There the worker is ``$1`` and the key
+    served last is ``_rm_last``. The claim returns whole rows and stores the key at which it ended, because a function
+    has no memory.
     """
 
     def __init__(
@@ -57,18 +58,18 @@ class ClaimByKeyStatements:
         self.count = f"{in_function}::bigint" if in_function is not None else "$1::bigint"
         self.last = "_rm_last" if self.in_function else "$2::text"
         lane = f"lane = {as_text(statements.lane.name)}"
-        #: The conditions for the gate rows of keys, and for those of stretches.
+        #: The conditions for the gate rows of keys, and for those of ranges.
         self.where = f"{lane} and dim = {as_text(dim.label)}"
-        self.span = f"stretch:{dim.label}"
-        self.spans = f"{lane} and dim = {as_text(self.span)}"
+        self.range_dim = f"range:{dim.label}"
+        self.range_rows = f"{lane} and dim = {as_text(self.range_dim)}"
 
     @property
     def rules(self) -> RulesSql:
         """The rules, by the time of now: a test may have moved it."""
         return RulesSql(self.dim, self.say.plain_now())
 
-    def _worker(self, begun: bool) -> str:
-        return "$1" if self.in_function else "$3::text" if begun else "$2::text"
+    def _worker(self, after_last: bool) -> str:
+        return "$1" if self.in_function else "$3::text" if after_last else "$2::text"
 
     # -- the keys of ready rows
 
@@ -76,15 +77,15 @@ class ClaimByKeyStatements:
         """Keys are looked up by number: in a sorted array of these that takes a few steps, however many there are."""
         return f"""hashtextextended({key}::text collate "C", 0)"""
 
-    def _behind(self, begun: bool) -> str:
+    def _behind(self, after_last: bool) -> str:
         """The condition for keys that come behind the one served last."""
         # What is known only when it runs is in a subquery: a plan made for one value would look so much
         # cheaper than one for all values that the server would plan every claim again.
         phrase = self.dim.phrase
-        return f"{phrase} > (select {self.last}::{self.dim.kind})" if begun else f"{phrase} is not null"
+        return f"{phrase} > (select {self.last}::{self.dim.kind})" if after_last else f"{phrase} is not null"
 
-    def _known(self, begun: bool, worker: str) -> str:
-        """One row: running rows by key, as the walk will meet them; the stretches; whether anything is known of single
+    def _known(self, after_last: bool, worker: str) -> str:
+        """One row: running rows by key, as the walk will meet them; the ranges; whether anything is known of single
         keys, and the most rows of a key that may run.
 
         Running rows are counted in one step, not key by key: where few rows run when a table is analysed, the planner
@@ -108,12 +109,12 @@ class ClaimByKeyStatements:
       select _a.key, {self._hash("_a.key")} as hash, {", ".join(f"{sql} as {each}" for each, sql in counts.items())}
       from (
         select {phrase} as key{mine} from {say.table}
-        where {say.running()} and {self._behind(begun)}
+        where {say.running()} and {self._behind(after_last)}
       ) _a group by 1
     ) _c
   ) _r, (
     select array_agg(_g.key order by _g.key) as first, array_agg(_g.version order by _g.key) as version
-    from {self.table} _g where {self.spans}
+    from {self.table} _g where {self.range_rows}
   ) _s, (
     {known}
   ) _t
@@ -145,7 +146,7 @@ class ClaimByKeyStatements:
     ) _c
   )"""
 
-    def _walk(self, begun: bool, count: str) -> str:
+    def _walk(self, after_last: bool, count: str) -> str:
         """Ready rows, some at a time, each time of keys that come behind: as many as may run at most of a key that has
         many, and else a fixed number.
         """
@@ -158,7 +159,7 @@ class ClaimByKeyStatements:
         few = f"least(coalesce((select most from _rm_known), {most}), {read})"
         step = f"case when _w._rm_place = _w._rm_n then {few} else {read} end"
         return f"""_rm_walk as (
-  select _r.* from {self._rows(self._behind(begun), read)} _r where {self.say.unpaused()}
+  select _r.* from {self._rows(self._behind(after_last), read)} _r where {self.say.unpaused()}
   union all
   select _r.* from (
     select _w._rm_key, {step} as most from _rm_walk _w where _w._rm_n = _w._rm_most
@@ -183,43 +184,43 @@ class ClaimByKeyStatements:
 
     # -- statements
 
-    def claim(self, *, begun: bool = False, loose: int = 0) -> str:
+    def claim(self, *, after_last: bool = False, keyless: int = 0) -> str:
         """$1 how many, $2 the key that was served last where there is one, then worker where it is asked for.
-        ``loose``: for how many rows without a key room is kept.
+        ``keyless``: for how many rows without a key room is kept.
         """
-        say, worker, rated = self.say, self._worker(begun), self.group.rate is not None
+        say, worker, rated = self.say, self._worker(after_last), self.group.rate is not None
         rows, _ = say._match("")
         tokens = ", _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen" if rated else ""
         kept = ", _tokens, _speed, _size" if rated else ""
         seen = ", _seen" if rated else ""
-        steps = f"{self._known(begun, worker)}, {self._walk(begun, self.count)}"
+        steps = f"{self._known(after_last, worker)}, {self._walk(after_last, self.count)}"
         return f"""with recursive {steps}, _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _k._rm_key, {self._stretch()} as _rm_stretch{tokens}
+  select _k._rm_key, {self._range()} as _rm_range{tokens}
   {self._open_rows()}
-  limit (select {self.count}){self._kept_free(loose)}
+  limit (select {self.count}){self._kept_free(keyless)}
 ), _rm_held as materialized (
   -- locked only if nothing has changed since the snapshot
-  select _s._rm_stretch, _l.spot from (select distinct _rm_stretch from _rm_turns) _s cross join _rm_known _i
+  select _s._rm_range, _l.spot from (select distinct _rm_range from _rm_turns) _s cross join _rm_known _i
   left join lateral (
     select _g.ctid as spot from {self.table} _g
-    where {self.spans} and _g.key = _i.first[_s._rm_stretch] and _g.version = _i.version[_s._rm_stretch]
+    where {self.range_rows} and _g.key = _i.first[_s._rm_range] and _g.version = _i.version[_s._rm_range]
     for no key update skip locked
   ) _l on true
 ), _rm_picked as materialized (
   -- as many rows of each key: others, where somebody has the first ones locked
   select _j.*, _h.spot as _spot, _t._rm_key::text as _key{kept} from (
-    select _rm_key, _rm_stretch{kept}{seen}, count(*) as n from _rm_turns group by _rm_key, _rm_stretch{kept}{seen}
+    select _rm_key, _rm_range{kept}{seen}, count(*) as n from _rm_turns group by _rm_key, _rm_range{kept}{seen}
   ) _t
-  join _rm_held _h on _h._rm_stretch = _t._rm_stretch and _h.spot is not null{self._unchanged_key()}
+  join _rm_held _h on _h._rm_range = _t._rm_range and _h.spot is not null{self._unchanged_key()}
   cross join lateral (
     select {rows} from {say.table}
     where {self.dim.within("_t._rm_key")} and {say.ready()}
     order by {self.dim.phrase}, {say.order()} limit _t.n
     for no key update skip locked
   ) _j
-){self._loose(rows, loose if begun else None)}, _rm_chosen as (
-  select {rows} from _rm_picked{self._and_loose(rows)}
+){self._keyless(rows, keyless if after_last else None)}, _rm_chosen as (
+  select {rows} from _rm_picked{self._and_keyless(rows)}
 ){self._bump()}, _rm_taken as (
   update {say.table} set
     {say.assignments(say.claim_set(worker))}
@@ -243,12 +244,12 @@ order by {say.order("_rm_taken.")}"""
     ) _q
   ) _u on true"""
 
-    def _stretch(self) -> str:
-        """SQL for the number of a key's stretch."""
+    def _range(self) -> str:
+        """SQL for the number of a key's range."""
         return 'coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0)'
 
     def _bump(self) -> str:
-        """The stretches that were taken from get another version, and rates fewer tokens."""
+        """Increment the version of the ranges that rows were taken from, and take tokens from rates."""
         now, last = self.say.plain_now(), f", cells = ({self._served_last()})" if self.in_function else ""
         bump = f""", _rm_bump as (
   update {self.table} _g set version = _g.version + 1, touched_at = {now}{last}
@@ -266,17 +267,17 @@ order by {say.order("_rm_taken.")}"""
     refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + (excluded.refilled_at - {now})
 )"""
 
-    def _kept_free(self, loose: int) -> str:
+    def _kept_free(self, keyless: int) -> str:
         """Room for so many rows without a key, as far as there are any."""
-        if not loose:
+        if not keyless:
             return ""
         say = self.say
-        some = f"select 1 from {say.table} where {self.dim.phrase} is null and {say.ready()} limit {loose}"
+        some = f"select 1 from {say.table} where {self.dim.phrase} is null and {say.ready()} limit {keyless}"
         return f" - (select count(*) from ({some}) _e)"
 
-    def _loose(self, rows: str, most: int | None) -> str:
-        """Rows without a key are not held back: they take the room that is left, once all keys have had their turn
-        (``most`` is None), and their share before.
+    def _keyless(self, rows: str, most: int | None) -> str:
+        """Rows without a key are not held back. Once all keys have had their turn (``most`` is None), they take the
+        room that is left; before that, their share.
         """
         if not self.dim.nullable:
             return ""
@@ -290,7 +291,7 @@ order by {say.order("_rm_taken.")}"""
   for no key update skip locked
 )"""
 
-    def _and_loose(self, rows: str) -> str:
+    def _and_keyless(self, rows: str) -> str:
         return f"\n  union all select {rows} from _rm_loose" if self.dim.nullable else ""
 
     def _served_last(self) -> str:
@@ -298,20 +299,20 @@ order by {say.order("_rm_taken.")}"""
         return "select _rm_key::text from _rm_turns order by _rm_key desc limit 1"
 
     def _taken(self) -> str:
-        """What the claim answers with: the rows and their keys, the key that the walk came to, how many stretches there
-        are, if others were met on the way, where any other one begins, and how many rows the walk found, locked
-        ones included. In a row of its own if nothing was taken.
+        """What the claim returns: the rows and their keys; the last key that was read; how many ranges there are; if
+        another session held a range, where some other range starts; and how many rows were read, locked ones included.
+        One row without a job if nothing was taken.
         """
         if self.in_function:
             return "returning *\n)\nselect _rm_taken.* from _rm_taken"
-        columns = self.say.binding.columns
+        columns, inputs = self.say.binding.columns, ", _rm_taken._inputs" if self.say.lane.inputs else ""
         # Any other, and yet the same one each time: a schedule that broke something must break it again.
-        return f"""returning {self.say.names(columns)}, {self.dim.phrase}::text as _rm_of
+        return f"""returning {self.say.names(columns)}{self.say.and_inputs()}, {self.dim.phrase}::text as _rm_of
 )
-select {self.say.names(columns, "_rm_taken.")}, _rm_taken._rm_of, _m.*
+select {self.say.names(columns, "_rm_taken.")}{inputs}, _rm_taken._rm_of, _m.*
 from (
-  select ({self._served_last()}) as _rm_last, coalesce(cardinality(first), 0) as _rm_stretches, (
-    select coalesce(first[1 + ((7 * (version[_rm_stretch] & {_BITS}) + _rm_stretch) % cardinality(first))::int], '')
+  select ({self._served_last()}) as _rm_last, coalesce(cardinality(first), 0) as _rm_ranges, (
+    select coalesce(first[1 + ((7 * (version[_rm_range] & {_BITS}) + _rm_range) % cardinality(first))::int], '')
     from _rm_held where spot is null limit 1) as _rm_elsewhere, (select count(*) from _rm_turns) as _rm_found
   from _rm_known limit 1
 ) _m left join _rm_taken on true"""
@@ -341,11 +342,11 @@ select coalesce((select 0 {self._open_rows()} limit 1), (
   for update skip locked
 ))"""
 
-    # -- the stretches
+    # -- the ranges
 
-    def divide(self, parts: str = str(STRETCHES)) -> str:
-        """Where stretches of like size would begin, but for the first. One pass over what is looked at, so that it
-        does not matter whether there is an index by the key.
+    def range_starts(self, parts: str = str(RANGES)) -> str:
+        """The first keys of ranges of similar size, without the first range. It is one pass, so it needs no index by
+        the key.
         """
         say, phrase = self.say, self.dim.phrase
         ready = f"{say.ready_state()} and {phrase} is not null"
@@ -361,34 +362,36 @@ select coalesce((select 0 {self._open_rows()} limit 1), (
   ) _s where octet_length(_s.key) <= {LONGEST}
 ) _p where _p.part > 1 group by _p.part"""
 
-    def mark_out(self, keys: str) -> str:
-        """Stretches that begin at these keys (a query), where there are none: who makes the first makes them all."""
+    def create_ranges(self, keys: str) -> str:
+        """Create ranges that start at these keys (a query), if there are none. The session that creates the first range
+        creates all of them.
+        """
         lane, now = as_text(self.say.lane.name), self.say.plain_now()
         return f"""with _rm_made as (
   insert into {self.table} (lane, dim, key, version, touched_at, refilled_at)
-  values ({lane}, {as_text(self.span)}, '', {_NEW}, {now}, {now})
+  values ({lane}, {as_text(self.range_dim)}, '', {_NEW}, {now}, {now})
   on conflict do nothing
   returning 1
 )
 insert into {self.table} (lane, dim, key, version, touched_at)
-select {lane}, {as_text(self.span)}, _n.key, {_NEW}, {now} from ({keys}) _n where exists (select 1 from _rm_made)
+select {lane}, {as_text(self.range_dim)}, _n.key, {_NEW}, {now} from ({keys}) _n where exists (select 1 from _rm_made)
 on conflict do nothing"""
 
-    def cut(self) -> str:
-        """More stretches among those that are there, where these are few and not new: all are held, as the snapshot has
-        them, and bumped, so that nobody goes by what they were.
+    def split_ranges(self) -> str:
+        """Add ranges, if there are few and they are not new. All are locked as the snapshot has them, and their
+        versions incremented, so that no claim uses the old bounds.
         """
         lane, now = as_text(self.say.lane.name), self.say.plain_now()
-        fresh = f"select {self._fresh()} from {self.table} where {self.spans}"
+        fresh = f"select {self._fresh()} from {self.table} where {self.range_rows}"
         return f"""with _rm_seen as materialized (
-  select _g.key, _g.version from {self.table} _g where {self.spans}
+  select _g.key, _g.version from {self.table} _g where {self.range_rows}
 ), _rm_mine as materialized (
   select _l.spot from _rm_seen _s cross join lateral (
     select _g.ctid as spot from {self.table} _g
-    where {self.spans} and _g.key = _s.key and _g.version = _s.version
+    where {self.range_rows} and _g.key = _s.key and _g.version = _s.version
     for no key update skip locked
   ) _l
-  where (select count(*) < {STRETCHES} from _rm_seen) and not ({fresh})
+  where (select count(*) < {RANGES} from _rm_seen) and not ({fresh})
 ), _rm_bump as (
   update {self.table} _g set version = _g.version + 1, refilled_at = case when _g.key = '' then {now} end
   where _g.ctid = any(array(select spot from _rm_mine))
@@ -396,23 +399,23 @@ on conflict do nothing"""
   returning 1
 )
 insert into {self.table} (lane, dim, key, version, touched_at)
-select {lane}, {as_text(self.span)}, _n.key, {_NEW}, {now} from ({self.divide()}) _n
+select {lane}, {as_text(self.range_dim)}, _n.key, {_NEW}, {now} from ({self.range_starts()}) _n
 where exists (select 1 from _rm_bump)
 on conflict do nothing"""
 
     def _fresh(self) -> str:
-        """Whether stretches were made a short while ago: few were made when there was little to divide."""
-        age = f"case when count(*) < {STRETCHES} then interval '{_FEW} seconds' else interval '{IDLE} seconds' end"
+        """Whether the ranges were created a short while ago. Few are created when there is little to divide."""
+        age = f"case when count(*) < {RANGES} then interval '{_FEW} seconds' else interval '{IDLE} seconds' end"
         return f"coalesce(max(refilled_at) > {self.say.plain_now()} - {age}, false)"
 
     def lock_all(self) -> str:
-        """Every stretch that nobody else holds."""
-        return f"select 1 from {self.table} where {self.spans} for update skip locked"
+        """Lock every range that no other session has locked."""
+        return f"select 1 from {self.table} where {self.range_rows} for update skip locked"
 
     def count_all(self) -> str:
-        """How many stretches there are, and whether they were made a short while ago."""
-        return f"select count(*), {self._fresh()} from {self.table} where {self.spans}"
+        """How many ranges there are, and whether they were created a short while ago."""
+        return f"select count(*), {self._fresh()} from {self.table} where {self.range_rows}"
 
     def drop_all(self) -> str:
-        """A claim that has seen these takes nothing by them any more."""
-        return f"delete from {self.table} where {self.spans}"
+        """Delete all ranges. A claim that has seen them takes no row."""
+        return f"delete from {self.table} where {self.range_rows}"

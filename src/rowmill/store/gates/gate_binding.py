@@ -1,4 +1,4 @@
-"""A lane's gates bound to its table: keys as SQL, and what stands in tables of the user's own."""
+"""A lane's gates bound to its table: keys as SQL, and settings in the user's own tables."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .rules import GateState
 
 @dataclass(frozen=True)
 class UserTable:
-    """A table of the user's own that a gate reads from or writes to: a row per key."""
+    """A table of the user's own that a gate reads or writes: one row per key."""
 
     rows: GateRows
     table: str
     key: str
     key_type: str
-    #: Column to its type in words.
+    #: The type of each column, as a word.
     types: dict[str, str]
     quote: Callable[[str], str]
 
@@ -58,19 +58,19 @@ class BoundGates:
     phrase: str | None
     #: PostgreSQL's name for the key's type, with its collation.
     kind: str
-    #: Rows may have no key (NULL): they are not held back by these gates.
+    #: Rows may have no key (NULL). These gates do not hold such rows back.
     nullable: bool
     rate: UserTable | None = None
     breaker: UserTable | None = None
 
     @property
     def label(self) -> str:
-        """What stands in the ``dim`` column."""
+        """The value in the ``dim`` column."""
         return self.group.label
 
     @property
     def columns(self) -> BreakerColumns:
-        """Where the user's table has the breaker's state."""
+        """The columns of the user's table that store the breaker's state."""
         assert self.group.breaker is not None
         assert isinstance(self.group.breaker.columns, BreakerColumns)
         return self.group.breaker.columns
@@ -80,38 +80,40 @@ class BoundGates:
         return f"{self.phrase} = {key}::{self.kind}" if self.kind else f"{self.phrase} = {key}"
 
     def within(self, key: str) -> str:
-        """The same as a range. Equality would leave the planner to an index that gives the lane's order alone, and to
-        throw away the rows of all other keys; with a range only an index that begins with the key gives the order.
+        """The same condition as a range.
+
+        With equality the planner could choose an index that only has the lane's order, and discard the rows of all
+        other keys. With a range, only an index that begins with the key gives the order.
         """
         cast = f"{key}::{self.kind}" if self.kind else key
         return f"{self.phrase} >= {cast} and {self.phrase} <= {cast}"
 
     def overlay(self, run: Run, states: dict[str, GateState]) -> dict[str, GateState]:
-        """States with what the user's own tables say of them, by key."""
-        found = dict(states)
+        """Return the states, each with the values from the user's own tables."""
+        overlaid = dict(states)
         for key in states:
             if self.rate is not None and self.group.rate is not None and self.group.rate.source is not None:
                 text = f"select {self.rate.quote(self.group.rate.source.column)} from {self.rate.table}"
                 rows = run(f"{text} where {self.rate.of_first()}", (key,))
                 listed = float(rows[0][0]) if rows and rows[0][0] is not None else None
-                found[key] = replace(found[key], listed=listed)
+                overlaid[key] = replace(overlaid[key], listed=listed)
             if self.breaker is not None:
                 names, own = self.columns, self.breaker
                 text = f"select {own.quote(names.streak)}, {own.until(names.open_until)} from {own.table}"
                 rows = run(f"{text} where {own.of_first()}", (key,))
                 streak, opened = rows[0] if rows else (0, None)
-                found[key] = replace(found[key], streak=streak or 0, open_for=opened)
-        return found
+                overlaid[key] = replace(overlaid[key], streak=streak or 0, open_for=opened)
+        return overlaid
 
 
 class KeylessShare:
-    """Rows without a key have no turn: they take the room that is left, and this share of it however many keys wait."""
+    """Rows without a key have no turn. They get this share of a claim, and the room that keys leave."""
 
     def __init__(self) -> None:
         self._owed = 0.0
 
     def of(self, count: int) -> int:
-        """How many of so many rows are theirs first."""
+        """How many rows of a claim of this size they get first."""
         self._owed = min(self._owed, 1.0) + count / 16
         due = int(self._owed)
         self._owed -= due
@@ -123,7 +125,7 @@ async def bind_gates(
 ) -> tuple[BoundGates, ...]:
     """Resolve a lane's gates against its table; raises DeclarationError for what cannot work."""
     where = f"lane {binding.lane.name!r}, table {binding.table.fullname!r}"
-    found = []
+    bound = []
     for group in binding.lane.groups:
         if group.process is not None and "worker" not in binding.roles:
             raise DeclarationError(
@@ -137,8 +139,8 @@ async def bind_gates(
         if group.breaker is not None and isinstance(names := group.breaker.columns, BreakerColumns):
             wanted = [names.streak, names.open_until, names.last_success_at, names.last_failure_at]
             breaker = await _foreign(database, rows, names.table, names.key, [c for c in wanted if c], where)
-        found.append(BoundGates(group, phrase, kind, nullable, rate, breaker))
-    return tuple(found)
+        bound.append(BoundGates(group, phrase, kind, nullable, rate, breaker))
+    return tuple(bound)
 
 
 def key_phrase(binding: Binding, statements: Statements, by: str) -> str:
@@ -155,7 +157,7 @@ async def _key(
     phrase, nullable = key_phrase(binding, statements, by), by not in binding.table.c or binding.nullable(by)
 
     def verb(run: Run) -> tuple[str, bool]:
-        # Keys are compared and put in order, which not every type can be.
+        # Keys are compared and sorted, which some types do not support.
         run(f"select 1 from {statements.table} where {phrase} > {phrase} limit 0", ())
         return rows.key_kind(run, phrase, statements.table)
 

@@ -1,7 +1,7 @@
-"""What gates learn from how runs ended: streaks, refusals and delays, written beside the outcomes.
+"""What gates learn from how runs ended: streaks, refusals and delays, written together with the outcomes.
 
-The gate rows are locked first, in the order of their keys, and written from what then stands in them: what two
-workers learn at the same moment adds up.
+The gate rows are locked first, in the order of their keys, and updated from their locked values. So the changes of two
+concurrent workers add up.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .rules import Ended, GateState, Learned, learn
 if TYPE_CHECKING:
     from ..lane.lane_store import LaneStore
 
-#: The row in which a lane's pauses stand, and the reason of one that an outcome asked for.
+#: The row that stores a lane's pauses, and the reason of a pause that an outcome asked for.
 LANE_SPOT: Spot = ("", "")
 ASKED_TO_WAIT = "the other side asked to wait"
-#: A success that changes nothing else is not written more often than this, in seconds.
+#: Seconds between two writes for successes that change nothing else.
 _SUCCESS_EVERY = 1.0
 
 
 @dataclass(frozen=True)
 class BreakerChange:
-    """A breaker that opened, or closed again."""
+    """A breaker that opened or closed."""
 
     dim: str
     key: str
@@ -39,7 +39,7 @@ class BreakerChange:
 
 
 class GateLearning:
-    """The notes of one lane in this worker."""
+    """What this worker has to record for the gates of one lane."""
 
     def __init__(self, store: LaneStore, dims: Sequence[BoundGates], rows: GateRows) -> None:
         self.store, self.dims, self.rows = store, {dim.label: dim for dim in dims}, rows
@@ -52,14 +52,16 @@ class GateLearning:
         self._turned: list[BreakerChange] = []
 
     async def hear(self, settlements: Sequence[Settlement]) -> None:
-        """Where some failed, learn before they are written: from then on others may start in their place, and must not
-        where this was the one too many. Whether the claims still hold is no matter: the runs did fail.
+        """Learn from failures before their outcomes are written.
+
+        Once an outcome is written, another row may start in its place. It must not start if this failure opened the
+        breaker. Lost claims count, too: their runs did fail.
         """
         if any(s.kind != "done" and (s.word or s.closes is not None) and not s.heard for s in settlements):
             self._turned += await self._note([s for s in settlements if not s.heard])
 
     async def note(self, settlements: Sequence[Settlement]) -> list[BreakerChange]:
-        """Learn from the rest of these, in this order; what turned since the last time."""
+        """Learn from the remaining settlements, in order. Returns the breakers that changed since the last call."""
         if not self._learns and not self._turned and all(s.closes is None for s in settlements):
             return []
         self._turned += await self._note([s for s in settlements if not s.heard])
@@ -73,7 +75,7 @@ class GateLearning:
         return turned
 
     async def _learn_from(self, settlements: Sequence[Settlement]) -> list[BreakerChange]:
-        if not self._learns:  # nothing but a refusal with a time tells these gates anything
+        if not self._learns:  # these gates learn only from a refusal with a time
             settlements = [s for s in settlements if s.closes is not None]
         ends: dict[Spot, list[Ended]] = {}
         lane_for = max(
@@ -96,7 +98,7 @@ class GateLearning:
                 if end.word is not None or end.closes is not None:
                     ends.setdefault((label, key), []).append(end)
         if plain := self._plain(ends):
-            # Nothing to write where a key is well; but a streak that others have seen is ended.
+            # A success of a healthy key writes nothing, but it ends a streak that another worker has recorded.
             states = await self.store.database.read(lambda run: self._read(run, plain))
             for spot in plain:
                 if spot not in states or not states[spot].streak:
@@ -106,8 +108,8 @@ class GateLearning:
         return await self.store.database.transact(lambda run: self._write(run, ends, lane_for))
 
     def _plain(self, ends: dict[Spot, list[Ended]]) -> list[Spot]:
-        """Keys of which nothing but success is known, and that was written a moment ago."""
-        now, found = time.monotonic(), []
+        """Keys with nothing but successes, where the last write is recent."""
+        now, entries = time.monotonic(), []
         if len(self._successes) > 100_000:
             self._successes.clear()
         for spot, several in ends.items():
@@ -115,10 +117,10 @@ class GateLearning:
             if any(end.word or end.closes is not None for end in several) or (rate is not None and rate.adaptive):
                 self._successes.pop(spot, None)
             elif now - self._successes.get(spot, -_SUCCESS_EVERY) < _SUCCESS_EVERY:
-                found.append(spot)
+                entries.append(spot)
             else:
                 self._successes[spot] = now
-        return found
+        return entries
 
     def _read(self, run: Run, spots: Sequence[Spot]) -> dict[Spot, GateState]:
         states = self.rows.read(run, spots)
@@ -149,7 +151,7 @@ class GateLearning:
         return turned
 
     def write_own(self, run: Run, dim: BoundGates, key: str, learned: Learned) -> None:
-        """A breaker whose state stands in the user's own table is written there, and there only."""
+        """Write the state of a breaker that is stored only in the user's own table."""
         own, names = dim.breaker, dim.columns
         assert own is not None
         written: list[str] = []

@@ -1,7 +1,8 @@
 """The rows of ``rowmill_gates``: read, locked and written, on both databases.
 
-Each claim that takes from a key, or changes its state, writes its row and increments ``version``. So a claim knows
-that nothing has changed since it looked. (Under gates by one key, claims write the rows of stretches instead.)
+A claim that takes rows of a key, or changes its state, writes the key's row and increments ``version``. Another claim
+compares the version to see that nothing changed since it read the row. (With all gates on one key, claims write the
+rows of ranges instead.)
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from ..database import Database, Run
 from .rules import GateState
 
 Spot = tuple[str, str]  # dim, key
-#: A pause without an end: seconds further off than any end that was meant, and what then stands in the row.
+#: A pause without an end: more seconds than any real pause has left, and the value in the row.
 ENDLESS = 1e11
 _ENDLESS_FROM, _NEVER = 3e10, "9999-12-31 00:00:00"
-#: Bytes of a key beyond which no index of PostgreSQL takes it: its rows are not let through, and hold nobody else up.
+#: PostgreSQL cannot index a key with more bytes than this. Rows with such a key are not claimed, and block no
+#: others.
 LONGEST = 2000
-#: Types of which equal values may be written differently (1.0 and 1.00), or one value by two sessions.
+#: Types with several spellings of equal values (1.0 and 1.00), or of one value in two sessions.
 _LOOSE = ("numeric", "float4", "float8", "interval", "timestamptz", "jsonb", "citext", "record")
 _FORMAT = "'%Y-%m-%d %H:%M:%f'"
-#: What may be written: plainly, or as a time so many seconds from now.
+#: Fields that may be written: as they are, or as a time this many seconds from now.
 _PLAIN = {"tokens": "double precision", "delay": "double precision", "cells": "text", "streak": "integer",
           "reason": "text", "most": "integer"}  # fmt: skip
 _TIMES = ("open_until", "closed_until", "paused_until", "paused_at", "last_success_at",
@@ -36,7 +38,7 @@ _TIMES = ("open_until", "closed_until", "paused_until", "paused_at", "last_succe
 
 @dataclass
 class GateChange:
-    """What is to stand in a gate's row; None empties it. Times are seconds from now, ``refilled_at`` since 1970."""
+    """New values for a gate's row; None clears a value. Times are seconds from now, ``refilled_at`` since 1970."""
 
     dim: str
     key: str
@@ -52,21 +54,21 @@ class GateRows:
 
     @staticmethod
     def open(database: Database, clock: Clock, lane: str) -> GateRows:
-        """The rows of a lane, as this database has them."""
+        """The rows of a lane, for this database's dialect."""
         return _BY_DIALECT[database.dialect.name](database, clock, lane)
 
-    # -- time, told by the database
+    # -- time, by the database's clock
 
     def now(self) -> str:
-        """The database's time, as these rows hold it: on PostgreSQL when the transaction began."""
+        """The database's time, in the format of these rows. On PostgreSQL: the start of the transaction."""
         raise NotImplementedError
 
     def present(self) -> str:
-        """The time as it goes on within a transaction, which may have waited for a lock."""
+        """The current time, which advances within a transaction: a transaction may have waited for a lock."""
         return self.now().replace("now()", "clock_timestamp()")
 
     def until(self, column: str) -> str:
-        """Seconds from the present to a column's time; negative where it is past."""
+        """Seconds from the present to a column's time; negative if it is past."""
         raise NotImplementedError
 
     def after(self, seconds: str) -> str:
@@ -81,16 +83,16 @@ class GateRows:
         """The present in seconds since 1970."""
         raise NotImplementedError
 
-    #: What stands in the row of a pause without an end.
+    #: The value in the row of a pause without an end.
     never: str
 
     def endless(self) -> str:
-        """The condition for a pause that has no end."""
+        """The condition for a pause without an end."""
         return f"{self.until('paused_until')} > {_ENDLESS_FROM}"
 
     @staticmethod
     def left(seconds: float) -> float:
-        """The seconds that ``until`` gave for a pause, infinite where it has no end."""
+        """The seconds that ``until`` returned for a pause; infinite if it has no end."""
         return math.inf if seconds > _ENDLESS_FROM else seconds
 
     def epoch(self, run: Run) -> float:
@@ -104,14 +106,14 @@ class GateRows:
     # -- read
 
     def fields(self, g: str = "") -> str:
-        """What ``state`` is made from; ``g`` is the row's alias with a dot."""
+        """The columns that ``state`` reads; ``g`` is the row's alias with a dot."""
         times = [self.until(g + name) for name in ("refilled_at", "open_until", "closed_until", "paused_until")]
         plain = [g + name for name in ("dim", "key", "version", "tokens", "delay", "streak", "reason", "most", "cells")]
         return ", ".join([*plain, *times, self._epoch()])
 
     @staticmethod
     def state(row: Sequence[Any]) -> tuple[Spot, GateState]:
-        """A row of ``fields``, as words."""
+        """A row of ``fields`` as a key and a state."""
         dim, key, version, tokens, delay, streak, reason, most, cells, refilled, opened, closed, paused, at = row
         paused = GateRows.left(paused) if paused is not None else None
         state = GateState(
@@ -132,34 +134,36 @@ class GateRows:
         return (dim, key), state
 
     def read(self, run: Run, spots: Iterable[Spot], *, lock: str = "") -> dict[Spot, GateState]:
-        """These rows, as far as they are there; ``lock``: PostgreSQL's words for how they are locked."""
+        """Read these rows, if they exist; ``lock``: PostgreSQL's locking clause."""
         raise NotImplementedError
 
     def lock(self, run: Run, spots: Iterable[Spot], *, wait: bool) -> dict[Spot, GateState]:
-        """These rows, made where they are missing, and held until the transaction ends.
+        """Lock these rows until the transaction ends, and create those that are missing.
 
-        Without ``wait`` those that somebody else holds are left out. All who wait do so in the order of the key.
+        Without ``wait``, rows that another transaction has locked are left out. All that wait lock in the order of the
+        key.
         """
         wanted = sorted(dict.fromkeys(spots))
         if not wanted:
             return {}
         lock = "for no key update" + ("" if wait else " skip locked")
-        found = self.read(run, wanted, lock=lock)
-        missing = [spot for spot in wanted if spot not in found]
+        states = self.read(run, wanted, lock=lock)
+        missing = [spot for spot in wanted if spot not in states]
         if missing:
-            # Of two that make them at the first use, the second waits in the insert until the first has committed.
+            # If two transactions create them at the same time, the second one waits in the insert for the first one's
+            # commit.
             self.make(run, missing)
-            found |= self.read(run, missing, lock=lock)
-        return found
+            states |= self.read(run, missing, lock=lock)
+        return states
 
     def make(self, run: Run, spots: Sequence[Spot]) -> None:
-        """Rows for keys that have none."""
+        """Create rows for keys that have none."""
         raise NotImplementedError
 
     # -- write
 
     def write(self, run: Run, changes: Iterable[GateChange]) -> None:
-        """Write rows that are held (``lock``), and bump their versions."""
+        """Write rows that this transaction has locked (``lock``), and increment their versions."""
         alike: dict[tuple[str, ...], list[GateChange]] = {}
         for change in changes:
             alike.setdefault(tuple(sorted(change.values)), []).append(change)
@@ -167,7 +171,7 @@ class GateRows:
             self._write_alike(run, names, group)
 
     def _write_alike(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
-        """Write changes that all have values for these columns."""
+        """Write changes that set the same columns."""
         raise NotImplementedError
 
     def _assigned(self, names: Sequence[str], marks: Sequence[str], version: str) -> str:
@@ -181,7 +185,7 @@ class GateRows:
         return ", ".join(parts)
 
     def _moment(self, name: str, mark: str) -> str:
-        if name == "refilled_at":  # of the very moment at which its tokens were told
+        if name == "refilled_at":  # the moment at which the tokens were counted
             return self.at(mark)
         if name != "paused_until":
             return self.after(mark)
@@ -190,17 +194,18 @@ class GateRows:
     # -- keys, and tables of the user's own
 
     def too_long(self, key: str) -> bool:
-        """Whether no index takes this key: its rows are not let through, and hold nobody else up."""
+        """Whether the key is too long for an index. Its rows are not claimed, and block no others."""
         raise NotImplementedError
 
     def key_kind(self, run: Run, phrase: str, table: str) -> tuple[str, bool]:
-        """The type of a key as SQL, empty where types are not told; and whether equal keys may be written differently:
-        each would have a gate's row, and a limit, of its own. The database does not look at a row.
+        """Return the SQL type of a key (empty if not needed), and whether equal keys may have several spellings.
+
+        Each spelling would have its own gate row, and so its own limit. The check reads no rows.
         """
         raise NotImplementedError
 
     def time_kinds(self, types: dict[str, str], kinds: dict[str, Any]) -> dict[str, str]:
-        """How the columns of a user's table hold times, as ``until_in`` and ``after_in`` take it."""
+        """How the columns of a user's table store times, as ``until_in`` and ``after_in`` expect it."""
         raise NotImplementedError
 
     def until_in(self, name: str, kind: str) -> str:
@@ -208,12 +213,12 @@ class GateRows:
         raise NotImplementedError
 
     def after_in(self, kind: str, seconds: str) -> str:
-        """The time so many seconds from the present, as a column of a user's table holds it."""
+        """The time this many seconds from now, in the format of a column of a user's table."""
         raise NotImplementedError
 
 
 class PostgresGateRows(GateRows):
-    """Many rows are read and written in one statement; keys are compared in their own type and collation."""
+    """Reads and writes many rows in one statement; compares keys in their own type and collation."""
 
     never = f"timestamptz '{_NEVER}Z'"
 
@@ -274,7 +279,7 @@ left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
 where t.oid = $1::text::regtype"""
         loose = loose or any(name in _LOOSE for name in run(text, (kind,))[0])
         kind = "bpchar" if kind == "character" else kind
-        # The gate's key has an order of its own; without the column's no index on the column could be used.
+        # The gate's key has its own collation. Without the column's collation, no index on the column could be used.
         return f"{kind} collate {collation}" if collation else kind, loose
 
     def time_kinds(self, types: dict[str, str], kinds: dict[str, Any]) -> dict[str, str]:
@@ -290,7 +295,7 @@ where t.oid = $1::text::regtype"""
 
 
 class SqliteGateRows(GateRows):
-    """One writer at a time, so nothing is locked; rows are read and written one by one."""
+    """SQLite has one writer at a time, so nothing is locked. Rows are read and written one by one."""
 
     never = f"'{_NEVER}'"
 
@@ -358,6 +363,6 @@ def _as_json(spots: Iterable[Spot]) -> str:
 
 
 def as_text(value: str) -> str:
-    """Text as SQL, whatever is in it and whatever the server's settings are."""
+    """Text as an SQL literal, safe for any content and any server settings."""
     quoted = value.replace("'", "''")
     return "E'" + quoted.replace("\\", "\\\\") + "'" if "\\" in value else f"'{quoted}'"

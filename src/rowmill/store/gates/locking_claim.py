@@ -1,8 +1,8 @@
-"""The gated claim, whatever the gates look at: one transaction that walks the keys, locks, counts and takes.
+"""The gated claim for any gates: one transaction that walks the keys, locks, counts and takes.
 
-A unit is what the gates of a lane see of a row: its keys, one for each group of gates. Units take turns. For each
-step the gate rows of some units are locked first and the running rows counted after that, so that what is counted
-holds until the commit; nobody else claims of these keys meanwhile. On SQLite one writer at a time does the same.
+A unit is what the gates of a lane see of a row: its keys, one for each group of gates. Units take turns. Each step
+first locks the gate rows of some units and then counts the running rows. So the count stays valid until the commit; no
+other claim takes rows of these keys before that. On SQLite the single writer has the same effect.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ..lane.lane_store import LaneStore
 
 Unit = tuple[Any, ...]
-#: Units locked in one step, and looked at in one claim at most; the rest has its turn in the next.
+#: Units locked in one step, and units read by one claim at most. The next claim continues with the rest.
 _STEP, _MOST = 32, 2048
-#: Rows held back by what runs are looked for again after this, where no time is known.
+#: Seconds after which rows that running rows hold back are checked again, if no time is known.
 HELD_AGAIN, _LEAST_WAIT = 1.0, 0.005
 
 
@@ -37,13 +37,13 @@ class LockingClaim:
         self.store, self.rows, self.say = store, rows, store.statements
         self.keyed = [dim for dim in dims if dim.phrase is not None]
         self.whole = [dim for dim in dims if dim.phrase is None]
-        #: The unit served last, by which of its keys are there.
+        #: The last unit that got rows, by the keys that its rows have.
         self._last: dict[tuple[BoundGates, ...], Unit] = {}
         self.share = KeylessShare()
         self._kind = _BY_DIALECT[store.database.dialect.name]
 
     async def claim(self, count: int) -> list[Claim]:
-        """Rows of as many units as it takes."""
+        """Claim rows of as many units as needed."""
         began = time.monotonic()
         step = await self.store.database.transact(
             lambda run: self._kind(self, run, count).take(), tolerant=self.store.tolerant
@@ -57,20 +57,20 @@ class LockingClaim:
         return claims
 
     def text(self, key: tuple[Any, ...], render: Callable[[], str]) -> str:
-        """A statement is rendered once, and again when what makes a row ready, or a test's time, has changed."""
+        """Return a cached statement. It is rendered again when the ready condition, or a test's clock, has changed."""
         texts, full = self.store._texts, (("gates", *key), self.store.clock.shift, self.store.passed.version)
         if full not in texts:
             texts[full] = render()
         return texts[full]
 
     def presences(self) -> Iterator[tuple[BoundGates, ...]]:
-        """Which keys a row may have: all of them; and, where a key may be NULL, the others alone."""
+        """The combinations of keys that rows may have: all keys and, if keys may be NULL, each smaller set."""
         for chosen in itertools.product(*([True, False] if dim.nullable else [True] for dim in self.keyed)):
             yield tuple(dim for dim, there in zip(self.keyed, chosen, strict=True) if there)
 
 
 class _Claim:
-    """One claim under way."""
+    """One claim in progress."""
 
     def __init__(self, walk: LockingClaim, run: Run, count: int) -> None:
         self.walk, self.run, self.count = walk, run, count
@@ -82,7 +82,7 @@ class _Claim:
         self._why: dict[Spot, Allowed] = {}
         self._states: dict[Spot, GateState] = {}
         self._used: dict[Spot, int] = {}
-        #: Keys as the table has them: SQLite does not compare a number with its text.
+        #: Keys as the table stores them: on SQLite a number is not equal to its text.
         self._raw: dict[Spot, Any] = {}
 
     @property
@@ -90,10 +90,11 @@ class _Claim:
         return self.count - len(self.rows)
 
     def take(self) -> _Claim:
-        """Walk until there is enough, or nothing more."""
+        """Walk until the claim is full or nothing is left."""
         if not self.run(self.walk.text(("unpaused",), lambda: f"select 1 where {self.say.unpaused()}"), ()):
             return self
-        # The whole lane's row is the first in order, and is waited for: a claim that left it out could take nothing.
+        # The lane's own gate row comes first in the lock order. The claim waits for it: without it, it could take
+        # nothing.
         whole = [(dim.label, "") for dim in self.walk.whole]
         self._hold(self.walk.whole, whole, wait=True)
         if all(self._room[spot] > 0 for spot in whole):
@@ -111,7 +112,7 @@ class _Claim:
         return self
 
     def _walk(self, present: tuple[BoundGates, ...]) -> None:
-        """Units from the one served last on, and then around."""
+        """Walk the units after the one that got rows last, then those from the start up to it."""
         start = self.walk._last.get(present) if present else None
         for after, until in [(start, None), (None, start)] if start is not None else [(None, None)]:
             while self.left > 0 and self._walked < _MOST:
@@ -140,7 +141,8 @@ class _Claim:
                 room = min((self._room.get(spot, 0.0) for spot in spots), default=math.inf)
                 most = int(min(room, left))
                 if most <= 0:
-                    if left > 0:
+                    # What is kept for others of this step may come back: they may have fewer rows.
+                    if left > 0 and not asked:
                         self._note_wait(spots)
                         open_units.remove(i)
                     continue
@@ -163,14 +165,14 @@ class _Claim:
                     open_units.remove(i)
 
     def _note_wait(self, spots: Sequence[Spot]) -> None:
-        """Rows of this unit are ready and held back: by what, until when."""
+        """Rows of this unit are ready but held back: record how long to wait."""
         waits = []
         for spot in spots:
             if self._room.get(spot, 0.0) > 0:
                 continue
             allowed = self._why.get(spot)
             if allowed is None:
-                waits.append(0.02)  # somebody else has the key at this moment
+                waits.append(0.02)  # another session holds the key at this moment
             elif self._used.get(spot) or allowed.most > 0:
                 waits.append(self._next_token(spot))
             else:
@@ -179,7 +181,7 @@ class _Claim:
         self.wait = wait if self.wait is None else min(self.wait, wait)
 
     def _next_token(self, spot: Spot) -> float:
-        """This very claim took what there was: when the next comes."""
+        """This claim took all tokens: return the seconds until the next one."""
         group = next(dim.group for dim in (*self.walk.keyed, *self.walk.whole) if dim.label == spot[0])
         if group.rate is not None and (force := rate_in_force(group.rate, self._states[spot])) and force[0] > 0:
             return min((1.0 + LAG_SHARE) / force[0], HELD_AGAIN)
@@ -190,7 +192,7 @@ class _Claim:
     # -- gate rows
 
     def _hold(self, dims: Sequence[BoundGates], spots: list[Spot], *, wait: bool) -> None:
-        """Lock gate rows, then count what runs, then say how many may start."""
+        """Lock gate rows, then count running rows, then compute how many may start."""
         if not spots:
             return
         long = [spot for spot in spots if self.gate_rows.too_long(spot[1])]
@@ -208,7 +210,7 @@ class _Claim:
             self._room.setdefault(spot, 0.0)
 
     def _running(self, dim: BoundGates, keys: list[str]) -> dict[str, tuple[int, int]]:
-        """Running rows by key, and those of this process among them; where a gate asks for it."""
+        """Running rows by key, and how many of them this process runs, if a gate needs that."""
         if not keys or not (dim.group.counts_running or dim.group.process is not None):
             return {}
         text = self.walk.text(("count", dim.label), lambda: self._count(dim))
@@ -225,11 +227,11 @@ class _Claim:
         raise NotImplementedError
 
     def _count(self, dim: BoundGates) -> str:
-        """The statement that counts what runs, and which of it this worker runs."""
+        """The statement that counts the running rows, and how many of them this worker runs."""
         raise NotImplementedError
 
     def _count_all(self, dim: BoundGates, worker_mark: str) -> str:
-        """The same whatever the key."""
+        """The same count without a key."""
         say = self.say
         worker = say.roles.get("worker") if dim.group.process is not None else None
         mine = f"count(case when {say.name(worker)} = {worker_mark} then 1 end)" if worker else "0"
@@ -240,14 +242,14 @@ class _Claim:
         groups = {dim.label: dim.group for dim in (*self.walk.whole, *self.walk.keyed)}
         taken = {spot: used for spot, used in self._used.items() if used}
         timed = any(groups[label].rate or groups[label].pace for label, _ in taken)
-        # When the rows are taken, and so none before their claimed_at.
+        # The time at which the rows are taken: never earlier than their claimed_at.
         now = self.gate_rows.epoch(self.run) if timed else 0.0
         for (label, key), used in sorted(taken.items()):
             change, state = GateChange(label, key, {"touched_at": 0.0}), self._states[label, key]
             if (rate := groups[label].rate) is not None:
                 tokens = tokens_now(rate, state)
                 if tokens < math.inf:
-                    # A refill that was put off, or that another clock reading had further on, stays there.
+                    # Keep a refill time that was delayed, or that another clock reading moved further ahead.
                     delay = max(-state.elapsed, 0.0) + refill_delay(rate, state, now - state.at)
                     change.values |= {"tokens": tokens - used, "refilled_at": state.at + delay}
             if (pace := groups[label].pace) is not None:
@@ -275,17 +277,17 @@ class _Claim:
         raise NotImplementedError
 
     def _next_units(self, present: tuple[BoundGates, ...], after: bool, until: bool) -> str:
-        """The statement of ``_units``: whether it comes behind a unit, and ends with one."""
+        """The statement of ``_units``. ``after`` and ``until``: whether it starts after a unit, and ends with one."""
         raise NotImplementedError
 
     def _of_units(self, present: tuple[BoundGates, ...]) -> tuple[str, list[str]]:
-        """The parts of a unit, and the conditions for a ready row that has just these keys."""
+        """The parts of a unit, and the conditions for a ready row that has exactly these keys."""
         tests = [self.say.ready(), *(f"{dim.phrase} is not null" for dim in present if dim.nullable)]
         tests += [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
         return ", ".join(str(dim.phrase) for dim in present), tests
 
     def _take(self, present: tuple[BoundGates, ...], asked: list[tuple[Unit, int]]) -> list[list[Any]]:
-        """Claim up to so many rows of each unit; the rows of each, in order."""
+        """Claim up to this many rows of each unit. Returns the rows of each unit, in order."""
         absent = [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
         return self.store.take_units(self.run, present, absent, asked)
 
@@ -301,7 +303,7 @@ class _PostgresClaim(_Claim):
         return {key: (running, mine) for key, running, mine in rows}
 
     def _count(self, dim: BoundGates) -> str:
-        """$1 the keys, if any, then worker if it is asked for."""
+        """$1: the keys, if any; then the worker, if needed."""
         if dim.phrase is None:
             return self._count_all(dim, "$1::text")
         return f"""select s.key, r.* from jsonb_array_elements_text($1::text::jsonb) as s(key)
@@ -313,7 +315,7 @@ cross join lateral ({self._count_all(dim, "$2::text")} and {dim.matches("s.key")
         return [tuple(row) for row in self.run(text, (most, *(after or ()), *(until or ())))]
 
     def _next_units(self, present: tuple[BoundGates, ...], after: bool, until: bool) -> str:
-        """$1 how many, then the parts of the units to come behind, and to end with."""
+        """$1: how many units; then the parts of the unit to start after, and of the unit to end with."""
         say, width = self.say, len(present)
         names, tests = self._of_units(present)
         marks = [f"${i}::text::{present[(i - 2) % width].kind}" for i in range(2, 2 + 2 * width)]
@@ -332,7 +334,7 @@ select {", ".join(f"k{i}::text" for i in range(width))} from k limit $1::bigint"
 
 
 class _SqliteClaim(_Claim):
-    """One statement for each key: there is no round trip to save."""
+    """One statement for each key: SQLite has no round trip to save."""
 
     def _worker_value(self, dim: BoundGates) -> Any:
         return {"worker": self.store.worker}
@@ -359,14 +361,14 @@ class _SqliteClaim(_Claim):
             rows = self.run(text, values | {f"u{i}": part for i, part in enumerate(until or ())})
             if not rows:
                 break
-            if after is None:  # from the second on there is one to come behind
+            if after is None:  # from the second unit on, there is one to start after
                 return [tuple(rows[0]), *self._units(present, tuple(rows[0]), until, most - 1)]
             after = tuple(rows[0])
             units.append(after)
         return units
 
     def _next_units(self, present: tuple[BoundGates, ...], after: bool, until: bool) -> str:
-        """One unit. The parts of the one to come behind are :a0 and so on, of the one to end with :u0."""
+        """One unit. The parts of the unit to start after are :a0 and so on, of the unit to end with :u0."""
         names, tests = self._of_units(present)
         behind, end = (", ".join(f":{letter}{i}" for i in range(len(present))) for letter in "au")
         tests += [f"({names}) <= ({end})"] if until else []

@@ -1,6 +1,6 @@
-"""Pauses: of an environment, of a lane, or of one key of a lane's gates. Each stands in a row of ``rowmill_gates``.
+"""Pauses of an environment, of a lane, or of one key of a lane's gates. Each is a row of ``rowmill_gates``.
 
-A pause keeps rows from being claimed. What runs goes on; nothing of the rows themselves is written.
+A pause keeps rows from being claimed. Running rows continue. A pause writes nothing to the rows themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..lane.lane_store import LaneStore
 from ..own import schema
 from .gate_rows import ENDLESS, GateChange, GateRows
 
-#: Pauses that are listed at most, and ready rows that are counted at most.
+#: The most pauses that are listed, and the most ready rows that are counted.
 _LISTED, COUNTED = 200, 10_000
 
 
@@ -37,7 +37,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause that stands. ``since`` is seconds ago; ``left`` seconds to its end, infinite where it has none."""
+    """An active pause. ``since`` is seconds ago; ``left`` is the seconds until it ends, infinite if it has no end."""
 
     target: Target
     reason: str | None
@@ -47,14 +47,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What is left of a lane when a drain ends: ready rows (``COUNTED`` at most), and what keeps them."""
+    """The rest of a lane when a drain ends: ready rows (``COUNTED`` at most), and which pauses hold them back."""
 
     count: int
     why: str
 
 
 async def ensure_gates(database: Database) -> bool:
-    """Make the table that pauses and gates stand in; whether it was missing. Raises where the role may not."""
+    """Create the table of pauses and gates. Returns whether it was missing; raises if the role may not create it."""
     if (await schema.taken(database)).has(schema.GATES):
         return False
     own = await schema.ensure(database)
@@ -67,14 +67,14 @@ async def ensure_gates(database: Database) -> bool:
 
 
 async def standing(database: Database, clock: Clock, lanes: Iterable[str]) -> list[Pause]:
-    """The pauses of an environment and of these lanes that have not ended: the environment's first, keys last."""
+    """The active pauses of an environment and of these lanes: the environment's first, those of keys last."""
     if not (await schema.taken(database)).has(schema.GATES):
         return []
     return await database.read(lambda run: read_standing(run, GateRows.open(database, clock, ""), lanes))
 
 
 def read_standing(run: Run, rows: GateRows, lanes: Iterable[str]) -> list[Pause]:
-    """The same where the table is known to be there."""
+    """The same, for when the table is known to exist."""
     listed = ", ".join(rows.literal(lane) for lane in ("", *lanes))
     text = f"""select lane, dim, key, reason, {rows.until("paused_at")}, {rows.until("paused_until")}
 from {rows.table} where paused_until > {rows.now()} and lane in ({listed})
@@ -90,7 +90,7 @@ def _pause(target: Target, reason: str | None, at: float | None, until: float) -
 async def pause(
     database: Database, clock: Clock, target: Target, reason: str | None, end: timedelta | datetime | None
 ) -> Pause:
-    """Pause from now on, until ``end``, or until somebody resumes. One that is paused already gets this end."""
+    """Pause from now until ``end``, or until it is resumed. If it is paused already, the pause gets this end."""
 
     def verb(run: Run) -> Pause:
         rows = GateRows.open(database, clock, target.lane)
@@ -113,7 +113,7 @@ async def pause(
 
 
 async def resume(database: Database, clock: Clock, target: Target) -> Pause | None:
-    """End a pause. The pause that stood, if one did."""
+    """End a pause. Returns the pause that was active, or None."""
     if not (await schema.taken(database)).has(schema.GATES):
         return None
 
@@ -130,7 +130,7 @@ async def resume(database: Database, clock: Clock, target: Target) -> Pause | No
 
 
 def read_one(run: Run, rows: GateRows, target: Target) -> list[Pause]:
-    """The pause of this very target, if one stands."""
+    """The active pause of exactly this target, if there is one."""
     spot = " and ".join(f"{name} = {rows.literal(getattr(target, name))}" for name in ("lane", "dim", "key"))
     text = f"""select reason, {rows.until("paused_at")}, {rows.until("paused_until")} from {rows.table}
 where {spot} and paused_until > {rows.now()}"""
@@ -138,7 +138,7 @@ where {spot} and paused_until > {rows.now()}"""
 
 
 async def held_back(store: LaneStore) -> HeldBack | None:
-    """Where nothing of a lane runs and every ready row is paused without end: those rows. None: some may still run."""
+    """The ready rows of a lane if no row runs and every ready row is paused without end; None if rows may still run."""
     if store.statements.gates is None:
         return None
     rows, say = GateRows.open(store.database, store.clock, store.lane.name), store.statements
@@ -154,7 +154,8 @@ async def held_back(store: LaneStore) -> HeldBack | None:
         if any(not pause.target.dim for pause in endless):
             tests.append("1 = 0")
         for dim in dims:
-            # Outside of the inner select: a column of the user's may have the name of one of the gate's.
+            # Outside the inner select: a column of the user's table may have the same name as one of the gate's
+            # columns.
             paused = f"""select key from {rows.table} where lane = {rows.literal(rows.lane)}
   and dim = {rows.literal(dim.label)} and paused_until > {rows.now()} and {rows.endless()}"""
             tests.append(f"coalesce(cast({dim.phrase} as text) not in ({paused}), true)")

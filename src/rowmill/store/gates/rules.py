@@ -1,6 +1,6 @@
-"""What a gate's row lets through, and what it learns from how runs ended: arithmetic alone, on values.
+"""What a gate's row allows, and what it learns from how runs ended: only arithmetic, on values.
 
-The claim on PostgreSQL says the same in SQL; a test holds the two against each other.
+The claim on PostgreSQL has the same rules in SQL; a test compares the two.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 
 from ...declare.gates import Breaker, Group, Rate
 
-#: A window is counted in this many cells; one that is partly over still counts whole, so no window is ever exceeded.
+#: The number of cells in a window. A cell that is partly over counts in full, so no window is ever exceeded.
 _CELLS = 60
-#: A full bucket begins to refill this much later: a run starts a moment after its row was taken. One of a single token
-#: is full whenever it is taken from, and so loses no more than this share of its time.
+#: Seconds by which the refill of a full bucket starts later, because a run starts a moment after its row was
+#: claimed. A bucket for a single token is full at every claim, so it loses at most this share of its time.
 START_LAG, LAG_SHARE = 0.025, 0.02
-#: A token that lacks less than this is there: seconds are kept in binary fractions.
+#: A token is complete if it lacks less than this: seconds are binary fractions.
 SLACK = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class GateState:
-    """A gate's row as it stands; its times as seconds from the database's now, past ones negative."""
+    """The state of a gate's row; times are seconds from the database's now, and past times are negative."""
 
     key: str = ""
     version: int = 0
-    #: When it was read, by the database, in seconds since 1970.
+    #: When the database read it, in seconds since 1970.
     at: float = 0.0
     tokens: float | None = None
     #: Seconds since ``tokens`` was written.
@@ -41,13 +41,13 @@ class GateState:
     reason: str | None = None
     most: int | None = None
     cells: str | None = None
-    #: What the user's own table says: the rate in force (None: no limit there).
+    #: Values from the user's own table: the rate in force (None: no limit there).
     listed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """How many more rows of a key may start; where none, what holds them back and for how long (None: not by time)."""
+    """How many more rows of a key may start. If none: what holds them back, and for how long (None: not by time)."""
 
     most: float
     why: str = ""
@@ -67,7 +67,7 @@ class Window:
 
     @classmethod
     def read(cls, seconds: float, text: str | None, now: float) -> Window:
-        """From a gate's row; ``now`` in seconds since 1970."""
+        """Parse the text of a gate's row; ``now`` in seconds since 1970."""
         window = cls(seconds)
         first = math.floor(now / window.cell) - _CELLS
         for cell, amount in json.loads(text or "{}").items():
@@ -80,13 +80,14 @@ class Window:
         return sum(self.cells.values())
 
     def add(self, amount: float, now: float) -> None:
-        """Use some, now."""
+        """Record an amount as used now."""
         at = max(math.floor(now / self.cell), *self.cells, 0) if self.cells else math.floor(now / self.cell)
         self.cells[at] = self.cells.get(at, 0.0) + amount
 
     def take_back(self, amount: float, at: float) -> None:
-        """Less was used at that time than was added then. Where it is out of the window already, nothing is left to
-        take back: elsewhere it would make room for others twice.
+        """Reduce an amount that was recorded at that time, because less was used.
+
+        If that time has left the window, do nothing: taking it from another cell would free the same room twice.
         """
         cell = math.floor(at / self.cell)
         if cell in self.cells:
@@ -104,12 +105,12 @@ class Window:
         return math.inf
 
     def text(self) -> str:
-        """For a gate's row."""
+        """The text for a gate's row."""
         return json.dumps({str(cell): round(amount, 9) for cell, amount in self.cells.items()})
 
 
 def rate_in_force(rate: Rate, state: GateState) -> tuple[float, float] | None:
-    """Tokens per second and the bucket's size; None: no limit."""
+    """Tokens per second and the size of the bucket; None: no limit."""
     if rate.adaptive is not None:
         delay = state.delay if state.delay is not None else rate.adaptive.start
         return (1.0 / delay, 1.0) if delay > 0 else None
@@ -122,7 +123,7 @@ def rate_in_force(rate: Rate, state: GateState) -> tuple[float, float] | None:
 
 
 def tokens_now(rate: Rate, state: GateState) -> float:
-    """How full the bucket is."""
+    """The number of tokens in the bucket."""
     force = rate_in_force(rate, state)
     if force is None:
         return math.inf
@@ -133,9 +134,9 @@ def tokens_now(rate: Rate, state: GateState) -> float:
 
 
 def refill_delay(rate: Rate, state: GateState, late: float) -> float:
-    """Seconds after the state was told from which on the bucket refills, where a run may start up to ``late`` after it.
+    """Seconds after the state was read until the bucket refills, if a run may start up to ``late`` seconds after that.
 
-    Counted from when the run starts the bucket must hold no more than its size: what would run over until then is not
+    When the run starts, the bucket must hold no more than its size. So tokens that would overflow until then are not
     refilled.
     """
     tokens, force = tokens_now(rate, state), rate_in_force(rate, state)
@@ -147,35 +148,35 @@ def refill_delay(rate: Rate, state: GateState, late: float) -> float:
 
 
 def allowance(group: Group, state: GateState, running: int, mine: int) -> Allowed:
-    """What a key's row lets through; the tightest gate of the group decides."""
-    found = [Allowed(math.inf), *allowances(group, state, running, mine)]
-    return min(found, key=lambda allowed: (allowed.most, -(math.inf if allowed.wait is None else allowed.wait)))
+    """How many rows a key's state allows; the strictest gate of the group decides."""
+    candidates = [Allowed(math.inf), *allowances(group, state, running, mine)]
+    return min(candidates, key=lambda allowed: (allowed.most, -(math.inf if allowed.wait is None else allowed.wait)))
 
 
 def allowances(group: Group, state: GateState, running: int, mine: int) -> list[Allowed]:
-    """The same, gate by gate."""
-    found = []
+    """The same for each gate."""
+    allowed = []
     if (left := state.paused_for) is not None and left > 0:
-        found.append(Allowed(0, "paused", None if left == math.inf else left))
+        allowed.append(Allowed(0, "paused", None if left == math.inf else left))
     if (left := state.closed_for) is not None and left > 0:
-        found.append(Allowed(0, "closed", left))
+        allowed.append(Allowed(0, "closed", left))
     if group.concurrency is not None:
         limit = state.most if state.most is not None else group.concurrency.limit
-        found.append(Allowed(max(limit - running, 0), "concurrency"))
+        allowed.append(Allowed(max(limit - running, 0), "concurrency"))
     if group.process is not None:
-        found.append(Allowed(max(group.process.limit - mine, 0), "concurrency of this process"))
+        allowed.append(Allowed(max(group.process.limit - mine, 0), "concurrency of this process"))
     if group.breaker is not None and state.streak >= group.breaker.failures:
         if state.open_for is not None and state.open_for > 0:
-            found.append(Allowed(0, "breaker", state.open_for))
+            allowed.append(Allowed(0, "breaker", state.open_for))
         else:
-            found.append(Allowed(max(1 - running, 0), "breaker's probe"))
+            allowed.append(Allowed(max(1 - running, 0), "breaker's probe"))
     if group.rate is not None:
-        found.append(_rate_allows(group.rate, state))
+        allowed.append(_rate_allows(group.rate, state))
     if group.pace is not None:
         window = Window.read(group.pace.seconds, state.cells, state.at)
         left = max(group.pace.n - math.ceil(window.used), 0)
-        found.append(Allowed(left, "pace", window.wait(1, group.pace.n, state.at)))
-    return found
+        allowed.append(Allowed(left, "pace", window.wait(1, group.pace.n, state.at)))
+    return allowed
 
 
 def _rate_allows(rate: Rate, state: GateState) -> Allowed:
@@ -193,60 +194,60 @@ def _rate_allows(rate: Rate, state: GateState) -> Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended, as a gate sees it. ``word``: the class of a failure; empty for success, None: says nothing."""
+    """How a run ended, as a gate sees it. ``word``: the class of a failure; empty for success, None: ignore it."""
 
     word: str | None
     seconds: float = 0.0
     cause: BaseException | None = None
-    #: The other side asked to be left alone for so many seconds.
+    #: The remote side asked for a pause of this many seconds.
     closes: float | None = None
 
 
 @dataclass(slots=True)
 class Learned:
-    """What is to be written to a key's row; times as seconds from now."""
+    """Values to write to a key's row; times as seconds from now."""
 
     values: dict[str, Any] = field(default_factory=dict)
     opened: bool = False
-    shut: bool = False  # a breaker that was open or probing is closed again
+    shut: bool = False  # an open or probing breaker has closed
 
 
 def learn(group: Group, state: GateState, ends: Iterable[Ended]) -> Learned:
-    """What the ends of some runs of one key, in this order, make of its row."""
-    found = Learned()
+    """Compute the new state of one key's row from the ends of some runs, in this order."""
+    learned = Learned()
     for end in ends:
         if end.closes is not None:
-            left = max(found.values.get("closed_until", 0.0), end.closes)
+            left = max(learned.values.get("closed_until", 0.0), end.closes)
             if left > (state.closed_for or 0.0):
-                found.values["closed_until"] = left
+                learned.values["closed_until"] = left
         if end.word is None:
             continue
         if group.breaker is not None:
-            _learn_breaker(group.breaker, state, end, found)
+            _learn_breaker(group.breaker, state, end, learned)
         if group.rate is not None and (adaptive := group.rate.adaptive) is not None:
             before = state.delay if state.delay is not None else adaptive.start
-            delay = found.values.get("delay", before)
+            delay = learned.values.get("delay", before)
             failed = bool(end.word)
-            found.values["delay"] = adaptive.after(delay, end.seconds, refused=end.word == "rate", failed=failed)
+            learned.values["delay"] = adaptive.after(delay, end.seconds, refused=end.word == "rate", failed=failed)
     if group.breaker is not None:
-        # One that opened and closed again within these has not turned.
-        stands = found.values.get("streak", state.streak) >= group.breaker.failures
-        found.opened = found.opened and stands
-        found.shut = state.streak >= group.breaker.failures and not stands
-    return found
+        # A breaker that opened and closed again within these runs has not changed.
+        stands = learned.values.get("streak", state.streak) >= group.breaker.failures
+        learned.opened = learned.opened and stands
+        learned.shut = state.streak >= group.breaker.failures and not stands
+    return learned
 
 
-def _learn_breaker(breaker: Breaker, state: GateState, end: Ended, found: Learned) -> None:
-    streak = found.values.get("streak", state.streak)
+def _learn_breaker(breaker: Breaker, state: GateState, end: Ended, learned: Learned) -> None:
+    streak = learned.values.get("streak", state.streak)
     if not end.word:
-        found.values |= {"streak": 0, "open_until": None, "last_success_at": 0.0}
+        learned.values |= {"streak": 0, "open_until": None, "last_success_at": 0.0}
         return
     if not breaker.counted(end.word, end.cause):
         return
     streak += 1
-    found.values |= {"streak": streak, "last_failure_at": 0.0}
-    still_open = found.values.get("open_until", state.open_for)
-    # One that ends badly while the gate is open was under way before; it does not keep it open longer.
+    learned.values |= {"streak": streak, "last_failure_at": 0.0}
+    still_open = learned.values.get("open_until", state.open_for)
+    # A run that fails while the gate is open started before it opened. It does not keep the gate open longer.
     if streak >= breaker.failures and not (still_open is not None and still_open > 0):
-        found.values["open_until"] = breaker.cooldown.total_seconds()
-        found.opened = True
+        learned.values["open_until"] = breaker.cooldown.total_seconds()
+        learned.opened = True

@@ -1,6 +1,6 @@
-"""The rules of ``rules`` as SQL over a gate's row, for claims and functions that are one statement on PostgreSQL.
+"""The rules of ``rules`` as SQL over a gate's row, for single-statement claims and functions on PostgreSQL.
 
-The gate's row is ``_g``, so that no column of the user's is meant by mistake. Tests hold the two against each other.
+The alias of the gate's row is ``_g``, so it does not clash with the user's columns. Tests compare the two versions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .gate_binding import BoundGates
 from .rules import LAG_SHARE, SLACK, START_LAG
 
 _NO_LIMIT = "'infinity'::float8"
-#: What is asked of a gate's row.
+#: The columns of a gate's row that the rules read.
 STATE = ("tokens", "refilled_at", "delay", "streak", "open_until", "closed_until", "paused_until", "most")
 
 
@@ -23,7 +23,7 @@ class RulesSql:
 
     @property
     def most(self) -> float:
-        """How many rows of a key may run, or start at once, at most; infinite where nothing says so."""
+        """The most rows of a key that may run, or start at once; infinite without a limit."""
         group, rate = self.group, self.group.rate
         limits = [float(gate.limit) for gate in (group.concurrency, group.process) if gate is not None]
         if rate is not None and rate.adaptive is not None:
@@ -33,7 +33,7 @@ class RulesSql:
         return min(limits, default=math.inf)
 
     def free(self, running: str, mine: str) -> str:
-        """How many more rows of a key may start, where ``running`` run, ``mine`` of them here."""
+        """How many more rows of a key may start, if ``running`` run, ``mine`` of them in this process."""
         group, parts = self.group, []
         if group.concurrency is not None:
             parts.append(f"coalesce(_g.most, {group.concurrency.limit}) - {running}")
@@ -52,7 +52,7 @@ class RulesSql:
         return f"coalesce(_g.paused_until <= {self.now}, true) and coalesce(_g.closed_until <= {self.now}, true)"
 
     def _breaker(self) -> tuple[str, str]:
-        """The streak, and whether the breaker is open."""
+        """The streak, and whether the breaker is open, as SQL."""
         if self.dim.breaker is None:
             return "coalesce(_g.streak, 0)", f"_g.open_until > {self.now}"
         own, names = self.dim.breaker, self.dim.columns
@@ -61,7 +61,7 @@ class RulesSql:
         return streak, f"coalesce({opened}, 0) > 0"
 
     def _speed(self) -> tuple[str, str]:
-        """Tokens per second and the bucket's size; the first is NULL where there is no limit."""
+        """Tokens per second and the size of the bucket; the first is NULL if there is no limit."""
         rate = self.group.rate
         assert rate is not None
         if rate.adaptive is not None:
@@ -74,7 +74,7 @@ class RulesSql:
         return speed, f"case when _f.listed > 0 then {size} else 0.0 end"
 
     def tokens(self) -> str:
-        """Joins that give ``_s.speed``, ``_s.size`` and ``_t.tokens``; nothing where there is no rate."""
+        """Joins that provide ``_s.speed``, ``_s.size`` and ``_t.tokens``; empty without a rate."""
         if self.group.rate is None:
             return ""
         speed, size = self._speed()
@@ -90,8 +90,8 @@ class RulesSql:
     _s.size)) end as tokens) _t"""
 
     def refill_delay(self) -> str:
-        """As ``rules.refill_delay`` has it, over rows that were picked; read when it is written, and so no earlier than
-        a row's claimed_at.
+        """The same as ``rules.refill_delay``, over the claimed rows. It is evaluated at the write, so never before a
+        row's claimed_at.
         """
         late = f"extract(epoch from {self.now.replace('now()', 'clock_timestamp()')} - {self.now})::float8"
         lag = f"case when _size >= 2 then {START_LAG} else least({START_LAG}, {LAG_SHARE} / nullif(_speed, 0)) end"
@@ -99,7 +99,7 @@ class RulesSql:
         return f"case when min(_speed) > 0 then {delay} else '0' end"
 
     def wait(self) -> str:
-        """Seconds until a key may go on, as far as that is a matter of time."""
+        """Seconds until a key may continue, as far as that depends on time."""
         waits = [f"extract(epoch from _g.{name} - {self.now})" for name in ("paused_until", "closed_until")]
         if self.group.breaker is not None and self.dim.breaker is None:
             waits.append(f"extract(epoch from _g.open_until - {self.now})")
@@ -112,7 +112,7 @@ class RulesSql:
         return f"greatest({', '.join(waits)})"
 
     def as_new(self) -> str:
-        """The condition for gate rows that say nothing which a new one would not."""
+        """The condition for gate rows that hold no more than a new row would."""
         refilled = ""
         if self.group.rate is not None:
             refilled = f"\n  and (select _t.tokens >= _s.size from (select 1) _o{self.tokens()})"

@@ -1,4 +1,4 @@
-"""Failures in families: those on record, and dead rows whose failure is not, which show it themselves."""
+"""Failures grouped into families: recorded failures, and dead rows without a record, by their error column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..own.failures import MESSAGE, Failures, Family
 from ..own.fingerprint import READ, fingerprint, shape
 from .lane_view import LaneView
 
-#: Dead rows of a lane that are looked at for failures that nobody wrote down, and seconds PostgreSQL may take for them.
+#: The most dead rows of a lane that are checked for unrecorded failures, and PostgreSQL's time limit for that in
+#: seconds.
 SAMPLE, _SECONDS = 1000, 0.25
 _PAGE, _PAGE_SECONDS = 5000, 30.0
 _of = lru_cache(10_000)(fingerprint)
@@ -23,22 +24,22 @@ _of = lru_cache(10_000)(fingerprint)
 
 @dataclass(slots=True)
 class Errors:
-    """The failures of one environment, in families, those that were seen last first."""
+    """The failures of one environment, in families, the latest seen first."""
 
     environment: str
     families: list[Family]
-    #: There is a table for them. Where there is not, dead rows are all that tells.
+    #: Whether the table of failures exists. Without it, dead rows are the only source.
     recorded: bool
-    #: Lanes whose dead rows could not be looked at in time.
+    #: Lanes whose dead rows could not be read in time.
     unknown: list[str] = field(default_factory=list)
 
 
 async def errors(views: Sequence[LaneView], *, hours: float = 24.0, buckets: int = 24, sample: bool = True) -> Errors:
-    """The failures of lanes of one environment. ``sample``: also dead rows that have no failure on record."""
+    """Return the failures of lanes of one environment. ``sample``: include dead rows without a recorded failure."""
     environment, failures = views[0].environment, Failures(views[0].database)
     recorded = await failures.exists()
     names = [view.lane.name for view in views]
-    found = Errors(environment, [], recorded)
+    result = Errors(environment, [], recorded)
     log = failures if recorded else None
 
     async def of_lanes() -> list[list[_DeadRow] | None]:
@@ -47,63 +48,65 @@ async def errors(views: Sequence[LaneView], *, hours: float = 24.0, buckets: int
     async def on_record() -> list[Family]:
         return await failures.families(environment, names, hours=hours, buckets=buckets) if recorded else []
 
-    found.families, samples = await asyncio.gather(on_record(), of_lanes())
-    known = {(family.lane, family.fingerprint): family for family in found.families}
+    result.families, samples = await asyncio.gather(on_record(), of_lanes())
+    known = {(family.lane, family.fingerprint): family for family in result.families}
     for view, rows in zip(views, samples, strict=False):
         if rows is None:
-            found.unknown.append(view.lane.name)
+            result.unknown.append(view.lane.name)
         elif "error" in view.binding.roles:
-            for family in found.families:
+            for family in result.families:
                 if family.lane == view.lane.name:
                     family.dead = 0
         for row in rows or ():
             place = (view.lane.name, _of(row.error))
             if place not in known:
-                if row.recorded:  # its failure is older than what is asked for
+                if row.recorded:  # its failure is older than the requested hours
                     continue
                 example = {"row_id": row.id, "message": bounded(row.error, MESSAGE), "outcome": "dead"}
                 known[place] = Family(
                     environment, *place, shape(row.error), None, 0, 0, 0, None, None, [0] * buckets, example
                 )  # fmt: skip
-                found.families.append(known[place])
+                result.families.append(known[place])
             known[place].dead = (known[place].dead or 0) + 1
             known[place].unrecorded += not row.recorded
-        if rows is not None and len(rows) >= SAMPLE:  # one family may fill the sample: this holds for all of the lane
-            for family in found.families:
+        if rows is not None and len(rows) >= SAMPLE:  # one family may fill the sample, so this holds for the whole lane
+            for family in result.families:
                 family.dead_at_least = family.dead_at_least or family.lane == view.lane.name
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class _DeadRow:
     id: str
     error: str
-    #: It has a failure on record.
+    #: Whether a failure is recorded for it.
     recorded: bool
 
 
 async def _dead_rows(view: LaneView, failures: Failures | None, lanes: Sequence[str]) -> list[_DeadRow] | None:
-    """A few dead rows, each with what its error column says; None: that took too long."""
+    """A few dead rows, each with the text of its error column; None: the query took too long."""
     try:
-        rows = [(written(_id(key)), said) async for key, said in _errors_of(view, ("dead",), SAMPLE, _SECONDS)]
+        rows = [(written(_id(key)), error) async for key, error in _errors_of(view, ("dead",), SAMPLE, _SECONDS)]
     except Busy:
         return None
     on_record = await failures.recorded(lanes, [row_id for row_id, _ in rows]) if failures and rows else set()
-    return [_DeadRow(row_id, said, row_id in on_record) for row_id, said in rows]
+    return [_DeadRow(row_id, error, row_id in on_record) for row_id, error in rows]
 
 
 async def members(view: LaneView, family: str, states: Sequence[str]) -> AsyncIterator[list[Key]]:
-    """The rows of a family: those whose latest failure on record is of it; and, of those without a record, the ones in
-    one of these states whose error column shows it. In steps, each row once.
+    """Yield the rows of a family in pages, each row once.
+
+    A row belongs to it if its latest recorded failure does. A row without a record belongs to it if it is in one of
+    these states and its error column shows the family's error.
     """
     failures = Failures(view.database)
     recorded = await failures.exists()
-    found = [parse(view.binding, text) for text in await failures.members(view.lane.name, family)] if recorded else []
-    if found:
-        yield found
+    keys = [parse(view.binding, text) for text in await failures.members(view.lane.name, family)] if recorded else []
+    if keys:
+        yield keys
     page: dict[str, Key] = {}
-    async for key, said in _errors_of(view, states, None, _PAGE_SECONDS):
-        if _of(said) == family:
+    async for key, error in _errors_of(view, states, None, _PAGE_SECONDS):
+        if _of(error) == family:
             page[written(_id(key))] = key
         if len(page) >= _PAGE:
             yield await _without_record(failures if recorded else None, view, page)
@@ -113,7 +116,7 @@ async def members(view: LaneView, family: str, states: Sequence[str]) -> AsyncIt
 
 
 async def _without_record(failures: Failures | None, view: LaneView, page: dict[str, Key]) -> list[Key]:
-    """What is on record is known by it, and was said already."""
+    """The rows of the page without a recorded failure. Rows with one were returned before."""
     on_record = await failures.recorded([view.lane.name], list(page)) if failures else set()
     return [key for row_id, key in page.items() if row_id not in on_record]
 
@@ -121,16 +124,16 @@ async def _without_record(failures: Failures | None, view: LaneView, page: dict[
 async def _errors_of(
     view: LaneView, states: Sequence[str], most: int | None, seconds: float
 ) -> AsyncIterator[tuple[Key, str]]:
-    """Rows in these states with what their error column says: the first that are met, or all, in the key's order."""
+    """Rows in these states with their error column's text: the first ``most`` in any order, or all in key order."""
     column = view.binding.roles.get("error")
     tests = [test for state in states if (test := view.condition(state))]
     if column is None or not tests:
         return
-    say, keys, last = view.statements, view.statements.names(view.binding.key), None
-    met = f"({' or '.join(f'({test})' for test in tests)}) and {say.name(column)} is not null"
+    statements, keys, last = view.statements, view.statements.names(view.binding.key), None
+    met = f"({' or '.join(f'({test})' for test in tests)}) and {statements.name(column)} is not null"
     while True:
         marks = Placeholders(view.binding)
-        text = f"select {keys}, {view.cell(column, READ)} from {say.table} where {met}"
+        text = f"select {keys}, {view.cell(column, READ)} from {statements.table} where {met}"
         if last is not None:
             text += f" and ({keys}) > {marks.key(last)}"
         text += f" limit {most}" if most is not None else f" order by {keys} limit {_PAGE}"

@@ -1,4 +1,4 @@
-"""A lane's gates as an operator sees them: what is declared, how each key stands, and what he may change."""
+"""A lane's gates as an operator sees them: the declarations, the state of each key, and what may be changed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..lane.row_keys import Placeholders
 from ..own import schema
 from .lane_view import LaneView
 
-#: Keys that are looked at for a list; with a table of the user's own each costs a question of its own.
+#: The most keys that a list reads. With a table of the user's own, each key costs a query.
 _CANDIDATES, _STEP = 500, 500
-#: A gate's row as it is when nothing has happened yet, but for its pause.
+#: A gate's row in its initial state, except for its pause.
 _FRESH: Mapping[str, Any] = {
     "tokens": None, "refilled_at": None, "delay": None, "cells": None, "streak": 0, "open_until": None,
     "closed_until": None, "most": None, "last_success_at": None, "last_failure_at": None,
 }  # fmt: skip
 
 
-#: What may be set by hand, and the gate that it belongs to; None: any. Times are seconds from now.
+#: Values that an operator may set, and the gate that each belongs to; None: any. Times are seconds from now.
 SETTABLE: Mapping[str, str | None] = {
     "most": "concurrency", "tokens": "rate", "streak": "breaker", "open": "breaker", "delay": "rate", "closed": None,
 }  # fmt: skip
@@ -39,17 +39,17 @@ class KeyView:
     key: str
     state: GateState
     running: int
-    #: What each gate lets through.
+    #: What each gate allows.
     allowed: tuple[Allowed, ...]
 
     @property
     def held(self) -> list[Allowed]:
-        """The gates that let nothing through."""
+        """The gates that allow nothing."""
         return [allowed for allowed in self.allowed if allowed.most <= 0]
 
     @property
     def tokens(self) -> float | None:
-        """What is in the bucket; None where there is none, or no limit."""
+        """The tokens in the bucket; None if there is no bucket, or no limit."""
         rate = self.dim.group.rate
         if rate is None or rate_in_force(rate, self.state) is None:
             return None
@@ -57,7 +57,7 @@ class KeyView:
 
     @property
     def remarkable(self) -> bool:
-        """It is not as fresh as one that nothing has happened to."""
+        """Whether its state differs from that of an unused key."""
         state, tokens = self.state, self.tokens
         force = rate_in_force(self.dim.group.rate, state) if self.dim.group.rate else None
         drawn = tokens is not None and force is not None and tokens < force[1]
@@ -74,27 +74,27 @@ class LaneGates:
     # -- which group, which key
 
     def choose(self, by: str | None, *, keyed: bool, needs: Sequence[str] = ()) -> BoundGates:
-        """The group that is meant: by its key (or, with ``keyed`` False, the whole lane's), having all of ``needs``."""
+        """Find a group by its key (with ``keyed`` False: the whole lane's group) that has every gate in ``needs``."""
         where = f"lane {self.lane.name!r}"
-        found = [dim for dim in self.dims if (dim.phrase is not None) == keyed]
-        if not found:
+        dims = [dim for dim in self.dims if (dim.phrase is not None) == keyed]
+        if not dims:
             what = "by a key" if keyed else "for the whole lane"
             raise DeclarationError(
                 f"{where} has no gate {what}",
                 hint=self._others(keyed) or "gates=[Concurrency(2, by=...)] in its declaration",
             )
         if by is not None:
-            known = {name for dim in found for name in (dim.label, dim.group.by or "")}
+            known = {name for dim in dims for name in (dim.label, dim.group.by or "")}
             if by not in known:
                 raise DeclarationError(f"{where} has no gate by {by!r}", hint=did_you_mean(by, known))
-            found = [dim for dim in found if by in (dim.label, dim.group.by)]
-        elif len({dim.group.by for dim in found}) > 1:
+            dims = [dim for dim in dims if by in (dim.label, dim.group.by)]
+        elif len({dim.group.by for dim in dims}) > 1:
             raise DeclarationError(
-                f"{where} has gates by several keys", hint=" or ".join(f"--by {dim.label!r}" for dim in found)
+                f"{where} has gates by several keys", hint=" or ".join(f"--by {dim.label!r}" for dim in dims)
             )
-        able = [dim for dim in found if all(getattr(dim.group, kind) is not None for kind in needs)]
+        able = [dim for dim in dims if all(getattr(dim.group, kind) is not None for kind in needs)]
         if not able:
-            of = f" by {found[0].group.by}" if keyed else " for the whole lane"
+            of = f" by {dims[0].group.by}" if keyed else " for the whole lane"
             raise DeclarationError(f"{where} has no {' and '.join(needs)} gate{of}", hint="rowmill gates lists them")
         return able[0]
 
@@ -105,14 +105,14 @@ class LaneGates:
         return "leave the key out: its gates are for the whole lane" if keyed else f"name a key of {others[0].group.by}"
 
     async def known(self, dim: BoundGates, key: str) -> tuple[str, bool]:
-        """A key as the gate's rows have it, and whether any row of the lane's table has it."""
+        """Return a key as the gate's rows spell it, and whether any row of the lane's table has it."""
         if not dim.kind:
             text = f"select {dim.phrase} from {self.say.table} where cast({dim.phrase} as text) = :key limit 1"
             return key, bool(await self.view.database.read(lambda run: run(text, {"key": key})))
         marks = Placeholders(self.view.binding)
         mark = marks.add(key)
         try:
-            said = (await self.view.ask(f"select ({mark}::{dim.kind})::text", marks))[0][0]
+            key_text = (await self.view.ask(f"select ({mark}::{dim.kind})::text", marks))[0][0]
         except Refused as error:
             raise DeclarationError(
                 f"lane {self.lane.name!r}: {key!r} is no key of {dim.group.by}: {error.message}",
@@ -120,16 +120,16 @@ class LaneGates:
             ) from error
         text = f"select 1 from {self.say.table} where {dim.matches(mark)} limit 1"
         try:
-            return said, bool(await self.view.ask(text, marks))
-        except Busy:  # too many rows, and no index by this key
-            return said, True
+            return key_text, bool(await self.view.ask(text, marks))
+        except Busy:  # too many rows, and no index on this key
+            return key_text, True
 
     # -- read
 
     async def keys(self, dim: BoundGates, limit: int, key: str | None = None) -> list[KeyView]:
-        """Keys worth a look, those held back first; or the one that is asked for, however it is."""
-        found = await self.view.database.read(lambda run: self._keys(run, dim, key))
-        shown = found if key is not None else [view for view in found if view.remarkable]
+        """Return the keys with a notable state, those held back first; or only the requested key, in any state."""
+        views = await self.view.database.read(lambda run: self._keys(run, dim, key))
+        shown = views if key is not None else [view for view in views if view.remarkable]
         shown.sort(key=lambda view: (not view.held, -view.running, -view.state.streak, view.key))
         return shown[:limit]
 
@@ -146,13 +146,13 @@ class LaneGates:
         for start in range(0, len(wanted), _STEP):
             spots = [(dim.label, key) for key in wanted[start : start + _STEP]]
             states |= {key: state for (_, key), state in rows.read(run, spots).items()}
-        found = []
+        views = []
         for key, state in dim.overlay(run, states).items():
             running = counts.get(key, 0)
-            # Whether a process of its own has room is for that process to say.
+            # Only the process itself knows whether it has room.
             allowed = [a for a in allowances(dim.group, state, running, 0) if "of this process" not in a.why]
-            found.append(KeyView(dim, key, state, running, tuple(allowed)))
-        return found
+            views.append(KeyView(dim, key, state, running, tuple(allowed)))
+        return views
 
     def running(self, run: Run, dim: BoundGates) -> dict[str, int]:
         """Running rows by key."""
@@ -163,26 +163,26 @@ class LaneGates:
         return {row[0]: row[1] for row in run(f"{text} order by n desc limit {_CANDIDATES}", ())}
 
     def text(self, dim: BoundGates) -> str:
-        """A row's key, as SQL that gives text."""
+        """The SQL for a row's key, as text."""
         return f"cast({dim.phrase} as text)"
 
     def _stated(self, run: Run, dim: BoundGates) -> list[str]:
-        """Keys whose rows say something: in rowmill's table, and in the user's own."""
+        """Keys with a stored state: in rowmill's table, and in the user's own."""
         rows, now = self.rows, self.rows.now()
         shut = f"(paused_until > {now} or closed_until > {now} or open_until > {now})"
         text = f"""select key from {rows.table} where {self._of([dim])}
 and ({shut} or streak > 0 or most is not null or delay is not null or tokens is not null)
 order by case when {shut} then 0 when streak > 0 then 1 else 2 end, refilled_at desc, key limit {_CANDIDATES}"""
-        found = [row[0] for row in run(text, ())]
+        keys = [row[0] for row in run(text, ())]
         if (own := dim.breaker) is not None:
             names = dim.columns
             text = f"""select cast({own.key} as text) from {own.table}
 where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {_CANDIDATES}"""
-            found = [*(row[0] for row in run(text, ())), *found]
-        return found
+            keys = [*(row[0] for row in run(text, ())), *keys]
+        return keys
 
     async def budgets(self) -> list[tuple[str, str | None]]:
-        """Budgets of the environment: their names, and what was used of each."""
+        """The budgets of the environment: their names, and what was used of each."""
         text = (
             f"select dim, cells from {self.rows.table} where lane = '' and dim like 'budget:%' order by dim limit 100"
         )
@@ -192,17 +192,17 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
 
     @staticmethod
     def change(dim: BoundGates, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What is to stand in a key's row, for what an operator sets by its names in ``SETTABLE``."""
+        """Convert values that an operator sets (names as in ``SETTABLE``) to the columns of a key's row."""
         if "delay" in given and (dim.group.rate is None or dim.group.rate.adaptive is None):
             raise DeclarationError("delay belongs to an adaptive rate, and this rate is not", hint="tokens=...")
-        found = {f"{name}_until" if name in ("open", "closed") else name: value for name, value in given.items()}
-        if "open_until" in found and "streak" not in found and dim.group.breaker is not None:
-            # A breaker is open by its streak and its time: one without the other says nothing.
-            found["streak"] = 0 if found["open_until"] is None else dim.group.breaker.failures
-        return found
+        columns = {f"{name}_until" if name in ("open", "closed") else name: value for name, value in given.items()}
+        if "open_until" in columns and "streak" not in columns and dim.group.breaker is not None:
+            # An open breaker needs both a streak and a time, so set or clear both.
+            columns["streak"] = 0 if columns["open_until"] is None else dim.group.breaker.failures
+        return columns
 
     async def write(self, dim: BoundGates, key: str, values: Mapping[str, Any]) -> None:
-        """Change a key's row; what stands in the user's own table is changed there."""
+        """Change a key's row. State in the user's own table is changed there."""
         await self.view.database.transact(lambda run: self._write(run, dim, [key], values))
 
     def _write(self, run: Run, dim: BoundGates, keys: Sequence[str], values: Mapping[str, Any]) -> None:
@@ -211,7 +211,7 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
         for key in keys:
             learned = Learned(dict(values))
             if dim.breaker is not None:
-                for name in ("last_success_at", "last_failure_at"):  # those are the user's own history
+                for name in ("last_success_at", "last_failure_at"):  # the user's own history
                     learned.values.pop(name, None)
                 GateLearning(self.view.store, [dim], self.rows).write_own(run, dim, key, learned)
             if learned.values.get("tokens") is not None:
@@ -220,12 +220,12 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
         self.rows.write(run, changes)
 
     async def count(self, dims: Sequence[BoundGates]) -> int:
-        """Rows that a reset of all keys would write."""
+        """Count the rows that a reset of all keys would write."""
         text = f"select count(*) from {self.rows.table} where {self._of(dims)}"
         return int((await self.view.database.read(lambda run: run(text, ())))[0][0])
 
     async def reset(self, dims: Sequence[BoundGates], key: str | None) -> int:
-        """Back to how a gate begins; pauses stay. How many rows were written."""
+        """Reset gates to their initial state; pauses stay. Returns how many rows were written."""
         written = 0
         for dim in dims:
             if key is not None or dim.phrase is None:
@@ -239,7 +239,7 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
         return written
 
     def _reset(self, run: Run, dim: BoundGates, key: str) -> int:
-        """One key, where it has a state: in rowmill's table, or in the user's own."""
+        """Reset one key, if it has a state: in rowmill's table, or in the user's own."""
         own = dim.overlay(run, {key: GateState(key)})[key]
         if not self.rows.read(run, [(dim.label, key)]) and not (own.streak or own.open_for):
             return 0
@@ -257,11 +257,11 @@ where {self._of([dim])} and key > {self.rows.literal(after)} order by key limit 
 
 
 async def lane_gates(view: LaneView) -> LaneGates:
-    """Bind a lane's gates, to look at them; raises DeclarationError for what cannot work."""
+    """Bind a lane's gates for reading; raises DeclarationError for an invalid gate."""
     rows = GateRows.open(view.database, view.store.clock, view.lane.name)
     return LaneGates(view, await bind_gates(view.binding, view.database, view.statements, rows), rows)
 
 
 async def has_table(view: LaneView) -> bool:
-    """Whether the table of gates is there; it is made by the first worker, or the first pause."""
+    """Whether the table of gates exists. The first worker or the first pause creates it."""
     return (await schema.taken(view.database)).has(schema.GATES)

@@ -122,37 +122,38 @@ class LaneView:
 
     def condition(self, state: str) -> str | None:
         """What rows in a state look like, as SQL; None where the lane has no such state. Also for ``stuck``."""
-        say, lane = self.statements, self.lane
+        statements, lane = self.statements, self.lane
         match state:
             case "ready":
-                return say.ready()
+                return statements.ready()
             case "waiting":
-                eligible = f" and ({say.further()})" if lane.where is not None else ""
-                return f"{self.idle()}{eligible} and ({say.ready()}) is not true{self._alive()}"
+                eligible = f" and ({statements.further()})" if lane.where is not None else ""
+                return f"{self.idle()}{eligible} and ({statements.ready()}) is not true{self._alive()}"
             case "excluded":
                 return (
-                    f"{self.idle()} and ({say.further()}) is not true{self._alive()}"
+                    f"{self.idle()} and ({statements.further()}) is not true{self._alive()}"
                     if lane.where is not None
                     else None
                 )
             case "running":
-                return say.running()
+                return statements.running()
             case "stuck":
-                silent = (test(lane.lease, f"{say.table}.") for test in (say.stale, say.timeless))
-                return f"{say.running()} and ({' or '.join(silent)})" if self._fleet else None
+                silent = (test(lane.lease, f"{statements.table}.") for test in (statements.stale, statements.timeless))
+                return f"{statements.running()} and ({' or '.join(silent)})" if self._fleet else None
             case "done":
-                return say.final(lane.done)
+                return statements.final(lane.done)
             case "dead":
-                return say.final(lane.dead) if lane.dead else f"{self.idle()} and {self._spent()}"
+                return statements.final(lane.dead) if lane.dead else f"{self.idle()} and {self._spent()}"
             case _:
-                return say.final(lane.canceled) if lane.canceled else None
+                ends = [statements.final(values) for values in (lane.canceled, lane.expired) if values]
+                return f"({' or '.join(ends)})" if len(ends) > 1 else next(iter(ends), None)
 
     def idle(self) -> str:
         """Ready or waiting to be, by the state alone; a retried row counts even where ``ready`` does not name it."""
-        lane, say = self.lane, self.statements
+        lane, statements = self.lane, self.statements
         if lane.retry is None or isinstance(lane.ready, str) or overlaps(lane.ready, lane.retry):
-            return say.ready_state()
-        return f"({say.ready_state()} or {say.condition(lane.retry)})"
+            return statements.ready_state()
+        return f"({statements.ready_state()} or {statements.condition(lane.retry)})"
 
     def _spent(self) -> str:
         """Where no state says dead: the counter is at its limit."""
@@ -183,14 +184,14 @@ class LaneView:
 
     def _age(self, column: str) -> str | None:
         """Seconds since the column's time, as SQL; None where the column does not tell time."""
-        kind, say = self.binding.table.c[column].type, self.statements
-        return self.sql.column_age(kind, say.name(column), say.now(column), say.plain_now())
+        kind, statements = self.binding.table.c[column].type, self.statements
+        return self.sql.column_age(kind, statements.name(column), statements.now(column), statements.plain_now())
 
     def _ages(self) -> dict[str, str]:
         """Every time a row tells, as SQL for its age."""
         columns = {**self.binding.roles, **({"created_at": self.created} if self.created else {})}
-        found = {role: self._age(columns[role]) for role in ROW_TIMES if role in columns}
-        return {role: age for role, age in found.items() if age is not None}
+        ages = {role: self._age(columns[role]) for role in ROW_TIMES if role in columns}
+        return {role: age for role, age in ages.items() if age is not None}
 
     def _silence(self) -> str:
         evidence = self.statements.evidence()
@@ -198,10 +199,12 @@ class LaneView:
             return self._age(evidence) or "null"
         if not self._fleet or "worker" not in self.binding.roles:
             return "null"
-        say = self.statements
-        age = self.sql.seconds(say.plain_now(), "w.seen_at")
-        worker = f"{say.table}.{say.name(self.binding.roles['worker'])}"
-        return f"(select min({age}) from {say.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation)"
+        statements = self.statements
+        age = self.sql.seconds(statements.plain_now(), "w.seen_at")
+        worker = f"{statements.table}.{statements.name(self.binding.roles['worker'])}"
+        return (
+            f"(select min({age}) from {statements.workers} w where {worker} = w.id || '{INCARNATION}' || w.incarnation)"
+        )
 
     async def ask(self, text: str, marks: Placeholders | None = None, seconds: float = _ROWS) -> Sequence[Any]:
         """Read within a time limit; Busy when it ran out."""
@@ -252,10 +255,10 @@ class LaneView:
         condition = self.need(state) if state is not None else self.any_state()
         text = f"{self._select(self._brief(), cut=CELL)} where {condition}"
         try:
-            found = await self.ask(f"{text} order by {self.order(state)} limit {limit}")
+            answered = await self.ask(f"{text} order by {self.order(state)} limit {limit}")
         except Busy:  # too many to sort: some of them, then
-            found = await self.ask(f"{text} limit {limit}")
-        return [self._row(row, self._brief(), CELL) for row in found]
+            answered = await self.ask(f"{text} limit {limit}")
+        return [self._row(row, self._brief(), CELL) for row in answered]
 
     async def holders(self, seconds: float = _ROWS) -> list[RunningRows]:
         """Who holds running rows that are not stuck; nobody where no column says who."""
@@ -274,8 +277,10 @@ class LaneView:
 
     async def timeless(self, seconds: float = _ROWS) -> int:
         """How many running rows show no time: neither of a claim nor of a heartbeat."""
-        say = self.statements
-        rows = f"select 1 as one from {say.table} where {say.running()} and {self._timeless()} limit {MOST}"
+        statements = self.statements
+        rows = (
+            f"select 1 as one from {statements.table} where {statements.running()} and {self._timeless()} limit {MOST}"
+        )
         return int((await self.ask(f"select count(*) from ({rows}) x", seconds=seconds))[0][0])
 
     async def first_seen(self) -> dict[str, float]:
@@ -288,6 +293,21 @@ class LaneView:
         except DatabaseError:
             return {}  # the table does not exist, or this role may not read it
 
+    async def stale_runs(self, key: Key) -> tuple[int, float]:
+        """How many runs of this row, one after the other, were not final because its inputs changed; and how many
+        seconds ago the first of them ended.
+        """
+        say, marks = self.statements, Placeholders(self.binding)
+        if not say.bounded:
+            return 0, 0.0
+        row_id = say.row_id([marks.add(part, column) for part, column in zip(key, self.binding.key, strict=True)])
+        text = f"select runs, {self.sql.age('since')} from {say.stale_runs} where {say.noted(row_id)}"
+        try:
+            rows = await self.database.read(lambda run: run(text, marks.given()))
+        except DatabaseError:
+            return 0, 0.0  # the table does not exist yet, or this role may not read it
+        return (int(rows[0][0]), float(rows[0][1])) if rows else (0, 0.0)
+
     def _timeless(self) -> str:
         return self.statements.timeless(self.lane.lease, f"{self.statements.table}.")
 
@@ -296,11 +316,11 @@ class LaneView:
         table, names = self.statements.table, self.statements.names(columns)
         some = f"select {names} from {table} limit {SAMPLE}"
         text = f"select {names}, count(*) as n, sum(count(*)) over () from ({some}) x group by {names}"
-        found = await self.ask(f"{text} order by n desc, {names} limit {KINDS}")
-        if not found:
+        rows = await self.ask(f"{text} order by n desc, {names} limit {KINDS}")
+        if not rows:
             return None
-        kinds = [(self._values(row, columns, None), int(row[-2])) for row in found]
-        return UncountedRows(self.environment, self.binding.table.fullname, int(found[0][-1]), kinds)
+        kinds = [(self._values(row, columns, None), int(row[-2])) for row in rows]
+        return UncountedRows(self.environment, self.binding.table.fullname, int(rows[0][-1]), kinds)
 
     async def find(self, keys: Sequence[Key], *, whole: bool = True, cut: int | None = None) -> list[Row]:
         """The rows with these keys, in whatever state: with all their columns, those cut to ``cut`` characters where
@@ -351,8 +371,8 @@ class LaneView:
     async def select(self, rest: str, marks: Placeholders, seconds: float, further: Sequence[str] = ()) -> list[Row]:
         """Rows with what they are shown with, and further columns; ``rest``: WHERE and all that follows."""
         columns = list(dict.fromkeys([*self._brief(), *further]))
-        found = await self.ask(f"{self._select(columns, cut=CELL)} {rest}", marks, seconds)
-        return [self._row(row, columns, CELL) for row in found]
+        rows = await self.ask(f"{self._select(columns, cut=CELL)} {rest}", marks, seconds)
+        return [self._row(row, columns, CELL) for row in rows]
 
     def _brief(self) -> list[str]:
         roles = (self.binding.roles.get(role) for role in SHOWN)
@@ -380,20 +400,20 @@ class LaneView:
 
     def order(self, state: str | None) -> str:
         """In what order rows of a state are shown: ready ones as they will be claimed."""
-        say, roles = self.statements, self.binding.roles
-        keys = [f"{say.name(c)} desc" for c in self.binding.key]
+        statements, roles = self.statements, self.binding.roles
+        keys = [f"{statements.name(c)} desc" for c in self.binding.key]
         if state == "ready":
             # The claim takes rows without a place in the order in a statement of their own, after the others.
-            loose = say.loose()
-            return f"{say.name(loose)} is null, {say.order()}" if loose else say.order()
+            loose = statements.loose()
+            return f"{statements.name(loose)} is null, {statements.order()}" if loose else statements.order()
         if state == "stuck":
-            evidence = say.evidence()
-            return f"{say.name(evidence)} nulls first" if evidence else ", ".join(keys)
+            evidence = statements.evidence()
+            return f"{statements.name(evidence)} nulls first" if evidence else ", ".join(keys)
         if state == "waiting" and "run_after" in roles:
-            return f"{say.name(roles['run_after'])} nulls last"
+            return f"{statements.name(roles['run_after'])} nulls last"
         times = {"running": ("claimed_at",), None: ()}.get(state, ("finished_at", "updated_at"))
         first = next((roles[role] for role in times if role in roles), self.created)
-        return ", ".join([f"{say.name(first)} desc nulls last", *keys] if first else keys)
+        return ", ".join([f"{statements.name(first)} desc nulls last", *keys] if first else keys)
 
     def _row(self, raw: Sequence[Any], columns: list[str], cut: int | None) -> Row:
         state, silent, *ages = raw[len(columns) :]
@@ -407,7 +427,7 @@ class LaneView:
         )
 
     def _values(self, raw: Sequence[Any], columns: Sequence[str], cut: int | None) -> dict[str, Any]:
-        """What stands in these columns, the first of a row, as Python has it; text where Python cannot read it."""
+        """The values of these columns, the first of a row, as Python values; text if Python cannot read them."""
         sparse: list[Any] = [None] * len(self.binding.columns)
         for value, column in zip(raw, columns, strict=False):
             sparse[self.binding.columns.index(column)] = value
@@ -432,7 +452,10 @@ async def view_lane(lane: Lane, environment: str, database: Database, clock: Clo
     """Bind a lane to its table in one environment, to look at it; raises what ``open_lane`` raises."""
     check_file(database)
     binding = await bind(lane, environment, database)
-    store = store_for(binding, database, clock, "", "", (await schema.taken(database)).has(schema.GATES))
+    own = await schema.taken(database)
+    store = store_for(binding, database, clock, "", "", own.has(schema.GATES))
+    if not own.has(schema.INPUTS):
+        store.statements.stale_runs = None
     return LaneView(store, fleet=not store.needs_workers_table or await WorkersTable(database).exists())
 
 

@@ -1,8 +1,8 @@
 """Rows page by page, filtered by any column, in a bounded time however large the table.
 
-Pages follow the key, newest first, and each begins where the one before it ended: no offset, no sort. A filter that
-few rows pass would still walk the whole table; so where it takes too long, the walk goes in stretches of keys, stops
-when its time is up, and says how far it came.
+Pages follow the key, newest first. Each page starts after the last key of the previous one: no offset, no sort. A
+filter that matches few rows would still read the whole table. If a page takes too long, it is read in ranges of keys
+instead. The walk stops when its time is up, and returns how far it got.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from ...errors import Busy, DeclarationError, did_you_mean
 from ..lane.row_keys import Key, Placeholders, parse, written
 from .lane_view import LaneView, Row
 
-#: What a filter may say of a column.
+#: The operators of a filter.
 OPERATORS = {
     "eq": "is", "ne": "is not", "has": "contains", "lt": "is below", "gt": "is above", "null": "is empty",
     "set": "is not empty",
 }  # fmt: skip
 SIZE = 50
-#: Seconds for a page at once, for one in stretches, and for one stretch, as it should be and at most.
+#: Seconds for a page in one query, for a page in ranges, and for one range: the target and the limit.
 _AT_ONCE, _BUDGET, _AIM, _ONE = 0.1, 0.08, 0.03, 1.0
-#: Rows of the first stretch, and of the longest: by a key without an order in the table each costs a page.
-_STRETCH, _LONGEST = 1_000, 200_000
+#: Rows in the first range, and in the longest. With a key that does not follow the table's order, each row costs a
+#: page.
+_RANGE, _LONGEST = 1_000, 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +41,40 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which rows, from where on."""
+    """Which rows a page shows, and where it starts."""
 
     state: str | None = None
     filters: tuple[Filter, ...] = ()
-    #: In any text column, or the id.
+    #: Text to find in any text column, or in the id.
     search: str = ""
-    #: The key of the last row, or of the last one that was looked at.
+    #: The key of the last row of the previous page, or of the last row that it read.
     after: str | None = None
     oldest_first: bool = False
-    #: The walk goes in stretches from the start: the page before this one had to.
-    stretches: bool = False
+    #: Read in ranges from the start, because the previous page had to.
+    ranges: bool = False
     size: int = SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows, and where the next page begins; None: there are no more."""
+    """Rows, and the key after which the next page starts; None: this is the last page."""
 
     rows: list[Row]
     after: str | None
-    stretches: bool = False
-    #: Rows that were looked at, where the walk went in stretches.
+    ranges: bool = False
+    #: How many rows were read, if the page was read in ranges.
     looked_at: int | None = None
 
 
 async def page(view: LaneView, wanted: Wanted) -> Page:
-    """One page of rows."""
+    """Return one page of rows."""
     walk = _Walk(view, wanted)
-    if not wanted.stretches:
+    if not wanted.ranges:
         try:
             return walk.page(await walk.rows(None, wanted.size + 1, _AT_ONCE))
-        except Busy:  # few rows pass: so in stretches
+        except Busy:  # few rows match, so read in ranges
             pass
-    return await walk.stretches()
+    return await walk.ranges()
 
 
 class _Walk:
@@ -84,7 +85,7 @@ class _Walk:
         self.further = [f.column for f in wanted.filters if f.column in self.binding.columns]
 
     def order(self) -> str:
-        """By key."""
+        """ORDER BY the key."""
         way = "" if self.wanted.oldest_first else " desc"
         return ", ".join(f"{self.say.name(column)}{way}" for column in self.binding.key)
 
@@ -122,7 +123,7 @@ class _Walk:
                 return self._contains(given.column, marks.add(f"%{_escaped(given.value)}%"))
             case "eq" | "ne" | "lt" | "gt":
                 sign = {"eq": "=", "ne": self.view.sql.is_distinct, "lt": "<", "gt": ">"}[given.operator]
-                if isinstance(self.binding.table.c[given.column].type, sa.JSON):  # has no order, and json no equality
+                if isinstance(self.binding.table.c[given.column].type, sa.JSON):  # json has no order, and no equality
                     return f"{self._text(given.column)} {sign} {marks.add(given.value)}"
                 return f"{name} {sign} {marks.add(given.value, given.column)}"
             case _:
@@ -145,7 +146,7 @@ class _Walk:
         return f"({' or '.join(parts)})" if parts else "1 = 0"
 
     async def rows(self, end: Key | None, limit: int, seconds: float) -> list[Row]:
-        """Rows from where the walk stands, up to and with ``end``."""
+        """Rows after the current position, up to and including ``end``."""
         marks = Placeholders(self.binding)
         tests = self._tests(marks)
         if self.start is not None:
@@ -157,38 +158,38 @@ class _Walk:
         return await self.view.select(rest, marks, seconds, self.further)
 
     def page(self, rows: list[Row], **more: Any) -> Page:
-        """What was found as a page; there is a next one where a row beyond its size was found."""
+        """Make a page of these rows. There is a next page if there are more rows than fit."""
         if len(rows) > self.wanted.size:
             rows = rows[: self.wanted.size]
             return Page(rows, written(rows[-1].id), **more)
         return Page(rows, None, **more)
 
-    async def stretches(self) -> Page:
-        """Stretch by stretch of keys, as long as they are quick, until the page is full or the time is up."""
-        began, length, found, looked = time.monotonic(), _STRETCH, list[Row](), 0
+    async def ranges(self) -> Page:
+        """Read ranges of keys while they are quick, until the page is full or the time is up."""
+        began, length, rows, looked = time.monotonic(), _RANGE, list[Row](), 0
         while True:
             since = time.monotonic()
             end = await self._end(length)
             try:
-                found += await self.rows(end, self.wanted.size + 1 - len(found), _ONE)
+                rows += await self.rows(end, self.wanted.size + 1 - len(rows), _ONE)
             except Busy:
                 if length <= 100:
                     raise
                 length //= 8
                 continue
             looked += length
-            if len(found) > self.wanted.size:
-                return self.page(found, stretches=True, looked_at=looked)
+            if len(rows) > self.wanted.size:
+                return self.page(rows, ranges=True, looked_at=looked)
             if end is None:
-                return Page(found, None, True, looked)
+                return Page(rows, None, True, looked)
             self.start = end
             if time.monotonic() - began > _BUDGET:
-                return Page(found, written(end if len(end) > 1 else end[0]), True, looked)
+                return Page(rows, written(end if len(end) > 1 else end[0]), True, looked)
             took = max(time.monotonic() - since, 0.001)
             length = int(min(max(length * min(_AIM / took, 8.0), 100), _LONGEST))
 
     async def _end(self, length: int) -> Key | None:
-        """The key at which a stretch ends; None: the table ends before."""
+        """The last key of a range; None: the table ends first."""
         marks = Placeholders(self.binding)
         test = f"where {self._beyond(self.start, marks)} " if self.start is not None else ""
         text = f"select {self.keys} from {self.say.table} {test}order by {self.order()} limit 1 offset {length - 1}"

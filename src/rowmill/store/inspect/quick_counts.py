@@ -1,7 +1,7 @@
-"""Counts of a lane that cost next to nothing, however large its table: for pages that are looked at all day.
+"""Counts of a lane that cost almost nothing, however large its table: for pages that are open all day.
 
-Counting stops at ``BOUND``. Where even that would be slow, and for what is beyond it, PostgreSQL's own statistics
-answer, and the count says that it is an estimate. An exact one is made on request, with a time limit.
+Counting stops at ``BOUND``. Larger counts, and counts that would be slow, come from PostgreSQL's statistics and are
+marked as estimates. An exact count is made on request, with a time limit.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from ...errors import Busy
 from .lane_view import LaneView, age_seconds
 
 BOUND = 10_000
-#: What the planner may think a bounded count costs: about as many pages, read one after the other.
+#: The highest cost that the planner may estimate for a bounded count: about this many pages in sequence.
 _COST = 8_000.0
-#: Seconds for all counts at once, for each of them after that, and in all; and for an exact one.
+#: Seconds for all counts in one query, for each count after that, and in total; and for an exact count.
 _ALL, _EACH, _BUDGET, EXACT = 0.2, 0.12, 0.3, 10.0
-#: A count that took too long is not tried again for this long.
+#: Seconds before a count that took too long is tried again.
 _SLOW = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many: ``exact``, ``at_least`` so many, an ``estimate``, ``unknown`` (then None); ``none``: no such state."""
+    """A number: ``exact``, ``at_least``, an ``estimate`` or ``unknown`` (None). ``none``: there is no such state."""
 
     number: int | None
     how: str
 
     def value(self) -> dict[str, Any]:
-        """As plain values."""
+        """The count as plain values."""
         return {"number": self.number, "how": self.how}
 
 
 @dataclass(frozen=True, slots=True)
 class QuickCounts:
-    """A lane's counts by state; ``stuck`` rows are among the running."""
+    """A lane's counts by state. ``stuck`` rows are a part of the running ones."""
 
     counts: Mapping[str, Count]
     oldest_ready: float | None
-    #: The oldest of those that were looked at; there may be older ones.
+    #: The age of the oldest row that was read; there may be older ones.
     oldest_at_least: bool = False
 
     def __getitem__(self, state: str) -> Count:
         return self.counts[state]
 
     def value(self) -> dict[str, Any]:
-        """As plain values."""
+        """The counts as plain values."""
         counts = {state: count.value() for state, count in self.counts.items() if count.how != "none"}
         return {"counts": counts, "oldest_ready_seconds": self.oldest_ready, "oldest_at_least": self.oldest_at_least}
 
 
 class QuickCounter:
-    """Looks at one lane again and again, and remembers what was slow."""
+    """Counts one lane repeatedly, and remembers which counts were slow."""
 
     def __init__(self, view: LaneView) -> None:
         self.view = view
         self._slow: dict[str, float] = {}
 
     async def look(self) -> QuickCounts:
-        """All counts, in a fraction of a second."""
+        """Return all counts, in a fraction of a second."""
         tests = {s: test for s in (*SEEN, STUCK) if (test := self.view.condition(s)) is not None}
         counts = {state: Count(None, "none" if state not in tests else "unknown") for state in (*SEEN, STUCK)}
         guesses: dict[str, int] = {}
@@ -71,34 +71,34 @@ class QuickCounter:
         if self.view.sql.estimates_rows:
             guesses, cheap = await self._guess(tests)
         now = time.monotonic()
-        found = await self._bounded([s for s in cheap if self._slow.get(s, 0.0) <= now])
+        looked_at = await self._bounded([s for s in cheap if self._slow.get(s, 0.0) <= now])
         for state, guess in guesses.items():
             counts[state] = Count(_rounded(guess), "estimate")
-        for state, (number, _) in found.items():
+        for state, (number, _) in looked_at.items():
             if number <= BOUND:
                 counts[state] = Count(number, "exact")
             elif guesses.get(state, 0) > BOUND:
                 counts[state] = Count(_rounded(guesses[state]), "estimate")
-            else:  # statistics that are older than the rows know nothing of them
+            else:  # statistics older than the rows do not include them
                 counts[state] = Count(BOUND, "at_least")
-        oldest = found.get("ready", (0, None))[1]
+        oldest = looked_at.get("ready", (0, None))[1]
         more = counts["ready"].how != "exact"
         if more and (head := await self._head(tests["ready"])) is not None:
             oldest, more = max(head, oldest or head), False
         return QuickCounts(counts, oldest, more and oldest is not None)
 
     async def exact(self, state: str, seconds: float = EXACT) -> Count:
-        """Every row of a state counted, within the time limit."""
+        """Count every row of a state, within the time limit."""
         text = f"select count(*) from {self.view.statements.table} where {self.view.need(state)}"
         try:
             return Count(int((await self.view.ask(text, seconds=seconds))[0][0]), "exact")
         except Busy:
             return Count(None, "unknown")
 
-    # -- how
+    # -- how it counts
 
     async def _guess(self, tests: Mapping[str, str]) -> tuple[dict[str, int], list[str]]:
-        """What the planner expects of every state, and which states are cheap to count. One statement, no row read."""
+        """The planner's estimate for each state, and the states that are cheap to count. Reads no rows."""
         table = self.view.statements.table
         steps = [
             f"(select count(*) from (select 1 from {table} where {t} limit {BOUND + 1}) x)" for t in tests.values()
@@ -106,7 +106,7 @@ class QuickCounter:
         rows = await self.view.ask(f"explain (format json) select {', '.join(steps)}", seconds=1.0)
         document = json.loads(rows[0][0]) if isinstance(rows[0][0], str) else rows[0][0]
         plans = [p for p in document[0]["Plan"].get("Plans", ()) if p.get("Parent Relationship") == "InitPlan"]
-        if len(plans) != len(tests):  # another version may draw its plans in another way: then nothing is known
+        if len(plans) != len(tests):  # a version with a different plan format: no estimate
             return {}, list(tests)
         guesses, cheap = {}, []
         for state, plan in zip(tests, plans, strict=True):
@@ -115,7 +115,7 @@ class QuickCounter:
                 cheap.append(state)
                 continue
             guesses[state] = int(limit["Plans"][0]["Plan Rows"])
-            # What is far beyond the bound is estimated anyway: no need to count up to it.
+            # A count far beyond the bound becomes an estimate anyway, so do not count up to the bound.
             if float(limit["Total Cost"]) <= _COST and guesses[state] <= 2 * BOUND:
                 cheap.append(state)
         return guesses, cheap
@@ -126,7 +126,7 @@ class QuickCounter:
         return counts
 
     async def _head(self, test: str) -> float | None:
-        """How long the row that will be claimed next has been ready; None where that is not to be had cheaply."""
+        """How long the row that is claimed next has been ready; None if that would be expensive to find."""
         if self._slow.get("head", 0.0) > time.monotonic():
             return None
         view = self.view
@@ -141,7 +141,7 @@ class QuickCounter:
 
 
 def _limit(plan: dict[str, Any]) -> dict[str, Any] | None:
-    """The node at which a bounded count stops."""
+    """The plan node that stops a bounded count."""
     while plan.get("Plans"):
         if plan["Node Type"] == "Limit":
             return plan
@@ -150,7 +150,7 @@ def _limit(plan: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _rounded(number: int) -> int:
-    """An estimate with three digits: more would look like knowledge. Where the planner knows of none, it says one."""
+    """Round an estimate to three digits. The planner estimates one row where it expects none."""
     number = 0 if number == 1 else number
     digits = len(str(number))
     return round(number, 3 - digits) if digits > 3 else number

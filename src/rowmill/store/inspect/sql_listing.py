@@ -11,55 +11,40 @@ from .lane_view import LaneView
 
 async def texts(view: LaneView) -> dict[str, str]:
     """The statements of a lane in one environment, by what they do."""
-    say, lane, found = view.statements, view.lane, dict[str, str]()
-    if lane.groups:
-        found |= await _gated(view)
-    elif isinstance(say, PostgresStatements):
-        found["claim"] = say.claim()
-        if say.bound() is not None:
-            found["claim, from the remembered lower bound"] = say.claim(bounded=True)
-    elif say.loose():
-        found["claim"] = say.claim(placed=True)
-        found["claim, of rows without a place in the order"] = say.claim(placed=False)
-    else:
-        found["claim"] = say.claim()
+    statements, lane = view.statements, view.lane
+    texts = await _gated(view) if lane.groups else statements.claim_texts()
+    texts |= statements.done_texts()
     for kind in KINDS:
-        found[f"settle, {kind}"] = say.settle(kind, ())
-        if kind == "done" and isinstance(say, PostgresStatements) and say.in_arrays:
-            found["settle, done, with columns"] = found["settle, done"]
-            found["settle, done"] = say.settle_done()
+        texts.setdefault(f"settle, {kind}", statements.settle(kind, ()))
+    if lane.inputs:
+        texts["settle, stale"] = statements.settle("stale", ())
     if view.binding.renew != "none":
-        found["renew"] = say.renew()
+        texts["renew"] = statements.renew()
     if "progress" in view.binding.roles:
-        found["progress"] = say.progress()
-    if isinstance(say, PostgresStatements):
-        found["sweep"] = say.sweep(lane.lease)
-        return found
-    found["sweep, find"] = say.find_stale(lane.lease)
-    found["sweep, back to ready"] = say.sweep(poison=False)
-    if say.poison() is not None:
-        found["sweep, poison"] = say.sweep(poison=True)
-    return found
+        texts["progress"] = statements.progress()
+    return texts | statements.sweep_texts(lane.lease)
 
 
 async def _gated(view: LaneView) -> dict[str, str]:
     """The claim through gates: one statement, or the last of those that a transaction is made of."""
     gates = await lane_gates(view)
-    say, dims, table = view.statements, gates.dims, gates.rows.table
+    statements, dims, table = view.statements, gates.dims, gates.rows.table
     keyed = [dim for dim in dims if dim.phrase is not None]
-    if isinstance(say, PostgresStatements):
+    if isinstance(statements, PostgresStatements):
         if len(dims) == 1 and keyed:
-            by_key = ClaimByKeyStatements(say, dims[0], table)
+            by_key = ClaimByKeyStatements(statements, dims[0], table)
             return {
-                "claim, each key in turn": by_key.claim(begun=True),
+                "claim, each key in turn": by_key.claim(after_last=True),
                 "claim, when held back rows may go": by_key.when(),
                 "claim, gate rows of keys that are over": by_key.forget(),
-                "claim, stretches of keys": by_key.mark_out(by_key.divide()),
+                "claim, key ranges": by_key.create_ranges(by_key.range_starts()),
             }
         phrases, kinds = [str(dim.phrase) for dim in keyed], [dim.kind for dim in keyed]
-        return {"claim, after the gate rows are locked and running rows counted": say.claim_units(phrases, kinds, ())}
+        return {
+            "claim, after the gate rows are locked and running rows counted": statements.claim_units(phrases, kinds, ())
+        }
     also = tuple(dim.matches(f":k{i}") for i, dim in enumerate(keyed)) or ("1 = 1",)
-    return {"claim, after running rows are counted": say.claim(also=also)}
+    return {"claim, after running rows are counted": statements.claim(also=also)}
 
 
 _HELD = "Claims that are still valid: state, worker, claim time and counter are as the claim left them."
@@ -110,10 +95,10 @@ def commented(name: str, text: str) -> str:
     lines: list[str] = []
     inside = ""  # a literal or a name that goes on over several lines is left as it is
     for line in text.split("\n"):
-        found = None if inside else next((each for each in whys if line.startswith(each[0])), None)
-        if found:
-            whys.remove(found)
-            lines.append(f"{line[: len(line) - len(line.lstrip())]}-- {found[1]}")
+        reason = None if inside else next((each for each in whys if line.startswith(each[0])), None)
+        if reason:
+            whys.remove(reason)
+            lines.append(f"{line[: len(line) - len(line.lstrip())]}-- {reason[1]}")
         lines.append(line)
         for sign in line:
             if sign in "'\"" and inside in ("", sign):

@@ -16,7 +16,8 @@ from ..gates.rules import GateState
 from ..lane.refused_rows import try_claim
 from ..lane.row_keys import Key, Placeholders, among, written
 from ..lane.statements import INCARNATION
-from ..own.workers import WorkersTable
+from ..lane.waits import WaitFacts, WaitingRows
+from ..own.workers import WorkersTable, evidence, taken_back_within
 from .gate_view import LaneGates, has_table, lane_gates
 from .lane_view import LaneView, Row
 from .why_rules import GateFacts, LockFacts, PauseFacts, RowFacts, Runner, WorkerFacts
@@ -30,8 +31,15 @@ _TRIES, _PAUSE = 3, 0.05
 class Inquiry:
     """One row of one lane in one environment."""
 
-    def __init__(self, view: LaneView, gates: LaneGates, key: Key, fleet: Sequence[dict[str, Any]] | None) -> None:
-        self.view, self.gates, self.key, self.fleet = view, gates, key, fleet
+    def __init__(
+        self,
+        view: LaneView,
+        gates: LaneGates,
+        key: Key,
+        fleet: Sequence[dict[str, Any]] | None,
+        suspicion: float | None,
+    ) -> None:
+        self.view, self.gates, self.key, self.fleet, self.suspicion = view, gates, key, fleet, suspicion
         self.say, self.lane, self.binding = view.statements, view.lane, view.binding
 
     async def facts(self, above: Sequence[LaneView], beside: Sequence[LaneView]) -> RowFacts:
@@ -43,13 +51,13 @@ class Inquiry:
         stuck = view.condition("stuck") or "1 = 0"
         tests = [*parts.values(), self.say.running(), stuck]
         asked = [*(f"case when {test} then 1 else 0 end" for test in tests), self._limit(), *keyed]
-        found = await view.examine(self.key, asked)
+        examined = await view.examine(self.key, asked)
         where: dict[str, Any] = {"environment": view.environment, "lane": lane.name}
-        if found is None:
+        if examined is None:
             return RowFacts(**where, found=False)
-        row, told = found
-        holds = dict(zip(parts, told, strict=False))
-        running, is_stuck, limit = told[len(parts) : len(parts) + 3]
+        row, answers = examined
+        holds = dict(zip(parts, answers, strict=False))
+        running, is_stuck, limit = answers[len(parts) : len(parts) + 3]
         state = self._state(row, bool(running), holds)
         common: dict[str, Any] = {
             **where,
@@ -60,6 +68,9 @@ class Inquiry:
             "served": lane.serves(view.environment),
             "served_in": tuple(lane.environments or ()),
         }
+        if state in ("running", "open"):
+            runs, since = await view.stale_runs(self.key)
+            common |= {"stale_runs": runs, "stale_since": since, "inputs": lane.inputs}
         if state == "running":
             worker = self._worker(self._role(row, "worker"))
             seen_for = (await view.first_seen()).get(written(row.id)) if is_stuck and row.silent_for is None else None
@@ -74,7 +85,7 @@ class Inquiry:
             return RowFacts(**common)
         fails = tuple(name for name, holding in holds.items() if not holding)
         keys = dict(
-            zip((d.label for d in self.gates.dims if d.phrase is not None), told[len(parts) + 3 :], strict=True)
+            zip((d.label for d in self.gates.dims if d.phrase is not None), answers[len(parts) + 3 :], strict=True)
         )
         table = await has_table(view)
         pauses, gates = await view.database.read(lambda run: self._gates(run, keys, table))
@@ -82,8 +93,10 @@ class Inquiry:
         return RowFacts(
             **common,
             fails=fails,
+            wait=await self._wait() if "run_after" in fails else None,
             attempts=row.values.get(self.binding.counter) if self.binding.counter else None,
             limit=limit,
+            sweep_every=lane.sweep_every.total_seconds(),
             untouched_for=lane.untouched_for.total_seconds() if lane.untouched_for else 0.0,
             where=self.say.further() if "where" in fails else "",
             pauses=pauses,
@@ -96,6 +109,13 @@ class Inquiry:
         )
 
     # -- the row
+
+    async def _wait(self) -> WaitFacts | None:
+        """What it waits for."""
+        try:
+            return None if self.lane.own else await WaitingRows(self.view.store).facts(self.key)
+        except Refused:  # the table is not there, or this role may not read it
+            return None
 
     def _limit(self) -> str:
         return self.say.exhausted() if self.lane.dead is None and self.binding.counter else "null"
@@ -133,7 +153,7 @@ class Inquiry:
         return None
 
     def _shown(self, row: Row) -> str | None:
-        """What stands in the columns of the states, where no lane knows it."""
+        """The values of the state columns, if no lane declares them."""
         columns = sorted(self.binding.state_columns() & row.values.keys())
         return ", ".join(f"{column} is {row.values[column]!r}" for column in columns) or None
 
@@ -142,7 +162,7 @@ class Inquiry:
     def _gates(
         self, run: Run, keys: dict[str, Any], table: bool
     ) -> tuple[tuple[PauseFacts, ...], tuple[GateFacts, ...]]:
-        rows, pauses, found = self.gates.rows, [], []
+        rows, pauses, gates = self.gates.rows, [], []
         now = rows.epoch(run)
         spots = [Target(), Target(self.lane.name)]
         for dim in self.gates.dims:
@@ -153,28 +173,28 @@ class Inquiry:
             state = (rows.read(run, [(dim.label, key)]) if table else {}).get((dim.label, key), GateState(key))
             state = dim.overlay(run, {key: state})[key]
             total, by_process, runners = self._running(run, dim, raw)
-            found.append(GateFacts(dim.group, key, state, total, by_process, runners, now))
+            gates.append(GateFacts(dim.group, key, state, total, by_process, runners, now))
             if dim.phrase is not None:
                 spots.append(Target(self.lane.name, dim.label, key))
         for target in spots if table else []:
             name = {"environment": f"environment {self.view.environment!r}", "lane": f"lane {self.lane.name!r}"}
-            said = name.get(target.kind, f"{target.dim} {target.key}")
+            label = name.get(target.kind, f"{target.dim} {target.key}")
             standing = read_one(run, rows, target)
-            pauses += [PauseFacts(target.kind, said, p.reason, p.since, p.left) for p in standing]
-        return tuple(pauses), tuple(found)
+            pauses += [PauseFacts(target.kind, label, p.reason, p.since, p.left) for p in standing]
+        return tuple(pauses), tuple(gates)
 
     def _running(self, run: Run, dim: BoundGates, raw: Any) -> tuple[int, dict[str, int], tuple[Runner, ...]]:
         """Running rows of a key: how many, how many in each live process, and some of them."""
         group = dim.group
         if not (group.counts_running or group.process is not None):
             return 0, {}, ()
-        say, marks = self.say, Placeholders(self.binding)
-        source = f"from {say.table} where {say.running()}"
+        statements, marks = self.say, Placeholders(self.binding)
+        source = f"from {statements.table} where {statements.running()}"
         if dim.phrase is not None:
             source += f" and {dim.matches(marks.add(raw))}"
         given = marks.given()
         total = int(run(f"select count(*) {source}", given)[0][0])
-        worker = say.name(self.binding.roles["worker"]) if "worker" in self.binding.roles else "null"
+        worker = statements.name(self.binding.roles["worker"]) if "worker" in self.binding.roles else "null"
         by_process: dict[str, int] = {}
         if group.process is not None:
             counted = {row[0]: int(row[1]) for row in run(f"select {worker}, count(*) {source} group by 1", given)}
@@ -182,7 +202,7 @@ class Inquiry:
                 mark = f"{one['id']}{INCARNATION}{one['incarnation']}" if self.binding.incarnated else one["id"]
                 by_process[one["id"]] = counted.get(mark, 0)
         age = self.view.age_of("claimed_at") or "null"
-        names = say.names(self.binding.key)
+        names = statements.names(self.binding.key)
         text = f"select {worker}, {age} as _age, {names} {source} order by 2 limit {_NAMED}"
         runners = [
             Runner(written(tuple(key) if len(key) > 1 else key[0]), self._worker(who), _number(seconds))
@@ -200,13 +220,13 @@ class Inquiry:
     def _workers(self) -> tuple[WorkerFacts, ...] | None:
         if self.fleet is None:
             return None
-        found = []
+        workers = []
         for worker in self.fleet:
             if self.lane.name not in worker["lanes"]:
                 continue
             current = worker["current"]
             up = datetime.fromisoformat(worker["seen_at"]) - datetime.fromisoformat(worker["started_at"])
-            found.append(
+            workers.append(
                 WorkerFacts(
                     worker["id"],
                     worker["alive"],
@@ -215,24 +235,28 @@ class Inquiry:
                     len(current),
                     next((job["at_once"] for job in current if job.get("at_once")), None),
                     worker["silent_for"] + up.total_seconds(),
+                    evidence(worker, self.suspicion),
+                    taken_back_within(worker, self.live, self.suspicion),
                 )
             )
-        return tuple(found)
+        return tuple(workers)
 
     async def _above(self, views: Sequence[LaneView]) -> tuple[str, ...]:
         """Lanes that go first and have a ready row that is not paused."""
-        found = []
+        counts = []
         for view in views:
-            say = view.statements
+            statements = view.statements
             try:
-                ready = await view.ask(f"select 1 where {say.ready_probe()} and {say.unpaused()}", seconds=1.0)
+                ready = await view.ask(
+                    f"select 1 where {statements.ready_probe()} and {statements.unpaused()}", seconds=1.0
+                )
             except Busy:
                 continue
             if ready:
                 other = f" in {view.environment!r}" if view.environment != self.view.environment else ""
                 gated = " (unless its gates hold them back)" if view.lane.groups else ""
-                found.append(f"lane {view.lane.name!r}{other}{gated}")
-        return tuple(found)
+                counts.append(f"lane {view.lane.name!r}{other}{gated}")
+        return tuple(counts)
 
     # -- the line
 
@@ -297,8 +321,8 @@ def _number(value: Any) -> float | None:
     return None if value is None else max(float(value), 0.0)
 
 
-async def inquire(view: LaneView, key: Key) -> Inquiry:
-    """Open an inquiry into one row."""
-    fleet = WorkersTable(view.database)
-    workers = await fleet.all() if await fleet.exists() else None
-    return Inquiry(view, await lane_gates(view), key, workers)
+async def inquire(view: LaneView, key: Key, suspicion: float | None = None) -> Inquiry:
+    """Open an inquiry into one row. ``suspicion``: the seconds of ``Mill(suspicion=)``."""
+    table = WorkersTable(view.database)
+    workers = await table.all() if await table.exists() else None
+    return Inquiry(view, await lane_gates(view), key, workers, suspicion)

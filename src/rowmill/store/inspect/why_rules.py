@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...declare.gates import Group
 from ...plural import counted, plural
 from ..gates.rules import Allowed, GateState, allowances, rate_in_force
+from ..lane.waits import WaitFacts
 
 INF = math.inf
 _ERROR = 200  # characters of an error that a reason quotes
@@ -74,6 +75,10 @@ class WorkerFacts:
     at_once: int | None = None
     #: Seconds since its process began.
     up_for: float | None = None
+    #: What shows that it is dead or seems to be; None: it seems to live.
+    evidence: str | None = None
+    #: Seconds until another worker has taken back what it held, where that does not wait for the lease.
+    taken_back_within: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class RowFacts:
     found: bool = True
     #: The parts of the lane's ready condition that do not hold.
     fails: tuple[str, ...] = ()
+    #: The condition that it waits for, what then (``dead`` or ``run``), and seconds since and until.
+    wait: WaitFacts | None = None
     ages: Mapping[str, float | None] = field(default_factory=dict)
     worker: str | None = None
     error: str | None = None
@@ -124,6 +131,10 @@ class RowFacts:
     locked: LockFacts | None = None
     #: The database's words where it would refuse the claim of this row.
     refused: str | None = None
+    #: Runs one after the other whose outcome was not final because its inputs changed, and since when.
+    stale_runs: int = 0
+    stale_since: float = 0.0
+    inputs: tuple[str, ...] = ()
     #: Ready rows that go before it; -1: more than were counted.
     ahead: int | None = 0
 
@@ -156,9 +167,10 @@ class WhyAnswer:
 
 
 #: What is asked first when nothing else decides. A reason without an end goes before all others.
-_ORDER = ("refused", "attempts", "ready", "version", "where", "not_served", "environment_paused", "lane_paused",
-          "key_paused", "no_worker", "run_after", "untouched_for", "closed", "breaker", "concurrency",
-          "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")  # fmt: skip
+_ORDER = ("refused", "attempts", "expires_at", "ready", "version", "where", "not_served", "environment_paused",
+          "lane_paused", "key_paused", "no_worker", "wait", "run_after", "untouched_for", "closed", "breaker",
+          "concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked",
+          "line")  # fmt: skip
 _BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")
 
 
@@ -168,7 +180,8 @@ def why(facts: RowFacts) -> WhyAnswer:
         return WhyAnswer("none", (Reason("no_row", "no row has this id"),), INF)
     match facts.state:
         case "running":
-            return _running(facts)
+            answer = _running(facts)
+            return replace(answer, reasons=(*answer.reasons, *_stale(facts)))
         case "done":
             return WhyAnswer("done", (Reason("done", "it is done", _ended(facts)),))
         case "dead" | "canceled":
@@ -186,6 +199,14 @@ def why(facts: RowFacts) -> WhyAnswer:
             return _open(facts)
 
 
+def _stale(facts: RowFacts) -> Iterable[Reason]:
+    """What happened to its last runs; that holds nothing back."""
+    if facts.stale_runs:
+        its = "the last run was" if facts.stale_runs == 1 else f"the last {facts.stale_runs:,} runs were"
+        text = f"{' or '.join(facts.inputs)} changed while {its} under way, so the outcome was not final"
+        yield Reason("inputs_changed", text, facts.stale_since, 0.0)
+
+
 def _ended(facts: RowFacts) -> float | None:
     return next((age for role in ("finished_at", "updated_at") if (age := facts.ages.get(role)) is not None), None)
 
@@ -200,6 +221,9 @@ def _running(facts: RowFacts) -> WhyAnswer:
         text = f"it is running{by}{sign}, lease {span(facts.lease)}"
         if (gone := _gone(facts)) is None:
             return WhyAnswer("running", (Reason("running", text, since),))
+        if (within := _taken_back_within(facts)) is not None:
+            text = f"it was running{by}, but {gone}; another worker takes it back within {span(within)}"
+            return WhyAnswer("running", (Reason("running", text, since, within),), within)
         left = max(facts.lease - (facts.silent_for or 0.0), 0.0)
         text = f"it was running{by}, but {gone}; a sweep takes it back when its lease of {span(facts.lease)} expires,"
         text += f" in about {span(left)}"
@@ -210,6 +234,9 @@ def _running(facts: RowFacts) -> WhyAnswer:
     if _timeless(facts):
         text = f"it is stuck{by}: it is running, but shows no time of a claim or a heartbeat"
         sweep = Reason("sweep", f"a worker takes it back {span(facts.lease)} (the lease) after it first saw it")
+    if (within := _taken_back_within(facts)) is not None:
+        text += f"; {_gone(facts)}, so another worker takes it back within {span(within)}"
+        return WhyAnswer("stuck", (Reason("stuck", text, since, within),), within)
     wait = INF if nobody else _until_swept(facts)
     return WhyAnswer("stuck", (Reason("stuck", text, since, wait), *(nobody or [sweep])), wait)
 
@@ -228,28 +255,41 @@ def _until_swept(facts: RowFacts) -> float | None:
     return left if left > 0 else None
 
 
+def _holder(facts: RowFacts) -> WorkerFacts | None:
+    return next((worker for worker in facts.workers or () if worker.id == facts.worker), None)
+
+
+def _taken_back_within(facts: RowFacts) -> float | None:
+    """Seconds until another worker has taken the row back from its dead holder; None: it waits for its lease."""
+    holder = _holder(facts)
+    return None if holder is None else holder.taken_back_within
+
+
 def _gone(facts: RowFacts) -> str | None:
     """What shows that the holder is gone although the lease still runs; None where nothing does."""
-    same = next((worker for worker in facts.workers or () if worker.id == facts.worker), None)
-    if same is None or facts.silent_for is None:
+    if (same := _holder(facts)) is None:
         return None
-    if not same.alive:
-        return f"{same.id} is dead (last seen {span(same.silent_for)} ago)"
+    if same.evidence is not None:
+        seems = "is dead" if not same.alive else "seems to be dead"
+        return f"{same.id} {seems}: {same.evidence} (last seen {span(same.silent_for)} ago)"
+    if facts.silent_for is None:
+        return None
     # The process that has the holder's name now is younger than the row's last sign of life: it is another one.
     younger = same.up_for is not None and same.up_for < facts.silent_for
     return "that worker has restarted since" if younger else None
 
 
 def _open(facts: RowFacts) -> WhyAnswer:
-    found = [*_unready(facts), *_pauses(facts), *_gates(facts), *_serving(facts)]
+    reasons = [*_unready(facts), *_pauses(facts), *_gates(facts), *_serving(facts)]
     ready = not facts.fails and facts.state == "open"
     if ready:
-        found += _in_line(facts)
-    found.sort(key=_weight)
-    holding = [reason for reason in found if reason.code not in ("line", "above")]
+        reasons += _in_line(facts)
+    reasons.sort(key=_weight)
+    holding = [reason for reason in reasons if reason.code not in ("line", "above")]
     if ready:
-        found.append(_place(facts))
-    waits = [reason.wait for reason in (holding if holding else found)]
+        reasons.append(_place(facts))
+    reasons += _stale(facts)
+    waits = [reason.wait for reason in (holding if holding else reasons)]
     wait = (
         None
         if any(w is None for w in waits) and INF not in waits
@@ -258,17 +298,17 @@ def _open(facts: RowFacts) -> WhyAnswer:
     state = "held" if holding else "ready"
     if {"attempts", "where"} & set(facts.fails):
         state = "exhausted" if "attempts" in facts.fails else "excluded"
-    return WhyAnswer(state, tuple(found), wait)
+    return WhyAnswer(state, tuple(reasons), wait)
 
 
 def _weight(reason: Reason) -> tuple[int, float, int]:
     """Without an end, then by time the longest first, then what depends on others' runs."""
-    place = _ORDER.index(reason.code)
+    rank = _ORDER.index(reason.code)
     if reason.wait == INF or reason.code in ("where", "ready"):
-        return 0, 0.0, place
+        return 0, 0.0, rank
     if reason.code in _BY_RUNS:
-        return 2, 0.0, place
-    return 1, -(reason.wait or 0.0), place
+        return 2, 0.0, rank
+    return 1, -(reason.wait or 0.0), rank
 
 
 def _unready(facts: RowFacts) -> Iterable[Reason]:
@@ -287,12 +327,19 @@ def _unready(facts: RowFacts) -> Iterable[Reason]:
         )
     if "where" in facts.fails:
         yield Reason("where", f"the lane's where condition is not true for it: {facts.where}", None, None)
+    if "expires_at" in facts.fails:
+        text = "it expired before it was started; the next sweep ends it"
+        yield Reason("expires_at", f"{text}, within {span(facts.sweep_every)}", age("expires_at"), INF)
     if "version" in facts.fails:
         yield Reason("version", "it already has the lane's version", None, None)
     changed = age("updated_at") if age("updated_at") is not None else age("created_at")
     if "run_after" in facts.fails:
         due = age("run_after")
-        if due is None:
+        if facts.wait is not None:
+            then = "then it is dead" if facts.wait.then == "dead" else "then it runs all the same"
+            text = f"waits for {facts.wait.until} until {facts.wait.until_at:%Y-%m-%d %H:%M} UTC; {then}"
+            yield Reason("wait", text, facts.wait.since, None if facts.wait.left > 0 else facts.sweep_every)
+        elif due is None:
             yield Reason("run_after", "scheduled for never: run_after is infinite", changed, INF)
         else:
             text = f"scheduled: due in {span(max(-due, 0.0))}" + _last_error(facts)
@@ -406,8 +453,8 @@ def _in_line(facts: RowFacts) -> Iterable[Reason]:
     live = facts.live
     full = [w for w in live if w.here >= facts.slots or (w.at_once is not None and w.runs >= w.at_once)]
     if live and len(full) == len(live):
-        told = ", ".join(f"{w.id} ({w.runs} running)" for w in full[:3]) + (", ..." if len(full) > 3 else "")
-        yield Reason("capacity", f"all slots are busy: {told}")
+        names = ", ".join(f"{w.id} ({w.runs} running)" for w in full[:3]) + (", ..." if len(full) > 3 else "")
+        yield Reason("capacity", f"all slots are busy: {names}")
     if facts.refused is not None:
         yield Reason("refused", f"the database refuses the claim of this row: {facts.refused}", None, INF)
     if facts.above:

@@ -1,4 +1,4 @@
-"""Many jobs at once by COPY: the fastest way into ``rowmill_jobs``."""
+"""Insert many jobs by COPY: the fastest way into ``rowmill_jobs``."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from typing import Any
 
 from ...clock import Clock
 from ...declare.call import Call, CallBatch, different
+from ..database import Database
 from ..json_documents import as_json
-from ..postgres_database import AsyncpgPool, Postgres
+from ..postgres_database import AsyncpgPool
 from .enqueue import CHANNEL, common_values
 
-#: By task and options, by identity: what the lines of their calls end with.
+#: The common end of a call's lines, by the identity of its task and options.
 Common = dict[tuple[int, int], str]
-_FROM = 100  # jobs from which on COPY is worth its second round trip
-#: Jobs in the first part, how many times as many are in each that follows, and the most: the server begins soon, and
-#: takes three times as long to take one in as it takes here to make it ready.
+_FROM = 100  # the number of jobs at which COPY is worth its second round trip
+#: Jobs in the first part, the growth factor of the parts, and the maximum. A small first part lets the server start
+#: early; it takes three times as long to read a part as we take to prepare it.
 _PART, _MORE, _MOST = 500, 3, 10_000
-#: What a column has where nothing is sent for it: as the table declares it.
+#: The column defaults of the table, used for columns that are not sent.
 _DEFAULTS = {"queue": "default", "priority": 0, "max_attempts": None, "run_after": None}
-#: The sequence is looked up once: looking it up for every id would take longer than adding the job.
+#: The sequence is looked up once: a lookup for every id would take longer than the insert.
 _RESERVE = """with own as materialized (select pg_get_serial_sequence($1, 'id')::regclass as ids)
 select array_agg(nextval(own.ids)), now() from own, generate_series(1, $2)"""
 
 
 def copies(calls: Sequence[Call]) -> bool:
-    """Whether these go by COPY: many, and none with a key to look up."""
+    """Whether these calls are inserted by COPY: many calls, and none with a key to look up."""
     return len(calls) >= _FROM and not any(call.options.key is not None for call in different(calls))
 
 
-async def copy(direct: AsyncpgPool, database: Postgres, clock: Clock, calls: Sequence[Call], wake: bool) -> list[int]:
-    """Add jobs; their ids, which are taken from the sequence first.
+async def copy(direct: AsyncpgPool, database: Database, clock: Clock, calls: Sequence[Call], wake: bool) -> list[int]:
+    """Add jobs and return their ids, which are taken from the sequence first.
 
-    In parts, all in one transaction: the server takes one in while the next is made ready here.
+    The jobs are sent in parts, all in one transaction: the server reads one part while the next is prepared here.
     """
     async with direct.connection() as connection:
         ids: list[int]
@@ -56,7 +57,7 @@ async def copy(direct: AsyncpgPool, database: Postgres, clock: Clock, calls: Seq
 
 
 class _Sender:
-    """One part after the other: each is sent when the last has been taken in, and nobody waits for it to be."""
+    """Sends the parts one after the other. ``send`` waits for the previous part, not for its own."""
 
     def __init__(self) -> None:
         self._under_way: asyncio.Future[Any] | None = None
@@ -66,17 +67,17 @@ class _Sender:
 
     async def __aexit__(self, *_: object) -> None:
         if self._under_way is not None:
-            await asyncio.wait([self._under_way])  # the connection is its own until then
+            await asyncio.wait([self._under_way])  # until then the connection is busy
             if not self._under_way.cancelled():
-                self._under_way.exception()  # seen: who comes here with an error says that one
+                self._under_way.exception()  # mark it as retrieved: the caller raises the original error
 
     async def taken(self) -> None:
-        """Wait until the last part has been taken in."""
+        """Wait until the server has read the last part."""
         if self._under_way is not None:
             await self._under_way
 
     async def send(self, copy: Coroutine[Any, Any, Any]) -> None:
-        """Returns when it has left, as far as the connection takes it at once."""
+        """Start to send a part. Returns when the connection has taken as much as it can at once."""
         try:
             await self.taken()
         except BaseException:
@@ -94,8 +95,9 @@ def _parts(count: int) -> Iterator[slice]:
 
 
 def _lines(ids: Sequence[int], calls: Sequence[Call], common: Common) -> memoryview:
-    """Jobs as COPY reads them. As text: the driver takes longer to put rows together, one value after the other, and
-    these would be thousands of objects more.
+    """Return jobs as COPY reads them, as text.
+
+    With the binary format the driver builds rows value by value, which takes longer and creates thousands of objects.
     """
     args = [as_json(each) for each in calls.args] if isinstance(calls, CallBatch) else [as_json(c.args) for c in calls]
     if any("\\" in text for text in args):
@@ -106,11 +108,11 @@ def _lines(ids: Sequence[int], calls: Sequence[Call], common: Common) -> memoryv
     else:
         ends = [common[id(call.task), id(call.options)] for call in calls]
         lines = [f"{id}\t{text}\t{end}" for id, text, end in zip(ids, args, ends, strict=True)]
-    return memoryview("".join(lines).encode())  # bytes would be read as the name of a file
+    return memoryview("".join(lines).encode())  # bytes would be read as a file name
 
 
 def _field(value: Any) -> str:
-    """A value as COPY reads it."""
+    """A value in COPY's text format."""
     if value is None:
         return "\\N"
     return _escaped(value.isoformat() if isinstance(value, datetime) else str(value))
@@ -121,27 +123,27 @@ def _escaped(text: str) -> str:
 
 
 def _in_common(calls: Sequence[Call], now: datetime, shift: timedelta) -> tuple[list[str], Common]:
-    """The columns that have to be sent, and what of them calls of one task with the same options have in common."""
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    """The columns to send, and the values that calls of one task with the same options share."""
+    groups: dict[tuple[int, int], dict[str, Any]] = {}
     task = options = None
     for call in different(calls):
         if call.task is not task or call.options is not options:
             task, options = call.task, call.options
-            found[id(task), id(options)] = {**common_values(call), "run_after": _due(call, now, shift)}
+            groups[id(task), id(options)] = {**common_values(call), "run_after": _due(call, now, shift)}
     names = [
         name
         for name in ("task", *_DEFAULTS)
-        if name == "task" or any(values[name] != _DEFAULTS[name] for values in found.values())
+        if name == "task" or any(values[name] != _DEFAULTS[name] for values in groups.values())
     ]
     if "run_after" in names:
-        for values in found.values():
+        for values in groups.values():
             values["run_after"] = values["run_after"] or now
-    ends = {alike: "\t".join([_field(values[n]) for n in names]) + "\n" for alike, values in found.items()}
+    ends = {alike: "\t".join([_field(values[n]) for n in names]) + "\n" for alike, values in groups.items()}
     return ["id", "args", *names], ends
 
 
 def _due(call: Call, now: datetime, shift: timedelta) -> datetime | None:
-    """When it is due; None: now, by the clock of the database."""
+    """When the job is due; None: now, by the database's clock."""
     after = call.options.run_after
     if isinstance(after, datetime):
         return after

@@ -1,12 +1,14 @@
-"""``rowmill_crons``: up to which tick each cron was enqueued.
+"""``rowmill_crons``: the last tick that was enqueued for each cron, and for each row of a table of schedules.
 
-The worker that moves a cron's ``last_tick`` on, from what it was when it was read, enqueues the ticks in between, in
-the same transaction: each once, however many workers look, with no leader among them.
+A worker moves ``last_tick`` forward only if it has not changed since the read, and enqueues the ticks in between in the
+same transaction. So each tick is enqueued once with any number of workers, without a leader. For a schedule row the
+statement also checks that the row has not changed since the read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -21,45 +23,71 @@ from ..dialect import utc
 from .enqueue import EnqueueStatements, add
 
 
+@dataclass(frozen=True)
+class Scheduled:
+    """A cron's name in ``rowmill_crons``, and the call that is enqueued at its ticks."""
+
+    name: str
+    cron: Cron
+    task: Task[Any, Any]
+    args: Mapping[str, Any] = field(default_factory=dict)
+    #: SQL that must be true at the write, with its values.
+    still: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(one: Task[Any, Any] | Scheduled) -> Scheduled:
+        """A task that is itself a cron, or a schedule row."""
+        if isinstance(one, Scheduled):
+            return one
+        assert one.cron is not None
+        return Scheduled(one.name, one.cron, one)
+
+
 class Ticks:
-    """The crons of one environment."""
+    """The crons and schedules of one environment."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database, self.clock = database, clock
         self.say = EnqueueStatements.to(database, clock)
         self.table = database.own("rowmill_crons")
 
-    async def register(self, tasks: Sequence[Task[Any, Any]]) -> None:
-        """Crons that are new, or have another expression than before, are counted from now on."""
-        insert = (
-            f"insert into {self.table} as c (name, expression, tz, last_tick) values (:name, :expression, :tz,"
-            f" {self.say.now()}) on conflict (name) do update set expression = excluded.expression, tz = excluded.tz,"
-            " last_tick = excluded.last_tick where c.expression <> excluded.expression or c.tz <> excluded.tz"
-        )
-        for task in tasks:
-            assert task.cron is not None
-            values = {"name": task.name, "expression": task.cron.expression, "tz": task.cron.tz}
-            await self.database.write(lambda run, values=values: self.say.sql.named(run)(insert, values))  # type: ignore[misc]
+    async def register(self, crons: Sequence[Task[Any, Any] | Scheduled]) -> None:
+        """Start to count crons from now if they are new or have a new expression."""
+        for one in map(Scheduled.of, crons):
+            names = [self.say.sql.typed(f":{name}", "text") for name in ("name", "expression", "tz")]
+            text = (
+                f"insert into {self.table} as c (name, expression, tz, last_tick) select {', '.join(names)},"
+                f" {self.say.now()} where {one.still or 'true'} on conflict (name) do update"
+                " set expression = excluded.expression, tz = excluded.tz, last_tick = excluded.last_tick"
+                " where c.expression <> excluded.expression or c.tz <> excluded.tz"
+            )
+            values = {"name": one.name, "expression": one.cron.expression, "tz": one.cron.tz, **one.values}
+            await self.database.write(
+                lambda run, text=text, values=values: self.say.sql.named(run)(text, values)  # type: ignore[misc]
+            )
 
-    async def now(self, names: Sequence[str]) -> tuple[datetime, dict[str, datetime]]:
-        """The database's time, and up to where each cron was enqueued."""
+    async def now(self, names: Sequence[str] | None) -> tuple[datetime, dict[str, datetime]]:
+        """The database's time, and the last enqueued tick of each cron; None: of all crons."""
         text = f"select name, last_tick, {self.say.now()} from {self.table}"
         rows = await self.database.read(lambda run: self.say.sql.named(run)(text, {}))
         if not rows:
-            found = await self.database.read(lambda run: self.say.sql.named(run)(f"select {self.say.now()}", {}))
-            return utc(found[0][0]), {}
-        return utc(rows[0][2]), {row[0]: utc(row[1]) for row in rows if row[0] in names}
+            answer = await self.database.read(lambda run: self.say.sql.named(run)(f"select {self.say.now()}", {}))
+            return utc(answer[0][0]), {}
+        return utc(rows[0][2]), {row[0]: utc(row[1]) for row in rows if names is None or row[0] in names}
 
-    async def enqueue(self, task: Task[Any, Any], cron: Cron, last: datetime, now: datetime) -> int:
-        """Enqueue the ticks that are due since ``last``, unless somebody else did; how many."""
-        ticks, until = cron.due(last, now)
+    async def enqueue(self, cron: Task[Any, Any] | Scheduled, when: Cron, last: datetime, now: datetime) -> int:
+        """Enqueue the ticks that are due since ``last``, unless another worker did. Returns how many."""
+        one = Scheduled.of(cron)
+        ticks, until = when.due(last, now)
         if until == last:
             return 0
-        calls = [Call(task, {}, Options(run_after=tick)) for tick in ticks]
+        calls = [Call(one.task, one.args, Options(run_after=tick)) for tick in ticks]
         was, then = self.say.sent(":last", "timestamptz"), self.say.sent(":until", "timestamptz")
-        text = f"update {self.table} set last_tick = {then} where name = :name and last_tick = {was} returning name"
+        text = f"update {self.table} set last_tick = {then} where name = :name and last_tick = {was}"
+        text += f"{f' and {one.still}' if one.still else ''} returning name"
         time = self.say.sql.time_text
-        values = {"name": task.name, "last": time(last), "until": time(until)}
+        values = {"name": one.name, "last": time(last), "until": time(until), **one.values}
 
         def verb(plain: Run) -> int:
             run = self.say.sql.named(plain)
@@ -69,3 +97,12 @@ class Ticks:
             return len(calls)
 
         return await self.database.long_transaction(verb)
+
+    async def forget(self, names: Sequence[str], on: str) -> None:
+        """Delete the last ticks of rows that are gone or disabled. If a row comes back, it counts from that time.
+
+        ``on``: SQL that is true if the row named ``_cron.name`` exists and is enabled.
+        """
+        mark = self.say.sql.mark(1, "")
+        text = f"delete from {self.table} as _cron where _cron.name {self.say.sql.among(mark)} and not {on}"
+        await self.database.write(lambda run: run(text, (self.say.sql.list_value(names),)))

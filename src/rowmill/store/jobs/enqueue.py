@@ -1,7 +1,7 @@
-"""Enqueue: rows into ``rowmill_jobs``, one, many, with keys, in whosever transaction.
+"""Enqueue: insert rows into ``rowmill_jobs``, one or many, with keys, in rowmill's or the caller's transaction.
 
-NOTIFY stands in the statement that adds the rows, so it is sent when they are there and not before. PostgreSQL keeps
-one of equal ones per transaction, however many rows that adds.
+NOTIFY is part of the statement that inserts the rows, so it is sent when they are committed. PostgreSQL sends equal
+notifications of a transaction only once, however many rows it inserts.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class FlowPosition:
-    """Where a job stands in a flow: whose child it is, and, where it waits itself, whether for ``all`` its children
-    to end or for all of them to be ``done``.
-    """
+    """A job's place in a flow: its parent, and whether all its own children must end (``all``) or be ``done``."""
 
     parent_id: int | None = None
     branch: str | None = None
@@ -46,7 +44,7 @@ class FlowPosition:
 
 @dataclass(frozen=True)
 class EnqueueStatements:
-    """The statements, as one database takes them."""
+    """The SQL of enqueue, in one database's dialect."""
 
     sql: Dialect
     table: str
@@ -54,25 +52,25 @@ class EnqueueStatements:
 
     @staticmethod
     def to(database: Database, clock: Clock) -> EnqueueStatements:
-        """What is said to a database."""
+        """The statements for a database."""
         return EnqueueStatements(database.sql, database.own("rowmill_jobs"), clock)
 
     def now(self, seconds: str = "0") -> str:
-        """The database's time, and that many seconds."""
+        """The database's time plus this many seconds."""
         return self.sql.later(f"{seconds} + {self.clock.shift.total_seconds()}")
 
     def _told(self, insert: str, wake: bool) -> str:
-        """With a word to idle workers, sent when the rows are there."""
+        """Add a notification to idle workers, which is sent at the commit."""
         return self.sql.notified(insert, CHANNEL) if wake else insert
 
     def sent(self, mark: str, kind: str) -> str:
-        """A parameter that is sent as text, whatever library sends it."""
+        """A parameter that every client library sends as text."""
         return self.sql.typed(self.sql.typed(mark, "text"), kind)
 
     def one(self, wake: bool) -> str:
-        """A job without time, key or place in a flow: the plainest case, and the most frequent."""
+        """A job without time, key or place in a flow: the simplest and most frequent case."""
         args = self.sent(":args", "jsonb")
-        # The column's default is the database's time, and knows nothing of a test that has moved it.
+        # The column's default is the database's time, without the offset of a test's clock.
         due = (", run_after", f", {self.now()}") if self.clock.shift else ("", "")
         return self._told(
             f"insert into {self.table} (task, queue, args, priority, max_attempts{due[0]})\n"
@@ -81,13 +79,13 @@ class EnqueueStatements:
         )
 
     def many(self, wake: bool, conflict: str | None = None) -> str:
-        """Jobs from one JSON document; ``conflict`` says what becomes of one whose key is taken."""
+        """Insert jobs from one JSON document; ``conflict`` says what to do with a job whose key is taken."""
         sql, names = self.sql, [name for name, _ in _COLUMNS]
         given = ", ".join(sql.json_document(name) if name == "args" else sql.json_field(name) for name in names)
         source = sql.json_rows(":doc", [*_TIMING, *_COLUMNS])
         delay = self.now(f"coalesce({sql.json_field('delay')}, 0)")
         due = f"coalesce({sql.json_field('run_after')}, {delay})"
-        # On SQLite "on conflict" behind a select without a where would be read as a join's.
+        # SQLite would parse "on conflict" after a select without a where clause as the ON of a join.
         insert = (
             f"insert into {self.table} as j ({', '.join(names)}, run_after)\n"
             f"select {given}, {due}\nfrom {source}\nwhere true\norder by {sql.json_order}\n"
@@ -101,11 +99,11 @@ class EnqueueStatements:
         return f"key is not null and only_one and state in ({unfinished})"
 
     def holder(self) -> str:
-        """The job that keeps a strict key."""
+        """Find the job that holds a strict key."""
         return f"select id, state from {self.table} where task = :task and key = :key and {self._only_one()}"
 
     def counting(self, key: Key) -> str:
-        """The newest job that counts for a key that looks further than the unique index."""
+        """Find the newest job that counts for a key that checks more than the unique index does."""
         states = ", ".join(f"'{state}'" for state in key.states)
         recent = ""
         if key.within is not None:
@@ -117,7 +115,7 @@ class EnqueueStatements:
         )
 
     def replace(self, wake: bool, at_most: timedelta | None = None) -> str:
-        """New arguments for a job that has not begun. ``at_most``: it runs no later than so long after it was made."""
+        """Give new arguments to a job that has not started. ``at_most``: the longest time until its run."""
         args, after = self.sent(":args", "jsonb"), self.sent(":run_after", "timestamptz")
         delay = self.sql.typed(":delay", "double precision")
         if at_most is not None:
@@ -132,14 +130,14 @@ class EnqueueStatements:
 
 
 def simple(call: Call) -> bool:
-    """A job that needs nothing but its task and arguments."""
+    """Whether a job has nothing but its task and arguments."""
     return call.options.run_after is None and call.options.key is None
 
 
 def add(
     say: EnqueueStatements, calls: Sequence[Call], *, wake: bool, place: FlowPosition | None = None
 ) -> Verb[list[int]]:
-    """Add jobs, in order; the ids of those that stand for them."""
+    """Add jobs in order. Returns the id of each call's job, which may be an existing one."""
     ids: list[int] = []
     pending: list[Call] = []
     if place is None and len(calls) == 1 and simple(calls[0]):
@@ -168,25 +166,25 @@ def _add_many(say: EnqueueStatements, calls: Sequence[Call], wake: bool, place: 
 def _add_keyed(say: EnqueueStatements, call: Call, key: Key, wake: bool, place: FlowPosition | None) -> Verb[int]:
     where = {"task": call.task.name, "key": key.value}
     if key.looks_back and say.sql.lock_name:
-        # Another transaction that is about to add this key waits here until ours is committed, and then sees our row.
+        # Another transaction that adds this key waits here until ours commits, and then sees our row.
         yield say.sql.lock_name, {"name": f"{call.task.name} {key.value}"}
     text = say.many(wake, "nothing" if key.strict else None)
     for _ in range(_TRIES):
-        found = (yield say.counting(key), where) if key.looks_back else []
-        if not found:
+        existing = (yield say.counting(key), where) if key.looks_back else []
+        if not existing:
             added = yield text, {"doc": _document(say, [call], place)}
             if added:
                 return int(added[0][0])
-            found = yield say.holder(), where
-        if found:
-            answer = yield from _taken(say, call, key, int(found[0][0]), wake)
+            existing = yield say.holder(), where
+        if existing:
+            answer = yield from _taken(say, call, key, int(existing[0][0]), wake)
             if answer is not None:
                 return answer
     raise RowmillError(f"task {call.task.name!r}: the job with key {key.value!r} kept changing its state; try again")
 
 
 def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) -> Verb[int | None]:
-    """The key is taken by that job: what the call does then."""
+    """Decide what a call does if another job has its key."""
     if key.conflict == "raise":
         raise KeyTaken(f"task {call.task.name!r}: job {id} has the key {key.value!r}", id=id)
     if key.conflict == "replace":
@@ -201,7 +199,7 @@ def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) ->
             },
         )
         if key.debounce is not None and not replaced:
-            return None  # it has begun meanwhile: this call makes the next job
+            return None  # it has started since: this call makes the next job
     return id
 
 
@@ -217,12 +215,12 @@ def _timing(say: EnqueueStatements, call: Call) -> dict[str, Any]:
 
 
 def _plain_values(call: Call) -> dict[str, Any]:
-    """What every job has."""
+    """The values that every job has."""
     return {**common_values(call), "args": as_json(call.args)}
 
 
 def common_values(call: Call) -> dict[str, Any]:
-    """What calls of one task with the same options have in common."""
+    """The values that calls of one task with the same options share."""
     task = call.task
     return {
         "task": task.name,
@@ -252,7 +250,7 @@ def _document(say: EnqueueStatements, calls: Sequence[Call], place: FlowPosition
 
 
 def one_statement(calls: Sequence[Call]) -> bool:
-    """Whether these are added by one statement, or by such as need no transaction around them."""
+    """Whether these calls need no explicit transaction."""
     keys = [unique for call in calls if (unique := call.options.unique) is not None]
     if len(calls) == 1:
         return not keys or not keys[0].looks_back
@@ -260,5 +258,5 @@ def one_statement(calls: Sequence[Call]) -> bool:
 
 
 async def add_one(direct: AsyncpgPool, say: EnqueueStatements, call: Call, wake: bool) -> int:
-    """The plainest and most frequent call."""
+    """Add one job in the simplest and most frequent case."""
     return int((await direct.fetch(*numbered(say.one(wake), _plain_values(call))))[0][0])

@@ -1,9 +1,9 @@
-"""Flows: jobs that wait for others, and steps that ran once.
+"""Flows: jobs that wait for other jobs, and steps that ran once.
 
-There is no counter to keep right. A job in ``joining`` goes on when none of its children is unfinished, which one
-statement finds and writes at once; how many are done or failed is counted when it is asked. So a child that ends in
-any way (settled, swept as poison, canceled, deleted by hand) is right from that moment, no row is written by every
-child's end, and a job goes on once, whichever worker finds it first.
+There is no counter to keep in step. One statement finds the jobs in ``joining`` that have no unfinished child, and
+moves them on. The numbers of done and failed children are counted on demand. So every end of a child counts at once:
+settled, swept as poison, canceled, or deleted by hand. No child's end writes to another row, and a job continues once,
+whichever worker finds it first.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def _unfinished(table: str) -> str:
 
 
 def _join(say: EnqueueStatements, which: str) -> str:
-    """Let jobs go on whose children have all ended: to ready, or, where one that needed all of them done did not get
-    that, to canceled. Found without a lock, and locked and looked at again by the update itself.
+    """Continue jobs whose children have all ended.
+
+    They become ready, or canceled if they needed every child done and one failed. The statement finds them without a
+    lock; the update locks them and checks again.
     """
     failed = f"exists (select 1 from {say.table} f where f.parent_id = p.id and f.state <> 'done')"
     chosen = f"p.state = 'joining'{which} and not {_unfinished(say.table)}"
@@ -54,21 +56,21 @@ returning id, parent_id, state""",
 
 
 async def join(database: Database, say: EnqueueStatements, parents: Sequence[int] | None = None) -> int:
-    """Let jobs go on whose children have all ended, of these or of all; how many did, or were canceled for it.
+    """Continue jobs (``parents``, or all) whose children have all ended. Returns how many continued or were canceled.
 
-    Called after the children's ends are committed: the last one to commit then sees them all.
+    Call it after the children's ends are committed: then the call after the last commit sees all of them.
     """
     moved = 0
     waits = f"select 1 from {say.table} where state = 'joining' limit 1"
     if say.sql.one_writer and not await database.read(lambda run: run(waits, ())):
-        return 0  # a look that finds nothing takes no write lock
+        return 0  # a check that finds nothing takes no write lock
     wanted = None if parents is None else set(parents)
     while wanted is None or wanted:
         which = "" if wanted is None else f" and p.id in ({', '.join(str(int(id)) for id in wanted)})"
         text = _join(say, which)
         rows = await database.write(lambda run, text=text: say.sql.named(run)(text, {}))  # type: ignore[misc]
         moved += len(rows)
-        # One that was canceled for its children has ended, too, for the job that waits for it.
+        # A job that was canceled for its children has ended, so the job that waits for it may continue.
         wanted = {row[1] for row in rows if row[2] == "canceled" and row[1] is not None}
     return moved
 
@@ -76,7 +78,7 @@ async def join(database: Database, say: EnqueueStatements, parents: Sequence[int
 async def suspend(
     store: LaneStore, connection: AsyncConnection, claim: Claim, calls: Sequence[Call], branch: str
 ) -> Settlement:
-    """Inside a transaction: give the claim up, add its children, and let it wait for them. Fenced."""
+    """Inside a transaction: give up the claim, add the children, and let the job wait for them. Fenced."""
     say = EnqueueStatements.to(store.database, store.clock)
     settlement = Settlement(claim, "snooze")
     if not await store.settle_in(connection, [settlement]):
@@ -96,7 +98,7 @@ async def suspend(
 
 
 async def steps(store: LaneStore, id: int) -> dict[str, Any]:
-    """What a job's steps returned."""
+    """The results of a job's steps."""
     table = store.database.own("rowmill_steps")
     text = f"select name, result from {table} where job_id = :id"
     rows = await store.database.read(lambda run: store.database.sql.named(run)(text, {"id": id}))
@@ -104,12 +106,12 @@ async def steps(store: LaneStore, id: int) -> dict[str, Any]:
 
 
 async def keep_step(store: LaneStore, claim: Claim, name: str, result: Any) -> bool:
-    """Write what a step returned, only while the claim holds; False where the row was locked at that moment."""
+    """Store the result of a step if the claim is still held. Returns False if the row was locked at that moment."""
     return await store.keep_step(claim, store.database.own("rowmill_steps"), name, result)
 
 
 async def results(database: Database, say: EnqueueStatements, parent: int, branch: str | None) -> list[Any]:
-    """What a job's children returned, in the order in which they were spawned; None for those not done."""
+    """The results of a job's children, in the order in which they were spawned; None for a child that is not done."""
     which = "" if branch is None else " and branch = :branch"
     text = f"select result from {say.table} where parent_id = :id{which} order by id"
     values = {"id": parent} if branch is None else {"id": parent, "branch": branch}

@@ -1,4 +1,4 @@
-"""Jobs of ``rowmill_jobs`` as their callers and tests see them: what was enqueued, how a job stands, cancel, prune."""
+"""Jobs of ``rowmill_jobs`` as callers and tests see them: enqueued jobs, status, cancel, prune."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Jobs:
         verb = self.database.write if write else self.database.read
         return await verb(lambda run: self.database.sql.named(run)(sql, values))
 
-    # -- how a job stands
+    # -- status
 
     async def status(self, id: int) -> Status | None:
         """One job as it is now."""
-        # JSON as text: what Python cannot read is shown as that.
+        # JSON as text: a value that Python cannot read is shown as it is.
         columns = ", ".join(f"cast({c} as text)" if c in _JSON else c for c in _STATUS)
         rows = await self._run(f"select {columns} from {self.table} where id = :id", {"id": id})
         if not rows:
@@ -59,20 +59,20 @@ class Jobs:
         )  # fmt: skip
 
     async def children(self, parents: Sequence[int], branch: str | None = None) -> dict[int, dict[str, int]]:
-        """How many children of each are in which state."""
+        """Count the children of each parent, by state."""
         ids = ", ".join(str(int(parent)) for parent in parents)
         which = "" if branch is None else " and branch = :branch"
         text = (
             f"select parent_id, state, count(*) from {self.table} where parent_id in ({ids}){which}"
             " group by parent_id, state"
         )
-        found: dict[int, dict[str, int]] = {}
+        counts: dict[int, dict[str, int]] = {}
         for parent, state, count in await self._run(text, {} if branch is None else {"branch": branch}):
-            found.setdefault(parent, {})[state] = count
-        return found
+            counts.setdefault(parent, {})[state] = count
+        return counts
 
     async def over(self, ids: Iterable[int]) -> set[int]:
-        """Which of these have ended, or are gone."""
+        """The ids among these that have ended or are gone."""
         wanted = set(ids)
         if not wanted:
             return wanted
@@ -83,7 +83,7 @@ class Jobs:
     # -- cancel
 
     async def cancel(self, id: int, reason: str) -> tuple[bool, int | None]:
-        """Whether the job was canceled, from whatever unfinished state, and whose child it was."""
+        """Cancel a job in any unfinished state. Returns whether this call did it, and the job's parent."""
         text = (
             f"update {self.table} set state = 'canceled', finished_at = {self.say.now()}, error = :reason"
             f" where id = :id and state in ({listed(UNFINISHED)}) returning parent_id"
@@ -96,7 +96,7 @@ class Jobs:
     # -- retention
 
     async def prune(self, tasks: Sequence[str], keep: Keep) -> int:
-        """Delete jobs of these tasks that have been over for long enough, one bounded step each way; how many."""
+        """Delete jobs of these tasks past their retention, in one bounded step for each rule. Returns how many."""
         deletes = []
         if keep.age is not None:
             deletes.append(self._delete(tasks, f"state <> 'dead' and {self._older('finished_at', keep.age)}"))
@@ -115,7 +115,7 @@ class Jobs:
         return f"{self.say.sql.instant(column)} <= {self.say.sql.instant(since)}"
 
     def _delete(self, tasks: Sequence[str], test: str) -> str:
-        """Not the children of a job that is still to look at them."""
+        """Delete jobs, except the children of a job that still has to read them."""
         return f"""delete from {self.table} where id in (
   select id from {self.table} j
   where task in ({listed(tasks)}) and finished_at is not null and {test}
@@ -131,7 +131,7 @@ def _shown(text: str | None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A job that is in the table: which task it is of, and what its handler gets, as JSON has it."""
+    """A job in the table: its task, and its handler's arguments as JSON."""
 
     id: int
     task: str

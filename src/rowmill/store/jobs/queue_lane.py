@@ -39,7 +39,7 @@ class QueueStatements(PostgresStatements):
     def shown(self) -> str:
         return ", ".join(self.name(c) + ("::text" if c in _READ_LATER else "") for c in self.binding.taken)
 
-    def settle_done(self) -> str:
+    def settle_done(self, *, compare: bool = True) -> str:
         """$1 the keys of rows that have the rest of their fence in common: $2 worker, $3 time, $4 count."""
         return f"""with written as (
   update {self.table} t set
@@ -70,9 +70,9 @@ class QueueLane(PostgresLane):
     def reader(self, column: str) -> Reader:
         return _json_at(self._at[column], column) if column in _READ_LATER else super().reader(column)
 
-    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
+    def settling(self, group: Sequence[Settlement], *, compare: bool = True) -> Callable[[Run], set[int]]:
         if group[0].kind != "done" or group[0].columns:
-            return super().settling(group)
+            return super().settling(group, compare=compare)
         text = self._text("done", self.statements.settle_done)
         known, places = fences([settlement.claim for settlement in group])
         positions: list[dict[int, int]] = [{} for _ in known]

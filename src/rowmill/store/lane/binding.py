@@ -24,7 +24,7 @@ from ...errors import DeclarationError, did_you_mean
 from ..database import Database
 from ..dialect import dialect_named
 from .missing_columns import MissingColumn, lacking
-from .reflect import reflect_table, table_name
+from .reflect import KnownShapes, Reflected, reflect_table, table_name
 
 _SHARE_OF_LEASE = 0.9
 #: Columns of rowmill's own table that hold JSON; and those that no run needs.
@@ -110,23 +110,33 @@ class Binding:
 
     @functools.cached_property
     def incarnated(self) -> bool:
-        """Only a worker column stands in the fence, so the id must differ from one process to the next."""
+        """Whether the fence has only a worker column, so that each process needs an id of its own."""
         return "worker" in self.roles and not self.fence_time
+
+    @property
+    def created(self) -> str | None:
+        """The column that says when a row was made, by its name."""
+        return next((c.name for c in self.table.c if roles_words.snake(c.name) in roles_words.CREATED), None)
+
+    @property
+    def expires(self) -> bool:
+        """A row of this lane may expire before it is started."""
+        return "expires_at" in self.roles or self.lane.expires_after is not None
 
     def lacks(self) -> dict[str, str]:
         """Roles that no column takes, and what that costs."""
-        found = set(self.roles)
+        present = set(self.roles)
         cost = {
             "run_after": "retries and snoozes come back at once",
             "error": "why a run failed is only in the log",
-            "heartbeat_at": "no renewal: a run must end within its timeout",
+            "heartbeat_at": "leases are not renewed, so a run must end within its timeout",
             "worker": "who holds a row is not shown",
         }
         if self.renew != "none":
             del cost["heartbeat_at"]
-        found |= {role for role, column in self.lane.roles.items() if column is None}  # done without, on purpose
-        lacking = {role: words for role, words in cost.items() if role not in found}
-        if self.counter is None and self.lane.max_attempts != 1 and "attempts" not in found:
+        present |= {role for role, column in self.lane.roles.items() if column is None}  # done without, on purpose
+        lacking = {role: words for role, words in cost.items() if role not in present}
+        if self.counter is None and self.lane.max_attempts != 1 and "attempts" not in present:
             lacking["attempts"] = "a failure is final"
         if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & self.roles.keys():
             lacking["claimed_at"] = "a row whose worker dies stays running until it is released by hand"
@@ -140,7 +150,7 @@ class Binding:
     def state_columns(self) -> set[str]:
         """Columns the states are written in."""
         lane = self.lane
-        written = (lane.running, lane.done, lane.retry, lane.dead, lane.canceled, self.ready_again)
+        written = (lane.running, lane.done, lane.retry, lane.dead, lane.canceled, lane.expired, self.ready_again)
         return {column for values in written if values for column in states.written(values)}
 
     @property
@@ -150,7 +160,7 @@ class Binding:
         """
         lane = self.lane
         ready = lane.ready if isinstance(lane.ready, Mapping) else {}
-        ends = [values for values in (lane.done, lane.dead, lane.canceled) if values]
+        ends = [values for values in (lane.done, lane.dead, lane.canceled, lane.expired) if values]
         roles = set(self.roles.values()) - ready.keys() - lane.running.keys()
         roles -= {column for values in ends for column in values.keys() - states.written(values).keys()}
         known = [self.running, *([ready] if ready else []), *ends]
@@ -177,14 +187,14 @@ async def bind(lane: Lane, environment: str, database: Database, *, planned: boo
             table.append_column(sa.Column(lack.column, lack.kind, nullable=lack.nullable))
             kinds[lack.column] = lack.kind
             sql_types[lack.column] = lack.sql_type
-    key = _key(table, where)
+    key = key_of(table, where)
     _check_columns(lane, table, kinds, where, database.dialect.name)
-    found = roles_words.resolve(
+    role_columns = roles_words.resolve(
         lane.roles, table.c.keys(), lambda column, kind: _fits(kinds[column], kind, database.dialect.name)
     )
-    _check_roles(table, kinds, found, where, database.dialect.name)
-    renew = lane.renew or ("heartbeat_at" if "heartbeat_at" in found else "none")
-    if renew != "none" and renew not in found:
+    _check_roles(table, kinds, role_columns, where, database.dialect.name)
+    renew = lane.renew or ("heartbeat_at" if "heartbeat_at" in role_columns else "none")
+    if renew != "none" and renew not in role_columns:
         raise DeclarationError(
             f"{where}: renew={renew!r}, but no column has the role {renew}",
             hint=f'roles={{"{renew}": "..."}}, or leave renew out',
@@ -195,34 +205,39 @@ async def bind(lane: Lane, environment: str, database: Database, *, planned: boo
         table=table,
         dialect=database.dialect,
         key=key,
-        roles=found,
-        order=_order(lane, table, found, key, where),
+        roles=role_columns,
+        order=_order(lane, table, role_columns, key, where),
         sql_types=sql_types,
         kinds=kinds,
         given=frozenset(getattr(getattr(lane.table, "__table__", lane.table), "c", {}).keys()),
         partitioned=partitioned,
-        max_attempts=lane.max_attempts or (5 if {"attempts", "failures"} & found.keys() else 1),
+        max_attempts=lane.max_attempts or (5 if {"attempts", "failures"} & role_columns.keys() else 1),
         renew=renew,
         timeout=_timeout(lane, renew, where),
     )
     _check_policy(binding, where)
+    _check_inputs(binding, where)
     return binding
 
 
-async def _table(
-    lane: Lane, environment: str, database: Database
-) -> tuple[sa.Table, dict[str, str], bool, dict[str, Any]]:
+_SHAPES = KnownShapes()
+
+
+async def _table(lane: Lane, environment: str, database: Database) -> Reflected:
     schema, name = table_name(lane.table, database.dialect.name)
     if lane.own:
         schema = database.schema
     where, place = f"lane {lane.name!r}", f" in environment {environment!r}"
-    found = await database.reflect(lambda c: reflect_table(c, lane.table, schema, name, where, place))
+    if database.shares is not None:  # one of many databases
+        table = await _SHAPES.read(database, lane.table, schema, name, where, place)
+    else:
+        table = await database.reflect(lambda c: reflect_table(c, lane.table, schema, name, where, place))
     if lane.own:
         # SQLite would take a document that is a number for one, and lose digits, if its column were called anything
         # but text.
         for column in _DOCUMENTS:
-            found[0].c[column].type = found[3][column] = sa.JSON()
-    return found
+            table[0].c[column].type = table[3][column] = sa.JSON()
+    return table
 
 
 def lacking_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], dialect: str) -> list[MissingColumn]:
@@ -236,7 +251,7 @@ async def look(lane: Lane, environment: str, database: Database) -> tuple[sa.Tab
     return table, lacking_columns(lane, table, kinds, database.dialect.name)
 
 
-def _key(table: sa.Table, where: str) -> tuple[str, ...]:
+def key_of(table: sa.Table, where: str) -> tuple[str, ...]:
     if table.primary_key.columns:
         return tuple(column.name for column in table.primary_key.columns)
     for constraint in table.constraints:
@@ -265,7 +280,7 @@ def _check_time(kind: Any, what: str, dialect: str) -> None:
 
 
 def _check_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], where: str, dialect: str) -> None:
-    named = [(state, getattr(lane, state)) for state in ("ready", "running", "done", "retry", "dead", "canceled")]
+    named = [(state, getattr(lane, state)) for state in (*states.DECLARED, states.EXPIRED)]
     for state, values in (*named, *(("ignore_states", values) for values in lane.ignore_states)):
         if not isinstance(values, Mapping):
             continue
@@ -281,6 +296,29 @@ def _check_columns(lane: Lane, table: sa.Table, kinds: Mapping[str, Any], where:
                 _check_value(column, option, f"{where}: {state}[{name!r}]", written=not asked)
     if lane.doubt is not None:
         raise lane.doubt
+
+
+def _check_inputs(binding: Binding, where: str) -> None:
+    """An input is a column that others write, and the lane does not: its own writes would make each run stale."""
+    lane = binding.lane
+    roles = {column: role for role, column in binding.roles.items()}
+    for name in lane.inputs:
+        _column(binding.table, name, "inputs", where)
+        if name in binding.key:
+            why = "is the row's key, by which the row is known"
+        elif name in binding.state_columns() or (isinstance(lane.ready, Mapping) and name in lane.ready):
+            why = "is a state column, which the lane itself writes"
+        elif name in lane.fills:
+            why = "is filled by rowmill (fills=)"
+        elif name in roles:
+            why = f"has the role {roles[name]}"
+        else:
+            continue
+        others = [c.name for c in binding.table.c if c.name not in {*binding.key, *binding.state_columns(), *roles}]
+        raise DeclarationError(
+            f"{where}: inputs: column {name!r} {why}",
+            hint=f"inputs are columns that the handler works from: {', '.join(others) or 'this table has none'}",
+        )
 
 
 def _check_value(column: sa.Column[Any], value: Any, what: str, *, written: bool) -> None:
@@ -322,8 +360,10 @@ def _fits(of: Any, kind: str, dialect: str) -> bool:
     return True
 
 
-def _check_roles(table: sa.Table, kinds: Mapping[str, Any], found: Mapping[str, str], where: str, dialect: str) -> None:
-    for role, name in found.items():
+def _check_roles(
+    table: sa.Table, kinds: Mapping[str, Any], role_columns: Mapping[str, str], where: str, dialect: str
+) -> None:
+    for role, name in role_columns.items():
         column = _column(table, name, f"role {role}", where)
         kind = roles_words.ROLES[role][0]
         if not _fits(kinds[name], kind, dialect):
@@ -334,13 +374,13 @@ def _check_roles(table: sa.Table, kinds: Mapping[str, Any], found: Mapping[str, 
 
 
 def _order(
-    lane: Lane, table: sa.Table, found: Mapping[str, str], key: tuple[str, ...], where: str
+    lane: Lane, table: sa.Table, role_columns: Mapping[str, str], key: tuple[str, ...], where: str
 ) -> tuple[tuple[str, bool], ...]:
-    """Priority column first, then order_by or what stands in for it, then the key."""
+    """Priority column first, then order_by or its default, then the key."""
     order: dict[str, bool] = {}
-    if "priority" in found:
-        order[found["priority"]] = False
-    for part in lane.order_by or _default_order(table, found):
+    if "priority" in role_columns:
+        order[role_columns["priority"]] = False
+    for part in lane.order_by or _default_order(table, role_columns):
         minus, name, direction = _ORDER.match(part).groups()  # type: ignore[union-attr]
         if direction.lower() not in ("", "asc", "desc"):
             raise DeclarationError(
@@ -355,8 +395,8 @@ def _order(
     return tuple(order.items())
 
 
-def _default_order(table: sa.Table, found: Mapping[str, str]) -> list[str]:
-    due = found.get("run_after")
+def _default_order(table: sa.Table, role_columns: Mapping[str, str]) -> list[str]:
+    due = role_columns.get("run_after")
     if due is not None and (not table.c[due].nullable or table.c[due].server_default is not None):
         return [due]
     return [c for c in list(table.c.keys()) if roles_words.snake(c) in roles_words.CREATED][:1]
@@ -377,29 +417,29 @@ def _timeout(lane: Lane, renew: str, where: str) -> timedelta | None:
 
 
 def _check_policy(binding: Binding, where: str) -> None:
-    lane, found = binding.lane, binding.roles
-    if "worker" not in found and binding.fence_time is None and not lane.unfenced:
+    lane, role_columns = binding.lane, binding.roles
+    if "worker" not in role_columns and binding.fence_time is None and not lane.unfenced:
         raise DeclarationError(
             f"{where} has neither a worker nor a claimed_at column, so a late outcome could overwrite another worker's",
             hint="rowmill migrate APP --apply adds a worker column; or map one that you have:"
             ' roles={"worker": "..."}; or accept the risk with unfenced=True',
         )
     for role in ("worker", "claimed_at", "heartbeat_at", "updated_at", "attempts"):
-        column = found.get(role)
+        column = role_columns.get(role)
         value = lane.running.get(column) if column else None
         if isinstance(value, (str, int, float)):
             raise DeclarationError(
-                f"{where}: running sets {column!r} to {value!r}, and its role {role} writes another value there: the"
-                " outcome of no claim would find its row",
+                f"{where}: running sets {column!r} to {value!r}, and its role {role} writes another value there, so"
+                " no outcome would find its row",
                 hint=f'roles={{"{role}": None}}, or another column in running',
             )
     if binding.counter is None:
-        limit = f"max_attempts={binding.max_attempts}" if binding.max_attempts > 1 else found.get("max_attempts")
+        limit = f"max_attempts={binding.max_attempts}" if binding.max_attempts > 1 else role_columns.get("max_attempts")
         if limit is not None:
             raise DeclarationError(
                 f"{where}: {limit}, but there is no column to count attempts in",
                 hint='add an integer column attempts, or map one: roles={"attempts": "..."}'
-                + (', or do without the limit: roles={"max_attempts": None}' if "max_attempts" in found else ""),
+                + (', or do without the limit: roles={"max_attempts": None}' if "max_attempts" in role_columns else ""),
             )
         if lane.dead is None:
             raise DeclarationError(
@@ -409,18 +449,26 @@ def _check_policy(binding: Binding, where: str) -> None:
     again = (
         lane.backfills is None
         and lane.leads_to_ready(lane.done)
-        and not (lane.where or lane.untouched_for or "run_after" in found)
+        and not (lane.where or lane.untouched_for or "run_after" in role_columns)
     )
     if again:
         raise DeclarationError(
             f"{where}: a row that is done is ready again, and nothing says when: it would run in an endless loop",
             hint="a run_after column that the handler sets, untouched_for=..., where=..., or another value in done",
         )
-    if lane.untouched_for is not None and "updated_at" not in found:
+    if lane.expires_after is not None and (
+        binding.created is None or not _fits(binding.kinds[binding.created], roles_words.TIME, binding.dialect.name)
+    ):
+        raise DeclarationError(
+            f"{where}: expires_after needs a column that says when a row was made",
+            hint=f"a time column {' or '.join(roles_words.CREATED[:2])}, or a time in each row:"
+            ' roles={"expires_at": "..."}',
+        )
+    if lane.untouched_for is not None and "updated_at" not in role_columns:
         raise DeclarationError(
             f"{where}: untouched_for needs a column with the role updated_at", hint='roles={"updated_at": "..."}'
         )
-    if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & found.keys() and not lane.unfenced:
+    if not {"heartbeat_at", "claimed_at", "updated_at", "worker"} & role_columns.keys() and not lane.unfenced:
         raise DeclarationError(
             f"{where}: no column shows how long a row has been running", hint="add claimed_at: rowmill migrate does"
         )

@@ -23,7 +23,7 @@ class Holder:
     environment: str
     #: As the worker column has it; None where the lane has no such column.
     worker: str | None
-    #: What reads a column of the row, by the column's name; and where each column stands in it.
+    #: What reads a column of the row, by the column's name; and each column's position in it.
     readers: Mapping[str, Callable[[Any], Any]]
     at: Mapping[str, int]
 
@@ -35,10 +35,12 @@ class Claim:
     fence: the values the row had when this claim took it, as the database returned them.
     """
 
-    # What most claims never change stands in the class, so that one is made fast.
+    # Defaults that most claims never change are on the class, so that a claim is created fast.
     lost = False
     #: The key of each group of gates that let it through.
     gates: Mapping[str, str] | None = None
+    #: The row's inputs as it was claimed with: their fingerprint or values. None: the lane has none.
+    inputs: Any = None
 
     def __init__(
         self,
@@ -80,10 +82,19 @@ class Claim:
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class WaitCondition:
+    """What a row waits for, for how long, and what then: ``dead``, or ``run``."""
+
+    until: str
+    timeout: timedelta
+    then: str
+
+
 class Settlement:
     """What is to be written for one claim, once, and only where the claim still holds."""
 
-    # What a plain end does not say stands in the class, so that one is made fast.
+    # Defaults that a plain outcome does not set are on the class, so that it is created fast.
     columns: Mapping[str, Any] = NOTHING
     error: str | None = None
     delay: timedelta | None = None
@@ -93,6 +104,8 @@ class Settlement:
     #: request, for the whole lane.
     closes: timedelta | None = None
     closes_lane = False
+    #: What the row waits for, where that is how the run ended.
+    wait: WaitCondition | None = None
     #: Sent before, and the reply was lost: it may already stand.
     reply_lost = False
     #: Settled with the lane's ``on_settled`` hooks; not where those are what failed.
@@ -104,6 +117,8 @@ class Settlement:
     refusals = 0
     #: Its gates have heard of it.
     heard = False
+    #: The row's inputs had changed, and it is settled all the same: they have done so for too long.
+    kept_changing = False
 
     def __init__(
         self,
@@ -128,6 +143,14 @@ class Settlement:
         if closes is not None:
             self.closes = closes
 
+    def go_stale(self, *, write: bool) -> None:
+        """The row's inputs changed during the run: no end of it, and the row is ready again."""
+        if self.kind == "done":
+            self.word = ""  # the run itself went well, for those who learn from that
+        if not (write and self.kind == "done"):
+            self.columns = NOTHING
+        self.kind, self.delay = "stale", timedelta(0)
+
 
 @dataclass(slots=True)
 class Report:
@@ -151,6 +174,25 @@ class Report:
             getattr(self, name).extend(getattr(other, name))
 
 
+@dataclass(slots=True)
+class Changed:
+    """Settlements that were not written because their rows' inputs changed: the row goes ``back``, or its outcome is
+    ``final`` all the same, because the inputs have kept changing for too long.
+    """
+
+    back: list[Settlement]
+    final: list[Settlement]
+
+    def add(self, settlement: Settlement, *, final: bool, write: bool) -> None:
+        """Take one in, as it is to be written now. ``write``: with the columns that its run returned."""
+        if final:
+            settlement.kept_changing = True
+            self.final.append(settlement)
+        else:
+            settlement.go_stale(write=write)
+            self.back.append(settlement)
+
+
 @dataclass(frozen=True, slots=True)
 class Swept:
     """A row whose lease ran out and that was taken back, or, where it is poison, ended as dead.
@@ -162,6 +204,14 @@ class Swept:
     id: Any
     worker: str | None
     poison: bool
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A row that ended because it expired before it was started; ``refused``: the database's words where it may not."""
+
+    id: Any
     refused: str | None = None
 
 
@@ -194,7 +244,7 @@ class Settled:
 
     @property
     def outcome(self) -> str:
-        """done, retry, snooze, dead, canceled or release."""
+        """done, retry, snooze, wait, dead, canceled, release, or stale: not final, as inputs of the row changed."""
         return self._settlement.kind
 
     @property
@@ -222,10 +272,11 @@ def encoding() -> Iterator[None]:
 def groups(batch: Sequence[Settlement]) -> list[list[Settlement]]:
     """Settlements that one statement can write: the same kind, the same columns, each row once."""
     plain = [settlement for settlement in batch if settlement.kind == "done" and not settlement.columns]
-    grouped: dict[tuple[str, tuple[str, ...]], list[Settlement]] = {("done", ()): plain} if plain else {}
+    grouped: dict[tuple[str, ...], list[Settlement]] = {("done",): plain} if plain else {}
     for settlement in batch if len(plain) < len(batch) else ():
         if settlement.kind != "done" or settlement.columns:
-            grouped.setdefault((settlement.kind, tuple(sorted(settlement.columns))), []).append(settlement)
+            until = [settlement.wait.until] if settlement.wait is not None else []
+            grouped.setdefault((settlement.kind, *sorted(settlement.columns), *until), []).append(settlement)
     return list(grouped.values())
 
 

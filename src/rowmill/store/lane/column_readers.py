@@ -1,4 +1,4 @@
-"""Columns of a claimed row, each decoded when it is read: most rows are read in a column or two."""
+"""Columns of a claimed row, each decoded on first access: most handlers read only one or two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Reader = Callable[[Sequence[Any]], Any]
 
 
 class Readers(dict[str, Reader]):
-    """A reader for each column that was ever asked for."""
+    """A reader for each column that was ever accessed."""
 
     def __init__(self, make: Callable[[str], Reader]) -> None:
         super().__init__()
@@ -25,9 +25,9 @@ class Readers(dict[str, Reader]):
 
 
 def reading(at: int, column: str, decode: Callable[[Any], Any] | None, *, checked: bool) -> Reader:
-    """Reads the value at that place; ``decode``: what makes it of what the driver gives, if anything has to.
+    """Return a reader for the value at that position. ``decode`` converts the driver's value, if needed.
 
-    ``checked``: the driver may give an Unreadable; then the error says which column it is.
+    ``checked``: the driver may return an Unreadable; then the error names the column.
     """
     if decode is None and not checked:
         return operator.itemgetter(at)
@@ -43,18 +43,18 @@ def reading(at: int, column: str, decode: Callable[[Any], Any] | None, *, checke
         except (RecursionError, TypeError, ValueError, LookupError) as error:
             if _too_much(error):
                 raise unreadable(column, Unreadable(str(raw), str(error))) from None
-            return raw  # SQLite keeps whatever was put in, whatever the column says
+            return raw  # SQLite stores any value in any column
 
     return read
 
 
 def _too_much(error: Exception) -> bool:
-    """The text is JSON, and says more than Python can hold: too many levels, or digits."""
+    """Whether the text is valid JSON that exceeds Python's limits: nesting, or digits of a number."""
     return isinstance(error, RecursionError) or "integer string conversion" in str(error)
 
 
 def unreadable(column: str, value: Unreadable) -> UnreadableValue:
-    """What a handler meets that asks for such a column."""
+    """The error for a handler that reads such a column."""
     shown = value.text if len(value.text) <= 60 else f"{value.text[:60]}…"
     return UnreadableValue(
         f"column {column!r} holds {shown}, which Python cannot hold: {value.reason}",

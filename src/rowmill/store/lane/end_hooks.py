@@ -27,10 +27,10 @@ async def ending(
     """Run a verb in a transaction, and the hooks for the rows it ended. ``error``: for a lane with no column for it."""
     async with store.database.begin() as connection:
         with translated(store.database):
-            found: T = await uncut(connection.run_sync(lambda c: verb(runner(c))))
-        if store.lane.settled_hooks and (keys := ended(found)):
+            result: T = await uncut(connection.run_sync(lambda c: verb(runner(c))))
+        if store.lane.settled_hooks and (keys := ended(result)):
             await store.run_hooks(connection, await _settlements(store, connection, keys, kind, error))
-    return found
+    return result
 
 
 async def _settlements(
@@ -39,7 +39,7 @@ async def _settlements(
     """The rows as they stand now, as settled ones."""
     say, marks, column = store.statements, Placeholders(store.binding), store.binding.roles.get("error")
     test = among(say.names(store.binding.key), keys, marks)
-    text = f"select {say.names(store.binding.columns)} from {say.table} where {test}"
+    text = f"select {say.names(store.binding.columns)}{say.and_inputs()} from {say.table} where {test}"
     with translated(store.database):
         rows = await uncut(connection.run_sync(lambda c: runner(c)(text, marks.given())))
     return [

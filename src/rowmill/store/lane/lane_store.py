@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ...clock import Clock
-from ...declare.states import options
+from ...declare.states import FINAL, options
 from ...errors import Busy, Refused, Unreachable, UnreadableReply, Unserved, WrongResult
 from ..bounded_text import ERROR_LENGTH, bounded
 from ..database import Database, Run, runner
@@ -27,8 +27,9 @@ from ..handler_connections import uncut
 from ..transactions import PlainTx, Tx
 from ..unreadable_values import inside
 from .binding import Binding
-from .claim import Claim, Holder, HookFailed, Report, Settled, Settlement, Swept, groups
+from .claim import Changed, Claim, Expired, Holder, HookFailed, Report, Settled, Settlement, Swept, groups
 from .column_readers import Reader, Readers, reading
+from .expiry import expire
 from .refused_rows import RefusedRow, RefusedRows, set_aside
 from .result_values import ColumnChecks
 from .row_keys import Key
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ..gates.gate_learning import GateLearning
     from ..gates.locking_claim import LockingClaim
     from .row_watch import RowWatch
+    from .waits import WaitingRows
 
 
 #: Tries of one claim that is refused again and again; rows that it asks for at most.
@@ -88,6 +90,8 @@ class LaneStore:
         self.notes: GateLearning | None = None
         #: What the fleet remembers about single rows; None where the tables for that are not there.
         self.watched: RowWatch | None = None
+        #: Rows that wait for a condition; None where the table for that is not there, or nothing holds a row back.
+        self.waits: WaitingRows | None = None
 
     def sign(self, worker: str) -> None:
         """Claim under this name from now on: what the worker column gets."""
@@ -136,11 +140,11 @@ class LaneStore:
             except (UnreadableReply, Unserved):
                 raise
             except Refused:
-                rows, found = await set_aside(self)
+                rows, refused = await set_aside(self)
                 self.refused_rows += rows
-                if not found and count == 1:
+                if not refused and count == 1:
                     raise
-                self._at_once = count if found else count // 2
+                self._at_once = count if refused else count // 2
             else:
                 self._at_once = min(2 * self._at_once, MOST_AT_ONCE)
                 more = time.monotonic() if len(claims) == count < wanted else math.inf
@@ -172,8 +176,15 @@ class LaneStore:
         """Render every statement again: what makes a row ready has changed."""
         self._texts.clear()
 
-    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
-        """What writes settlements of one kind and one set of columns, and says which (by position) were written."""
+    def settling(self, group: Sequence[Settlement], *, compare: bool = True) -> Callable[[Run], set[int]]:
+        """What writes settlements of one kind and one set of columns, and says which (by position) were written.
+
+        ``compare``: an end is written only where the row's inputs are as they were claimed.
+        """
+        raise NotImplementedError
+
+    def inputs_of(self, row: Sequence[Any]) -> Any:
+        """The inputs of a row as a claim returned it, in the form in which they are compared."""
         raise NotImplementedError
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
@@ -190,6 +201,21 @@ class LaneStore:
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
         """Take back rows whose lease ran out; state and lease are checked in the statement that writes."""
+        raise NotImplementedError
+
+    async def expire(self, most: int = 1000) -> list[Expired]:
+        """End up to ``most`` rows that expired before they were started; none on a lane whose rows do not."""
+        if not self.binding.expires:
+            return []
+        return await expire(self, self._text(("expire", most), lambda: self.statements.expire(most)), most)
+
+    async def forget_stale_runs(self) -> None:
+        """Forget notes of rows whose inputs changed long ago."""
+        if self.statements.bounded:
+            await self.database.write(lambda run: run(self.statements.forget_old(), ()))
+
+    def _text(self, key: Any, render: Any) -> str:
+        """A statement, rendered once."""
         raise NotImplementedError
 
     async def progress(self, claim: Claim, value: Any) -> bool:
@@ -247,21 +273,24 @@ class LaneStore:
         holder, now = self._holder, time.monotonic() if now is None else now
         time_at, attempts_at, failures_at, _ = self._places
         first, *more = self._key_at
-        found = []
+        claims = []
         self.claims_work = self.claims_work or bool(rows)
         for row in rows:
             key = (row[first], *[row[at] for at in more]) if more else (row[first],)
             claimed_at = row[time_at] if time_at is not None else None
             attempts = row[attempts_at] if attempts_at is not None else None
             attempt = (row[failures_at] or 0) + 1 if failures_at is not None else attempts or 1
-            found.append(Claim(holder, key, row, claimed_at, attempts, attempt, now))
-        return found
+            claims.append(Claim(holder, key, row, claimed_at, attempts, attempt, now))
+        if self.lane.inputs:
+            for claim in claims:
+                claim.inputs = self.inputs_of(claim.row)
+        return claims
 
     @property
     def returned(self) -> set[str]:
         """Columns that handlers have returned so far."""
         settles = [key[0] for key in self._texts if isinstance(key[0], tuple) and key[0][0] == "settle"]
-        return {column for _, _, columns in settles for column in columns}
+        return {column for _, _, columns, _ in settles for column in columns}
 
     def value(self, row: Sequence[Any], column: str) -> Any:
         """One column of a claimed row, decoded when it is read."""
@@ -353,6 +382,8 @@ class LaneStore:
 
     async def _settle_batch(self, batch: Sequence[Settlement]) -> Report:
         report = Report()
+        if any(settlement.wait is not None for settlement in batch):
+            batch = [await self.usable(settlement) for settlement in batch]
         if self.lane.settled_hooks:
             if hooked := [s for s in batch if s.hooked]:
                 await self._settle_hooked(hooked, report)
@@ -361,37 +392,54 @@ class LaneStore:
             await self._settle(group, report)
         return report
 
-    async def _settle(self, group: list[Settlement], report: Report) -> None:
+    async def usable(self, settlement: Settlement) -> Settlement:
+        """The settlement, or, where the database does not take the condition that its row is to wait for, its end."""
+        if settlement.wait is None or self.waits is None:
+            return settlement
+        error = await self.waits.unusable(settlement.wait.until)
+        return settlement if error is None else self.refused(settlement, error)
+
+    async def _settle(self, group: list[Settlement], report: Report, *, compare: bool = True) -> None:
         try:
-            written = await self.database.write(self.settling(group))
+            written = await self.database.write(self.settling(group, compare=compare))
         except Unserved:
             raise  # no row's fault: the outcomes wait
         except Refused as error:
-            await self._divide(group, error, report)
+            await self._divide(group, error, report, compare)
             return
         if len(written) == len(group):
             report.written += group
             return
         report.written += [s for i, s in enumerate(group) if i in written]
-        await self._explain([s for i, s in enumerate(group) if i not in written], report)
+        changed = await self._explain([s for i, s in enumerate(group) if i not in written], report)
+        for again in groups(changed.back):
+            await self._settle(again, report)
+        for again in groups(changed.final):
+            await self._settle(again, report, compare=False)
 
-    async def _divide(self, group: list[Settlement], error: Refused, report: Report) -> None:
+    async def _divide(self, group: list[Settlement], error: Refused, report: Report, compare: bool) -> None:
         """Halve a refused batch until the row that was refused stands alone; it fails, with the reason."""
         if len(group) > 1:
             half = len(group) // 2
-            await self._settle(group[:half], report)
-            await self._settle(group[half:], report)
+            await self._settle(group[:half], report, compare=compare)
+            await self._settle(group[half:], report, compare=compare)
         elif group[0].columns or group[0].kind != "dead":
             inner = Report()
-            await self._settle([self.refused(group[0], error)], inner)
+            compare = compare and group[0].kind != "stale"  # one that may not even go back ends
+            await self._settle([self.refused(group[0], error)], inner, compare=compare)
             self._add_refused(report, inner)
         else:
             report.stuck.append((group[0], error.message))
 
     def refused(self, settlement: Settlement, error: Refused) -> Settlement:
         """The same run as a permanent failure, without the values that the database would not take."""
+        if settlement.kind == "stale" and settlement.columns:
+            bare = Settlement(settlement.claim, "stale", delay=settlement.delay)
+            bare.duration, bare.cause = settlement.duration, settlement.cause
+            return bare
         columns = ", ".join(sorted(settlement.columns))
         what = f"what the handler returned ({columns})" if columns else f"the outcome {settlement.kind}"
+        what = f"Wait({settlement.wait.until!r})" if settlement.wait is not None else what
         reason = f"the database refused {what}: {error.message}"
         refused = Settlement(settlement.claim, "dead", error=self.error_text(reason))
         refused.duration = settlement.duration
@@ -403,18 +451,33 @@ class LaneStore:
         inner.written = []
         report.add(inner)
 
-    async def _explain(self, missing: list[Settlement], report: Report) -> None:
-        """A row that was not written is read before it is called lost: it may be locked, or written long ago."""
+    async def _explain(self, missing: list[Settlement], report: Report) -> Changed:
+        """A row that was not written is read before it is called lost: it may be locked, or written long ago, or its
+        inputs have changed. Returns those of which that is so, to be settled again.
+        """
         rows = await self.database.read(lambda run: self.read_claims(run, [s.claim for s in missing]))
+        changed = Changed([], [])
         for i, settlement in enumerate(missing):
             held, row = rows.get(i, (False, ()))
-            if held:
+            if held and (wait := self._changed(settlement.kind, row)) is not None:
+                changed.add(settlement, final=wait, write=self.lane.stale == "write")
+            elif held:
                 report.locked.append(settlement)
             elif settlement.reply_lost and row and self._shows(row, settlement):
                 report.written.append(settlement)
             else:
                 settlement.claim.lost = True
                 report.lost.append(settlement)
+        return changed
+
+    def _changed(self, kind: str, row: Sequence[Any]) -> bool | None:
+        """Of a row that was read again: None where its inputs are as they were claimed, or an outcome of this kind does
+        not depend on them. Otherwise whether they have kept changing for as long as the lane allows.
+        """
+        if not self.statements.compares(kind):
+            return None
+        same, kept_changing = row[len(self._at) : len(self._at) + 2]
+        return None if same else bool(kept_changing)
 
     def _shows(self, row: Sequence[Any], settlement: Settlement) -> bool:
         """Whether a row looks as this settlement would have left it."""
@@ -429,7 +492,7 @@ class LaneStore:
         if not all(self.statements.shows(c, self.value(row, c), value) for c, value in values.items()):
             return False
         worker = self.binding.roles.get("worker")
-        if settlement.kind in ("done", "dead", "canceled") and worker:
+        if settlement.kind in FINAL and worker:
             return bool(row[self._at[worker]] == claim.worker)
         return True
 
@@ -477,42 +540,47 @@ class LaneStore:
 
     # -- on_settled: the lane's own writes in the settling transaction
 
-    async def _settle_hooked(self, batch: list[Settlement], report: Report) -> None:
+    async def _settle_hooked(self, batch: list[Settlement], report: Report, *, compare: bool = True) -> None:
         try:
-            inner = await self._hooked_transaction(batch)
+            inner, changed = await self._hooked_transaction(batch, compare)
         except Exception as error:
             if not isinstance(error, (Refused, HookFailed)) or isinstance(error, Unserved):
                 raise
             if len(batch) > 1:
                 for settlement in batch:
-                    await self._settle_hooked([settlement], report)
+                    await self._settle_hooked([settlement], report, compare=compare)
             elif isinstance(error, HookFailed):
                 report.unhooked.append((batch[0], error.error))
             elif batch[0].columns or batch[0].kind != "dead":
                 inner = Report()
-                await self._settle_hooked([self.refused(batch[0], error)], inner)
+                compare = compare and batch[0].kind != "stale"
+                await self._settle_hooked([self.refused(batch[0], error)], inner, compare=compare)
                 self._add_refused(report, inner)
             else:
                 report.stuck.append((batch[0], str(error)))
         else:
             report.add(inner)
+            if changed.back:
+                await self._settle_hooked(changed.back, report)
+            if changed.final:
+                await self._settle_hooked(changed.final, report, compare=False)
 
-    async def _hooked_transaction(self, batch: list[Settlement]) -> Report:
+    async def _hooked_transaction(self, batch: list[Settlement], compare: bool) -> tuple[Report, Changed]:
         report, missing = Report(), []
         async with self.database.begin() as connection:
             for group in groups(batch):
-                written = await self.settle_in(connection, group)
+                written = await self.settle_in(connection, group, compare=compare)
                 report.written += [s for i, s in enumerate(group) if i in written]
                 missing += [s for i, s in enumerate(group) if i not in written]
             await self.run_hooks(connection, report.written)
-        if missing:
-            await self._explain(missing, report)
-        return report
+        return report, await self._explain(missing, report) if missing else Changed([], [])
 
-    async def settle_in(self, connection: AsyncConnection, group: list[Settlement]) -> set[int]:
+    async def settle_in(
+        self, connection: AsyncConnection, group: list[Settlement], *, compare: bool = True
+    ) -> set[int]:
         """Settle inside a transaction that is under way."""
         with translated(self.database):
-            return await uncut(connection.run_sync(lambda c: self.settling(group)(runner(c))))
+            return await uncut(connection.run_sync(lambda c: self.settling(group, compare=compare)(runner(c))))
 
     async def run_hooks(self, connection: AsyncConnection, written: list[Settlement]) -> None:
         """Call the lane's ``on_settled`` hooks with what was written, in the same transaction."""
@@ -536,6 +604,18 @@ class LaneStore:
         with translated(self.database):
             return not await connection.run_sync(lambda c: self.read_claims(runner(c), [claim]))
 
+    async def changed_in(self, connection: AsyncConnection | None, claim: Claim) -> bool | None:
+        """Whether a claimed row's inputs have changed, as a transaction that is under way sees it, or as anybody does.
+        None: they have not, or the claim is lost; True: they have, and have kept changing for too long.
+        """
+        if connection is None:
+            rows = await self.database.read(lambda run: self.read_claims(run, [claim]))
+        else:
+            with translated(self.database):
+                rows = await uncut(connection.run_sync(lambda c: self.read_claims(runner(c), [claim])))
+        held, row = rows.get(0, (False, ()))
+        return self._changed("done", row) if held else None
+
     async def landed(self, settlement: Settlement) -> bool:
         """Whether the row shows what this settlement would have written."""
         rows = await self.database.read(lambda run: self.read_claims(run, [settlement.claim]))
@@ -543,7 +623,7 @@ class LaneStore:
         return not held and bool(row) and self._shows(row, settlement)
 
     async def adopt(self, claims: Sequence[Claim]) -> None:
-        """After the reply to a moving renewal was lost: take the time that stands in a row that is ours anyway."""
+        """After the reply to a moving renewal was lost: take the time from a row that is still ours."""
         roles, time_at = self.binding.roles, self._places[0]
         if "worker" not in roles or time_at is None:
             return

@@ -1,4 +1,4 @@
-"""The columns that a lane would use and its table does not have: what each is for, and how it would be added."""
+"""The columns that a lane would use and its table lacks: the purpose of each, and how to add it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ...declare.lane import Lane
 from ...declare.states import NOW
 from ..dialect import dialect_named
 
-#: Roles worth a column where nothing takes them, in the order in which they are added, and what each is good for.
+#: Roles worth adding a column for, in the order in which they are added, and the benefit of each.
 WORTH = {
-    "worker": "who holds a row is shown, and a late worker cannot overwrite another's outcome",
-    "claimed_at": "two claims of one row are told apart, and since when it runs is known",
-    "heartbeat_at": "runs may be longer than the lease, and a dead worker is noticed soon",
-    "attempts": "failures are counted, so that they can be tried again, and end",
-    "run_after": "retries and snoozes wait for their time",
-    "error": "why a run failed stands in the row",
+    "worker": "shows who holds a row, and keeps a late worker from overwriting another's outcome",
+    "claimed_at": "shows since when a row runs, and tells two claims of one row apart",
+    "heartbeat_at": "lets a run take longer than the lease, and shows soon that a worker is dead",
+    "attempts": "counts attempts: a failed row is retried, and is dead after the last one",
+    "run_after": "says when a retried or snoozed row is due",
+    "error": "stores why a run failed",
 }
 
 
 @dataclass(frozen=True)
 class MissingColumn:
-    """A column to be added: nullable, or with a constant default, so that no row is rewritten."""
+    """A column to add: nullable or with a constant default, so that no row is rewritten."""
 
     role: str
     column: str
@@ -41,13 +41,13 @@ class MissingColumn:
         return self.default is None
 
     def ddl(self, quote: Callable[[str], str]) -> str:
-        """The column as it stands in ALTER TABLE."""
+        """The column definition as SQL for ALTER TABLE."""
         rest = f" not null default {self.default}" if self.default is not None else ""
         return f"{quote(self.column)} {self.sql_type}{rest}"
 
 
 def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool], dialect: str) -> list[MissingColumn]:
-    """Columns named in the declaration that are not there, as far as their type is known; then roles nothing takes."""
+    """Missing columns that the declaration names, if their type is known; then columns for unassigned roles."""
     wanted = {role: column for role, column in lane.roles.items() if column and _new(column, columns)}
     named = set(wanted.values())
     for column in _times(lane):
@@ -55,7 +55,7 @@ def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool]
             role = next((r for r, (_, twins) in roles_words.ROLES.items() if roles_words.snake(column) in twins), "")
             wanted[role or column] = column
     there = {role: column for role, column in lane.roles.items() if role not in wanted}
-    found: Mapping[str, str] = {**roles_words.resolve(there, columns, fits), **wanted}
+    role_columns: Mapping[str, str] = {**roles_words.resolve(there, columns, fits), **wanted}
     made = [_column(role, column, dialect) for role, column in wanted.items() if role in roles_words.ROLES]
     made += [_timed(column, dialect) for role, column in wanted.items() if role not in roles_words.ROLES]
     made += [
@@ -65,34 +65,34 @@ def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool]
     ]
     names = [*columns, *wanted.values(), *lane.fills]
     for role in WORTH:
-        if role not in found and role not in lane.roles and _useful(role, lane, found):
+        if role not in role_columns and role not in lane.roles and _useful(role, lane, role_columns):
             column = roles_words.new_column_name(role, names)
             if column.startswith("rowmill_"):
-                continue  # every name that the role is found by is taken by something else
+                continue  # other columns have every name that the role is found by
             made.append(_column(role, column, dialect))
             names.append(column)
-            found = {**found, role: column}
+            role_columns = {**role_columns, role: column}
     return made
 
 
-def _useful(role: str, lane: Lane, found: Mapping[str, str]) -> bool:
+def _useful(role: str, lane: Lane, role_columns: Mapping[str, str]) -> bool:
     if role == "claimed_at":
-        return "worker" not in found or lane.roles.get("worker", "") is None
+        return "worker" not in role_columns or lane.roles.get("worker", "") is None
     if role == "heartbeat_at":
         return lane.renew in (None, "heartbeat_at")
     if role == "attempts":
-        return "failures" not in found and lane.max_attempts != 1
+        return "failures" not in role_columns and lane.max_attempts != 1
     return True
 
 
 def _times(lane: Lane) -> list[str]:
-    """Columns that the states set to the present time."""
-    written = (lane.running, lane.done, lane.dead, lane.canceled, lane.retry)
+    """Columns that the states set to the current time."""
+    written = (lane.running, lane.done, lane.dead, lane.canceled, lane.expired, lane.retry)
     return [c for values in written if values for c, v in values.items() if v is NOW]
 
 
 def _new(column: str, columns: Sequence[str]) -> bool:
-    """Not there, and not a slip of the pen for one that is."""
+    """Whether the column is missing and its name is not a misspelling of an existing one."""
     return column not in columns and not difflib.get_close_matches(
         column.lower(), [c.lower() for c in columns], 1, 0.85
     )

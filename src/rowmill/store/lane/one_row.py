@@ -44,7 +44,7 @@ def _claim(store: LaneStore, key: Key, when: str | None = None) -> Callable[[Run
     written = say.assignments(say.claim_set(worker))
     which = f"({say.names(store.binding.key)}) = {marks.key(key)}"
     text = f"update {say.table} set\n    {written}\nwhere {which}{f' and ({when})' if when else ''}"
-    text += f"\nreturning {say.names(store.binding.taken)}"
+    text += f"\nreturning {say.names(store.binding.taken)}{say.and_inputs()}"
     return lambda run: run(text, marks.given())
 
 
@@ -82,6 +82,7 @@ async def as_settled(store: LaneStore, settlement: Settlement) -> tuple[Settleme
     """What would be written for a run of this row, which stays as it is: the settlement, and the row as that would
     leave it. Values that the database refuses make the run a failure, as they do in a worker.
     """
+    settlement = await store.usable(settlement)
     key = settlement.claim.key
 
     def verb(run: Run) -> Sequence[Any] | None:
@@ -103,7 +104,7 @@ async def as_settled(store: LaneStore, settlement: Settlement) -> tuple[Settleme
 
 def refenced(claim: Claim, latest: Claim) -> None:
     """Give a claim the fence of a later claim of the same row."""
-    claim.claimed_at, claim.attempts = latest.claimed_at, latest.attempts
+    claim.claimed_at, claim.attempts, claim.inputs = latest.claimed_at, latest.attempts, latest.inputs
 
 
 async def claim_inside(store: LaneStore, connection: AsyncConnection, claim: Claim) -> bool:

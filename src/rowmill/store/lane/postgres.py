@@ -24,6 +24,7 @@ from .lane_store import LaneStore
 from .postgres_statements import MOST, PostgresStatements
 from .replan import Replan
 from .sweep import sweep
+from .waits import waiting_values
 
 #: Rows that were taken, one full claim after another, from which on the head is worth passing over.
 _FAR = 20_000
@@ -93,6 +94,7 @@ class PostgresLane(LaneStore):
         own = (database.own("rowmill_workers"), database.own("rowmill_gates") if gates else None)
         self.statements: PostgresStatements = self._say(binding, clock, *own)
         self.statements.passed = self.passed
+        self.statements.stale_runs = database.own("rowmill_stale_runs")
         self._texts = {}
         self._boundable = self.statements.bound() is not None
         self._claim_start = ClaimStart()
@@ -160,11 +162,11 @@ class PostgresLane(LaneStore):
         )
         document = json.dumps([{"n": n} | {f"k{i}": part for i, part in enumerate(unit)} for unit, n in asked])
         worker = (self.worker,) if "worker" in self.binding.roles else ()
-        found: dict[Any, list[Any]] = {unit: [] for unit, _ in asked}
-        keys_at = len(self._at)
+        taken: dict[Any, list[Any]] = {unit: [] for unit, _ in asked}
+        keys_at = len(self._at) + bool(self.lane.inputs)
         for row in run(text, (document, *worker)):
-            found[tuple(row[keys_at:])].append(row)
-        return [found[unit] for unit, _ in asked]
+            taken[tuple(row[keys_at:])].append(row)
+        return [taken[unit] for unit, _ in asked]
 
     # -- settle, renew, read
 
@@ -194,22 +196,34 @@ returning 1"""
             row: dict[str, Any] = {"_ord": i, "_at": times[at], "_n": claim.attempts}
             for k, part in enumerate(claim.key):
                 row[f"_k{k}"] = part
+            if claim.inputs is not None:
+                row["_inputs"] = claim.inputs
             if values is not None:
                 row.update(values[i])
             rows.append(row)
         return json.dumps(rows, default=plain, ensure_ascii=True)
 
-    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
+    def inputs_of(self, row: Sequence[Any]) -> Any:
+        return row[len(self._at)]
+
+    def settling(self, group: Sequence[Settlement], *, compare: bool = True) -> Callable[[Run], set[int]]:
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
         if kind == "done" and not columns and self._in_arrays and not self.tolerant:
-            text = self._text("done", self.statements.settle_done)
-            return SingleStatement(text, self._arrays(group), lambda rows: set(rows[0][0] or ()))
-        text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
+            text = self._text(("done", compare), lambda: self.statements.settle_done(compare=compare))
+            arrays = self._arrays(group, compared=compare and bool(self.lane.inputs))
+            return SingleStatement(text, arrays, lambda rows: set(rows[0][0] or ()))
+        if group[0].wait is not None and self.waits is not None:
+            text = self.statements.settle_wait(group[0].wait.until, columns, self.waits.table)
+        else:
+            text = self._text(
+                ("settle", kind, columns, compare), lambda: self.statements.settle(kind, columns, compare=compare)
+            )
         with encoding():
             values = [
                 {
                     "_error": s.error,
                     "_delay": s.delay.total_seconds() if s.delay is not None else 0,
+                    **(waiting_values(s.claim, s.wait) if s.wait is not None else {}),
                     **{f"_v{i}": self._json(column, s.columns[column]) for i, column in enumerate(columns)},
                 }
                 for s in group
@@ -217,11 +231,13 @@ returning 1"""
             document = self._document([s.claim for s in group], values)
         return SingleStatement(text, self._parameters(document), lambda rows: {row[0] for row in rows})
 
-    def _arrays(self, group: Sequence[Settlement]) -> tuple[Any, ...]:
+    def _arrays(self, group: Sequence[Settlement], *, compared: bool) -> tuple[Any, ...]:
         claims = [settlement.claim for settlement in group]
         known, places = fences(claims)
         keys = map(list, zip(*[claim.key for claim in claims], strict=True))
         sent: list[Any] = [*keys, [place + 1 for place in places]]
+        if compared:
+            sent.append([claim.inputs for claim in claims])
         if self.binding.fence_time:
             sent.append([at for at, _ in known])
         if "attempts" in self.binding.roles:

@@ -142,10 +142,28 @@ select {keys} from taken order by {keys}"""
         count from it, lets the server keep the plan. Rows are fetched one by one, and locked only as they are.
         """
         return f"""{self._picking(most, bounded)}, taken as (
-  {self._taking(self.names(self.binding.taken))}
+  {self._taking(f"{self.names(self.binding.taken)}{self.and_inputs()}")}
 )
-select {self.shown()} from taken
+select {self.shown()}{", _inputs" if self.lane.inputs else ""} from taken
 order by {self.order()}"""
+
+    def claim_texts(self) -> dict[str, str]:
+        """The claim's statements, by what they do."""
+        texts = {"claim": self.claim()}
+        if self.bound() is not None:
+            texts["claim, from the remembered lower bound"] = self.claim(bounded=True)
+        return texts
+
+    def done_texts(self) -> dict[str, str]:
+        """The statements for done, by what they do."""
+        settle = self.settle("done", ())
+        if not self.in_arrays:
+            return {"settle, done": settle}
+        return {"settle, done": self.settle_done(), "settle, done, with columns": settle}
+
+    def sweep_texts(self, lease: timedelta) -> dict[str, str]:
+        """The sweep's statements, by what they do."""
+        return {"sweep": self.sweep(lease)}
 
     def _picking(self, most: int, bounded: bool) -> str:
         rows, _ = self._match("picked")
@@ -162,10 +180,10 @@ order by {self.order()}"""
 )"""
 
     def _taking(self, returned: str) -> str:
-        _, found = self._match("picked")
+        _, matching = self._match("picked")
         return f"""update {self.table} set
     {self.assignments(self.claim_set("$2::text"))}
-  where {found}
+  where {matching}
   returning {returned}"""
 
     def shown(self) -> str:
@@ -177,11 +195,11 @@ order by {self.order()}"""
 
     def claim_units(self, phrases: Sequence[str], kinds: Sequence[str], absent: Sequence[str]) -> str:
         """$1 units and how many rows of each, $2 worker: rows of several keys at once (see walk)."""
-        rows, found = self._match("picked")
+        rows, matching = self._match("picked")
         keys = [f"{phrase} = s.k{i}::{kind}" for i, (phrase, kind) in enumerate(zip(phrases, kinds, strict=True))]
         fields = ", ".join(["n bigint", *(f"k{i} text" for i in range(len(keys)))])
         shown = "".join(f", {phrase}::text as _k{i}" for i, phrase in enumerate(phrases))
-        columns = self.names(self.binding.columns)
+        columns, inputs = self.names(self.binding.columns), ", _inputs" if self.lane.inputs else ""
         return f"""with picked as materialized (
   select _j.* from jsonb_to_recordset($1::text::jsonb) as s({fields})
   cross join lateral (
@@ -194,10 +212,10 @@ order by {self.order()}"""
 ), taken as (
   update {self.table} set
     {self.assignments(self.claim_set("$2::text"))}
-  where {found}
-  returning {columns}{shown}
+  where {matching}
+  returning {columns}{self.and_inputs()}{shown}
 )
-select {columns}{"".join(f", _k{i}" for i in range(len(keys)))} from taken
+select {columns}{inputs}{"".join(f", _k{i}" for i in range(len(keys)))} from taken
 order by {self.order()}"""
 
     def sent(self, columns: Sequence[str] = (), extra: Sequence[str] = ()) -> str:
@@ -241,42 +259,102 @@ order by {self.order()}"""
             return self._same_key("t", "held")
         return "t.ctid = held._row and t.tableoid = held._table"
 
-    def settle(self, kind: str, columns: Sequence[str]) -> str:
-        """$1 the claims with their values, $2 worker."""
+    # -- inputs: compared by a fingerprint, whatever their type and size, and whatever the session's settings
+
+    def fingerprint(self, prefix: str = "") -> str:
+        """The row's inputs as one short text."""
+        return f"encode(sha256(record_send(row({self.names(self.lane.inputs, prefix)}))), 'hex')"
+
+    def and_inputs(self) -> str:
+        return f", {self.fingerprint()} as _inputs" if self.lane.inputs else ""
+
+    def row_id(self, parts: Sequence[str]) -> str:
+        texts = [f"{part}::text" for part in parts]
+        return texts[0] if len(texts) == 1 else f"array[{', '.join(texts)}]::text"
+
+    def _noted(self, kind: str) -> str:
+        """The step that notes a row whose inputs changed, or forgets it with an outcome that is final."""
+        if not self.bounded or not (kind == "stale" or self.compares(kind)):
+            return ""
+        row_id = self.row_id([f"held._k{i}" for i in range(len(self.binding.key))])
+        if kind == "stale":
+            return f", noted as (\n  {self.note_stale(row_id, ' from held').replace(chr(10), chr(10) + '  ')}\n)"
+        return f", forgotten as (\n  delete from {self.stale_runs} using held where {self.noted(row_id)}\n)"
+
+    def settle(self, kind: str, columns: Sequence[str], *, compare: bool = True) -> str:
+        """$1 the claims with their values, $2 worker. ``compare``: only where the inputs are as they were."""
         written = self.settle_set(kind, "held._error", "held._delay")
         written |= {column: f"held._v{i}" for i, column in enumerate(columns)}
-        sent = self.sent(columns, ("_error text", "_delay double precision"))
-        return f"""{self._held(sent)}
+        compared = compare and self.compares(kind)
+        inputs = ("_inputs text",) if compared else ()
+        sent = self.sent(columns, ("_error text", "_delay double precision", *inputs))
+        fence = f"{self._fence()} and {self.fingerprint('t.')} = s._inputs" if compared else None
+        return f"""{self._held(sent, fence)}{self._noted(kind)}
 update {self.table} t set
     {self.assignments(written)}
 from held
 where {self._of_held()}
 returning held._ord"""
 
+    def settle_wait(self, until: str, columns: Sequence[str], waits: str) -> str:
+        """$1 the claims with their values, $2 worker: the rows wait, and ``waits`` remembers for what."""
+        same = " and ".join(f"{self.name(c)} = held._k{i}" for i, c in enumerate(self.binding.key))
+        written = self.settle_wait_set(until, "held._delay", same)
+        written |= {column: f"held._v{i}" for i, column in enumerate(columns)}
+        extra = ("_delay double precision", "_seconds double precision", "_then text", "_id text", "_condition text")
+        keys = ", ".join(f"held._k{i}" for i in range(len(self.binding.key)))
+        remembered = self.wait_row(waits, "written where not _due_now")
+        return f"""{self._held(self.sent(columns, extra))}, written as (
+  update {self.table} t set
+    {self.assignments(written)}
+  from held
+  where {self._of_held()}
+  returning held._ord, held._id, jsonb_build_array({keys}) as _key, held._condition, {self.due_text("t.")} as _due,
+    held._seconds, held._then, {self.due(self.roles["run_after"])} as _due_now
+), remembered as (
+{remembered}
+)
+select _ord from written"""
+
+    def due_text(self, prefix: str = "") -> str:
+        return f"cast(extract(epoch from {prefix}{self.name(self.roles['run_after'])}) as text)"
+
+    def same_waiting_key(self, row: str) -> str:
+        types = self.binding.sql_types
+        return " and ".join(
+            f"{row}{self.name(c)} = cast(_w.key ->> {i} as {types[c]})" for i, c in enumerate(self.binding.key)
+        )
+
+    def in_time(self, seconds: str) -> str:
+        return f"{self._now()} + ({seconds}) * interval '1 second'"
+
     @property
     def in_arrays(self) -> bool:
         """What tells one claim from another is of types that the driver sends as arrays, just as they came."""
-        told = [*self.binding.key, *filter(None, self._common())]
-        return all(_LENGTH.sub("", self.binding.sql_types[column]) in _IN_ARRAYS for column in told)
+        columns = [*self.binding.key, *filter(None, self._common())]
+        return all(_LENGTH.sub("", self.binding.sql_types[column]) in _IN_ARRAYS for column in columns)
 
     def _common(self) -> tuple[str | None, str | None]:
         """The columns of the fence that rows of one claim have in common: its time, and mostly the count."""
         return self.binding.fence_time, self.roles.get("attempts")
 
-    def settle_done(self) -> str:
+    def settle_done(self, *, compare: bool = True) -> str:
         """Done with nothing beside it, which is how nearly all runs end: arrays instead of a document.
 
         An array for each column of the key, one with the number of each row's group, then the time, the count and
         the worker of the groups: rows that one claim took have these in common.
         """
         types, key, number = self.binding.sql_types, self.binding.key, itertools.count(1)
+        compared = compare and self.compares("done")
         keys = [f"${next(number)}::{types[column]}[]" for column in key]
-        sent = f"unnest({', '.join(keys)}, ${next(number)}::int[])"
+        sent = f"unnest({', '.join(keys)}, ${next(number)}::int[]{f', ${next(number)}::text[]' if compared else ''})"
         names = ", ".join(f"_k{i}" for i in range(len(key)))
         time, count = (f"(${next(number)}::{types[c]}[])[s._g]" if c else "" for c in self._common())
         fence = self._fence(time, count, f"${next(number)}::text")
+        fence += f" and {self.fingerprint('t.')} = s._inputs" if compared else ""
+        fields = f"{names}, _g{', _inputs' if compared else ''}, _ord"
         # Which of them were written comes as one array, which the driver reads at once: a row each takes it longer.
-        return f"""{self._held(f"{sent} with ordinality as s({names}, _g, _ord)", fence)}, written as (
+        return f"""{self._held(f"{sent} with ordinality as s({fields})", fence)}{self._noted("done")}, written as (
   update {self.table} t set
     {self.assignments(self.settle_set("done", "null", "0"))}
   from held
@@ -304,11 +382,31 @@ where {self._of_held()}
 returning held._ord"""
 
     def read(self) -> str:
-        """$1 the claims, $2 worker: the rows as they are, and whether the claim holds."""
+        """$1 the claims, $2 worker: the rows as they are, and whether the claim holds; with inputs also whether these
+        are as they were, and whether they have kept changing for too long.
+        """
+        inputs, extra = "", list[str]()
+        if self.lane.inputs:
+            row_id = self.row_id([f"s._k{i}" for i in range(len(self.binding.key))])
+            inputs = f",\n  {self.fingerprint('t.')} = s._inputs, {self.kept_changing(row_id)}"
+            extra = ["_inputs text"]
         return f"""select s._ord, {self._fence()},
-  {self.names(self.binding.columns, "t.")}
-from {self.sent()}
+  {self.names(self.binding.columns, "t.")}{inputs}
+from {self.sent(extra=extra)}
 join {self.table} t on {self._same_key("t", "s")}"""
+
+    def expire(self, most: int) -> str:
+        rows, matching = self._match("picked")
+        return f"""with picked as materialized (
+  select {rows} from {self.table}
+  where {self.expired()}
+  limit {most}
+  for no key update skip locked
+)
+update {self.table} set
+    {self.assignments(self.expired_set())}
+where {matching}
+returning {self.names(self.binding.key)}"""
 
     def sweep(self, lease: timedelta) -> str:
         """$1 how many at most."""

@@ -1,13 +1,14 @@
-"""The wake trigger: workers hear of rows that anybody's SQL makes ready. PostgreSQL only; installed on request.
+"""The wake trigger: it notifies workers when any SQL makes rows ready. PostgreSQL only; installed on request.
 
-NOTIFY takes one lock over the whole server until its transaction is committed, so notifying transactions commit one
-after the other. Therefore few of many writers notify. A sequence holds a token bucket: until when the tokens are spent,
-in milliseconds since 1970. A sequence is not transactional, so no writer waits for another one, and nothing bloats.
+NOTIFY takes a server-wide lock until its transaction commits, so notifying transactions commit one after the other.
+Therefore only a few of many writers notify. A sequence implements a token bucket: it stores the time until which the
+tokens are spent, in milliseconds since 1970. A sequence is not transactional, so no writer waits for another one, and
+nothing bloats.
 
-A writer that does not notify follows one that did, at most ``_SPACING`` milliseconds before. It holds an advisory lock
-until its transaction ends. A worker that was notified looks again ``LOOK_AGAIN`` seconds later, and goes on until no
-writer holds that lock. A writer takes the lock and then reads the sequence; a worker tries the lock and then looks at
-the table. So whatever the order, a worker sees either the lock or the committed rows.
+A writer that does not notify follows one that did, at most ``_SPACING`` milliseconds earlier. It holds an advisory lock
+until its transaction ends. A notified worker looks again ``LOOK_AGAIN`` seconds later, and continues until no writer
+holds that lock. A writer takes the lock and then reads the sequence; a worker tries the lock and then reads the table.
+So in any order, a worker sees either the lock or the committed rows.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from .postgres_full_names import resolve_conditions
 from .postgres_statements import PostgresStatements
 from .sql_literals import dollar_quoted, mentions
 
-#: What a notification of the trigger says: look now, and look again.
+#: The payload of the trigger's notifications: look now, and look again.
 AGAIN = "again"
-#: Seconds until a worker looks again; longer than the spacing of notifications.
+#: Seconds until a worker looks again. Longer than the interval between notifications.
 LOOK_AGAIN = 0.05
-#: Whether no writer that did not notify is still uncommitted. The lock is released with the statement.
+#: Whether every writer that did not notify has committed. The lock is released with the statement.
 ALL_COMMITTED = "select pg_try_advisory_xact_lock(1919906669, 0)"
-#: In milliseconds: the spacing of notifications once the tokens are spent; what one costs that had to wait for another;
-#: and how many tokens there are, in the time that it takes to get them back. 50 a second, and 200 at once.
+#: In milliseconds: the interval between notifications once the tokens are spent, the cost of a notification that had to
+#: wait for another one, and the burst as the time to refill its tokens. 50 a second, and 200 at once.
 _SPACING, _CONTENDED, _BURST = 20, 200, 4000
 TRIGGERS = {event: f"rowmill_wake_{event}" for event in ("insert", "update")}
 _MARK = "rowmill wake trigger "
@@ -89,39 +90,39 @@ where n.nspname = $1::text and p.proname = $2::text and p.pronargs = 0"""
 
 @dataclass(frozen=True)
 class Installed:
-    """A wake trigger that is there: its function under its full name, what it was made for, whether it works."""
+    """An installed wake trigger: its function's full name, its mark, and whether it works."""
 
     function: str
     mark: str
-    #: Both triggers are there and enabled.
+    #: Whether both triggers exist and are enabled.
     complete: bool
 
 
 @dataclass(frozen=True)
 class WakeTrigger:
-    """The statements that make a table's wake trigger, or bring it up to date; and what removes each thing."""
+    """The statements that create or update a table's wake trigger, and those that remove it."""
 
     function: str
     sequence: str
-    #: What is made: kind, name, the statement that makes it, the one that undoes it.
+    #: The parts that are created: kind, name, the statement that creates it, the one that removes it.
     parts: tuple[tuple[str, str, str, str], ...]
     steps: tuple[str, ...]
 
 
 class _Phrases(PostgresStatements):
-    """The lane's conditions as they are soon: a row that is due at the second look wakes workers, too."""
+    """The lane's conditions in the near future: a row that is due at the second look wakes workers, too."""
 
     def _now(self) -> str:
         return f"(clock_timestamp() + interval '{_SPACING} milliseconds')"
 
 
 def served(bindings: Sequence[Binding]) -> list[Binding]:
-    """The lanes whose rows wake workers. Tasks notify by themselves, and a backfill is in no hurry."""
+    """The lanes whose rows wake workers. Tasks notify on their own, and a backfill is not urgent."""
     return [binding for binding in bindings if not binding.lane.own and binding.lane.backfills is None]
 
 
 def _conditions(bindings: Sequence[Binding]) -> dict[str, str]:
-    """When a row is ready, by lane. The user's own SQL is left out where it reads other tables: writers would wait."""
+    """The ready condition of each lane, without user SQL that reads other tables: it would slow writers down."""
     conditions = {}
     for binding in bindings:
         say = _Phrases(binding, Clock())
@@ -135,13 +136,13 @@ def _own(part: str) -> bool:
 
 
 def mark(bindings: Sequence[Binding]) -> str:
-    """What a trigger for these lanes is known by: the comment on its function. It changes with their conditions."""
-    told = "\n".join([_BODY, *sorted(_conditions(bindings).values())])
-    return _MARK + hashlib.sha256(told.encode()).hexdigest()[:16]
+    """The comment on the trigger's function that identifies these lanes. It changes with their conditions."""
+    text = "\n".join([_BODY, *sorted(_conditions(bindings).values())])
+    return _MARK + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def installed(run: Run, relation: str) -> Installed | None:
-    """The wake trigger of a table."""
+    """The installed wake trigger of a table, or None."""
     rows = [row for row in _named_so(run, relation) if row[3].startswith(_MARK)]
     if not rows:
         return None
@@ -156,9 +157,9 @@ def _named_so(run: Run, relation: str) -> Sequence[Any]:
 async def wake_trigger(
     database: Database, relation: str, bindings: Sequence[Binding], *, planned: bool
 ) -> WakeTrigger | None:
-    """What is to be done for the wake trigger of one table; None where it is as it should be.
+    """The changes that the wake trigger of one table needs; None if it is up to date.
 
-    ``planned``: the table still lacks columns, so the server cannot be asked what the conditions mean.
+    ``planned``: the table still lacks columns, so the server cannot parse the conditions yet.
     """
     present = await database.read(lambda run: installed(run, relation))
     wanted = mark(bindings)
@@ -172,8 +173,8 @@ async def wake_trigger(
             conditions = await database.trial(lambda run: resolve_conditions(run, table, conditions))
         except Refused as error:
             raise DeclarationError(
-                f"the wake trigger of {relation} cannot be made: {error.message}",
-                hint="a role that may read the table, and create temporary tables in this database",
+                f"the wake trigger of {relation} cannot be created: {error.message}",
+                hint="use a role that may read the table and create temporary tables in this database",
             ) from error
     quote = database.dialect.identifier_preparer.quote
     name = f"rowmill_wake_{hashlib.sha256(relation.encode()).hexdigest()[:10]}"
@@ -212,18 +213,18 @@ def _steps(
 
 
 def _place(database: Database, run: Run, relation: str) -> str:
-    """The schema of rowmill's own things. Raises where the table cannot have such a trigger."""
+    """The schema of rowmill's own tables. Raises if the table cannot have such a trigger."""
     kind = run(_KIND, (relation,))
     if kind and kind[0][0] not in ("r", "p"):
         raise DeclarationError(
             f"{relation} is no ordinary table, so it cannot have a wake trigger",
-            hint="without --wake; whoever writes there can run: notify rowmill",
+            hint="leave out --wake; programs that write there can run: notify rowmill",
         )
     return database.schema or str(run("select current_schema()", ())[0][0])
 
 
 def _check_names(run: Run, relation: str, place: str, name: str) -> None:
-    """Raises where a name is taken by something that is not rowmill's."""
+    """Raises if an object that is not rowmill's already has one of the names."""
     for trigger, _, function, comment in _named_so(run, relation):
         if not comment.startswith(_MARK):
             raise DeclarationError(

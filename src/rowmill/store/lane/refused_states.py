@@ -1,9 +1,9 @@
-"""Values that a lane would write and its table refuses: found before the first claim, not after the first work.
+"""Find values that a lane would write and its table refuses, before the first claim instead of after the first run.
 
-The database is asked itself. Each check constraint that is about nothing but the columns of a state is tried on the
-values of that state, in a row that is nowhere. Each foreign key is looked up in the table it refers to. Triggers are
-tried on one ready row, in a transaction that is rolled back. A row whose outcome is refused would be dead, and its work
-done for nothing; with a wrong word in ``done`` that is every row.
+The database itself is asked. Each check constraint that only reads columns of a state is evaluated on that state's
+values, without a stored row. Each foreign key is looked up in the table that it references. Triggers are tried on one
+ready row, in a transaction that is rolled back. Without this check, a row whose outcome is refused would become dead
+although its work was done. With a wrong value in ``done`` that is every row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .lane_store import LaneStore
 from .row_keys import Placeholders, among
 from .sql_literals import allowed_by_check, mentions
 
-#: Constraints may be said to be not enforced from PostgreSQL 18 on.
+#: From PostgreSQL 18 on, a constraint may be declared as not enforced.
 _CHECKS = """select pg_get_expr(c.conbin, c.conrelid) from pg_constraint c
 where c.contype = 'c' and c.conrelid = to_regclass($1::text)
   and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)"""
@@ -29,18 +29,18 @@ where c.contype = 'c' and c.conrelid = to_regclass($1::text)
 
 _NAMES = """array(select a.attname from unnest(c.{0}key) with ordinality k(n, o)
   join pg_attribute a on a.attrelid = c.{0}relid and a.attnum = k.n order by k.o)::text[]"""
-#: The server adds a constraint for each partition of the table that is referred to: those are left out.
+#: The server adds a constraint for each partition of a referenced table. Those are left out.
 _REFERENCES = f"""select {_NAMES.format("con")}, c.confrelid::regclass::text, {_NAMES.format("conf")}
 from pg_constraint c
 where c.contype = 'f' and c.conrelid = to_regclass($1::text)
   and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)
   and not exists (select 1 from pg_constraint p where p.oid = c.conparentid and p.conrelid = c.conrelid)"""
-#: 16: on update. Its definition has its WHEN condition, the function has the rest.
+#: 16: on update. The trigger's definition has its WHEN condition; the function has the rest.
 _TRIGGERS = """select pg_get_triggerdef(t.oid) || ' ' || p.prosrc from pg_trigger t join pg_proc p on p.oid = t.tgfoid
 where t.tgrelid = to_regclass($1::text) and not t.tgisinternal and t.tgenabled <> 'D' and t.tgtype & 16 <> 0"""
-#: A foreign key: the columns, the table they refer to as it stands in SQL, and its columns.
+#: A foreign key: its columns, the referenced table as SQL, and the referenced columns.
 Reference = tuple[Sequence[str], str, Sequence[str]]
-#: How many values of a table that is referred to are named.
+#: The most values of a referenced table that an error lists.
 _NAMED = 20
 
 
@@ -66,11 +66,12 @@ async def check_states(store: LaneStore, written: Sequence[str] = states.WRITTEN
 
 
 async def doubtful_states(store: LaneStore) -> dict[str, str]:
-    """States that a trigger refused on a trial, with its message, where other columns may be the reason: those that a
-    handler writes.
+    """States that a trigger refused in the trial, with its message, if the trigger also reads other columns.
+
+    The handler may write those columns, so a real run may succeed.
     """
-    found = {} if store.lane.own else await _tried(store, states.WRITTEN, certain=False)
-    return {f"{state} ({_said(_plain(getattr(store.lane, state)))})": reason for state, reason in found.items()}
+    refusals = {} if store.lane.own else await _tried(store, states.WRITTEN, certain=False)
+    return {f"{state} ({_said(_plain(getattr(store.lane, state)))})": reason for state, reason in refusals.items()}
 
 
 def _said(values: Mapping[str, Any]) -> str:
@@ -78,7 +79,7 @@ def _said(values: Mapping[str, Any]) -> str:
 
 
 def _plain(values: Any) -> Mapping[str, Any]:
-    """What of a state is known beforehand."""
+    """The values of a state that are known in advance."""
     if not isinstance(values, Mapping):
         return {}
     return {column: value for column, value in states.written(values).items() if value is not states.NOW}
@@ -94,13 +95,13 @@ async def _ask(store: LaneStore, text: str, state: str, values: Mapping[str, Any
     try:
         refused = await store.database.read(lambda run: run(question, ()))
     except Refused:
-        return  # it speaks of something that is only in the table: what the first row will tell
+        return  # it reads values that are only in the table, so only a real row can show the result
     if refused:
-        said = _said({column: values[column] for column in about})
+        impossible = _said({column: values[column] for column in about})
         allowed = allowed_by_check(text, about[0], about, "int" if isinstance(values[about[0]], int) else "text")
         raise DeclarationError(
-            f"lane {store.lane.name!r}, table {table.fullname!r}: {state} sets {said}, and a check constraint of the"
-            f" table refuses that: {text}",
+            f"lane {store.lane.name!r}, table {table.fullname!r}: {state} sets {impossible}, and a check constraint of"
+            f" the table refuses that: {text}",
             hint=did_you_mean(str(values[about[0]]), [str(each) for each in allowed])
             if allowed
             else "a value it allows",
@@ -110,7 +111,7 @@ async def _ask(store: LaneStore, text: str, state: str, values: Mapping[str, Any
 async def _look_up(store: LaneStore, reference: Reference, state: str, values: Mapping[str, Any]) -> None:
     columns, relation, referred = reference
     if any(values.get(column) is None for column in columns):
-        return  # NULL refers to nothing; a column outside of the state is the row's own
+        return  # NULL references nothing, and columns outside the state keep the row's own values
     say = store.statements
     pairs = zip(columns, referred, strict=True)
     tests = " and ".join(f"{say.name(other)} = {_typed(store, column, values[column])}" for column, other in pairs)
@@ -121,19 +122,20 @@ async def _look_up(store: LaneStore, reference: Reference, state: str, values: M
         text = f"select distinct {name} from {relation} order by {name} limit {_NAMED + 1}"
         known = [str(row[0]) for row in await store.database.read(lambda run: run(text, ()))]
     except Refused:
-        return  # the role may not read that table: what the first row will tell
+        return  # the role may not read that table, so only a real row can show the result
     listed = len(columns) == 1 and 0 < len(known) <= _NAMED
     raise DeclarationError(
         f"lane {store.lane.name!r}, table {store.binding.table.fullname!r}: {state} sets"
         f" {_said({column: values[column] for column in columns})}, and table {relation!r} has no such row: a foreign"
         " key refuses that",
-        hint=f"known: {', '.join(known)}; or insert it into {relation}" if listed else f"insert it into {relation}",
+        hint=f"one of {', '.join(known)}; or insert it into {relation}" if listed else f"insert it into {relation}",
     )
 
 
 async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> dict[str, str]:
-    """States that a trigger refused on one ready row, with what it said. ``certain``: only states for which the
-    triggers look at nothing but the state's own columns; otherwise only the others.
+    """States that a trigger refused on one ready row, with its message.
+
+    ``certain``: only states where the triggers read no other columns than the state's own; otherwise only the others.
     """
     sources = await _constraints_of(store).triggers()
     about = {column.name for column in store.binding.table.c if any(mentions(text, column.name) for text in sources)}
@@ -141,7 +143,7 @@ async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> 
     refused: dict[str, str] = {}
     if not sources or not wanted:
         return refused
-    # A role or a database that may not write cannot try.
+    # Without the right to write, or on a read-only database, there is no trial.
     with suppress(DatabaseError, sa.exc.DBAPIError):
         await store.database.trial(lambda run: _try(store, run, wanted, refused))
     return refused
@@ -164,20 +166,20 @@ def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, s
 
     for state in wanted:
         run("savepoint trial", ())
-        reached = "running"  # a refusal on the way there says nothing about the state itself
+        reached = "running"  # a refusal of an earlier step says nothing about the state itself
         try:
             write(say.claim_set("'w'"))
             if state != "running":
                 reached = state
                 write(say.settle_set(state, "'trial'", "0"))
         except sa.exc.DBAPIError as error:
-            if reached == state and (said := _raised_by_trigger(error)) is not None:
-                refused[state] = said
+            if reached == state and (message := _raised_by_trigger(error)) is not None:
+                refused[state] = message
         run("rollback to savepoint trial", ())
 
 
 def _raised_by_trigger(error: BaseException | None) -> str | None:
-    """What the trigger said; None for a refusal that has another reason."""
+    """The trigger's message; None if the refusal has another cause."""
     while error is not None:
         if getattr(error, "context", None) or getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_TRIGGER":
             return str(error).splitlines()[0]
@@ -191,7 +193,7 @@ def _typed(store: LaneStore, column: str, value: Any) -> str:
 
 
 class PostgresConstraints:
-    """What PostgreSQL's catalog says of what a table refuses."""
+    """The constraints and triggers of a table, from PostgreSQL's catalog."""
 
     def __init__(self, store: LaneStore) -> None:
         self.store = store
@@ -213,7 +215,7 @@ class PostgresConstraints:
 
 
 class SqliteConstraints:
-    """The same on SQLite, from the texts that made the table."""
+    """The same for SQLite, from the SQL texts that created the table."""
 
     def __init__(self, store: LaneStore) -> None:
         self.store, self.table = store, store.binding.table.name
@@ -223,7 +225,7 @@ class SqliteConstraints:
 
         def read(connection: sa.Connection) -> list[str]:
             text = connection.exec_driver_sql("select sql from sqlite_master where name = ?", (self.table,)).scalar()
-            # Which texts are the same, a collation of the table's own says, and a row that is nowhere does not have it.
+            # The table's own collation decides which texts are equal, and a row that is not stored has no collation.
             if "collate" in str(text).lower():
                 return []
             return [str(check["sqltext"]) for check in sa.inspect(connection).get_check_constraints(self.table)]

@@ -136,7 +136,12 @@ class ColumnChecks(dict[str, Callable[[Any], Any]]):
         if column in binding.key or column in binding.state_columns():
             raise WrongResult(
                 f"the handler returned {column!r}, which is the row's {'key' if column in binding.key else 'state'}",
-                hint="end the run with an outcome (Done, Retry, Snooze, Dead, Cancel); the lane writes the state",
+                hint="end the run with an outcome (Done, Retry, Snooze, Wait, Dead, Cancel); the lane writes the state",
+            )
+        if column in binding.lane.inputs:
+            raise WrongResult(
+                f"the handler returned {column!r}, which is an input of the lane: it could overwrite what others write",
+                hint=f"another column for the result, or leave {column!r} out of inputs",
             )
         check = self[column] = ColumnCheck(self._store, column)
         return check

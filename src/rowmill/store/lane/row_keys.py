@@ -1,4 +1,4 @@
-"""A row's key as people write it, and as a statement takes it."""
+"""A row's key, as people write it and as a statement takes it."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ Key = tuple[Any, ...]
 
 
 class Placeholders:
-    """The parameters of one statement, in the order in which they were put in."""
+    """The parameters of one statement, in the order in which they were added."""
 
     def __init__(self, binding: Binding) -> None:
         self._binding, self._sql = binding, dialect_named(binding.dialect.name)
         self._values: list[Any] = []
 
     def copy(self) -> Placeholders:
-        """The same parameters, to which others can be added."""
+        """A copy, to which other parameters can be added."""
         other = Placeholders(self._binding)
         other._values = list(self._values)
         return other
 
     def given(self) -> Any:
-        """The values, as the driver takes them."""
+        """The values in the form that the driver expects."""
         return self._sql.bound(self._values)
 
     def add(self, value: Any, column: str | None = None) -> str:
-        """SQL that stands for the value; on PostgreSQL of the column's type, which the server makes of text."""
+        """Add a value and return its SQL placeholder. On PostgreSQL it is cast from text to the column's type."""
         self._values.append(value)
         return self._sql.bind(len(self._values), value, self._binding.sql_types.get(column) if column else None)
 
     def key(self, key: Key) -> str:
-        """SQL that stands for a whole key."""
+        """The SQL placeholders for a whole key."""
         return f"({', '.join(self.add(part, c) for part, c in zip(key, self._binding.key, strict=True))})"
 
 
 def written(key: Any) -> str:
-    """A key as it is given on a command line: the parts of a composite one with commas between."""
+    """A key as on a command line, with commas between the parts of a composite key."""
     if not isinstance(key, tuple):
         return str(key)
     line = io.StringIO()
@@ -57,7 +57,7 @@ def written(key: Any) -> str:
 
 
 def parse(binding: Binding, text: str) -> Key:
-    """The key that such text means, by the types of the key's columns."""
+    """Parse a key by the types of its columns."""
     columns = binding.key
     parts = [text] if len(columns) == 1 else _parts(text, len(columns))
     if len(parts) != len(columns):
@@ -69,17 +69,17 @@ def parse(binding: Binding, text: str) -> Key:
 
 
 def _parts(text: str, count: int) -> list[str]:
-    """The parts of a composite key: with commas between, or as the log has it, a list in JSON."""
+    """The parts of a composite key: separated by commas, or a JSON list as in the log."""
     try:
         listed = json.loads(text, parse_int=str, parse_float=str) if text.lstrip().startswith("[") else None
     except (ValueError, RecursionError):  # a part that begins with a bracket
         listed = None
     if isinstance(listed, list) and len(listed) == count:
         return [part if isinstance(part, str) else json.dumps(part) for part in listed]
-    # A part that has a comma in it stands in double quotes.
+    # A part that contains a comma is in double quotes.
     try:
         return next(csv.reader([text], skipinitialspace=True), [])
-    except csv.Error:  # a line's end outside of quotes, or a part without an end
+    except csv.Error:  # a line break outside quotes, or an unclosed quote
         return []
 
 
@@ -90,11 +90,11 @@ def _part(binding: Binding, column: str, text: str) -> Any:
         if isinstance(kind, sa.Integer):
             return _whole(int(text), binding.sql_types.get(column, "bigint").lower())
         if isinstance(kind, sa.Uuid):
-            # SQLite has no such type: the column's own says how it is kept.
+            # SQLite has no such type. The declared type of the column decides how the value is stored.
             processor = None if typed else kind.dialect_impl(binding.dialect).bind_processor(binding.dialect)
             return processor(UUID(text)) if processor else UUID(text)
         if not typed and isinstance(kind, (sa.Numeric, sa.Float, sa.types.NullType)):
-            return int(text) if text.lstrip("-").isdigit() else text  # whatever was put in
+            return int(text) if text.lstrip("-").isdigit() else text  # SQLite columns may hold any value
         if isinstance(kind, sa.Numeric):
             return Decimal(text)
         if isinstance(kind, (sa.DateTime, sa.Date)) and typed:
@@ -109,7 +109,7 @@ def _part(binding: Binding, column: str, text: str) -> Any:
 
 
 def _whole(number: int, kind: str) -> int:
-    """A number that the column can hold: the driver's own complaint would name neither column nor table."""
+    """Check that the column can hold the number. The driver's own error would name neither column nor table."""
     bits = {"smallint": 15, "integer": 31, "int": 31}.get(kind, 63)
     if not -(2**bits) <= number < 2**bits:
         raise ValueError(number)
@@ -117,7 +117,7 @@ def _whole(number: int, kind: str) -> int:
 
 
 def _moment(kind: sa.DateTime | sa.Date, text: str) -> date:
-    """A time as the driver takes it; without a zone it is UTC."""
+    """A time in the form that the driver expects; without a zone it is UTC."""
     if isinstance(kind, sa.Date):
         return date.fromisoformat(text)
     moment = datetime.fromisoformat(text)

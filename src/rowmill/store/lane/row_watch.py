@@ -1,6 +1,6 @@
-"""What the fleet remembers about single rows, in tables of its own.
+"""What all workers remember about single rows, in two tables.
 
-``rowmill_sightings``: rows that run and tell no time, with the time at which a worker first saw them running.
+``rowmill_sightings``: running rows without a timestamp, with the time at which a worker first saw them running.
 ``rowmill_suspects``: rows that were taken back from a dead worker, and how often: one of them may have killed it.
 """
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .lane_store import LaneStore
 
 _FORGET = timedelta(days=7)
-#: The reclaim from which on a row waits before it is ready again; seconds, the first time and at most.
+#: The number of reclaims from which on a row waits before it is ready again; the wait in seconds, the first time and at
+#: most.
 BACKS_OFF, BACKOFF, LONGEST_BACKOFF = 3, 5.0, 60.0
 
 
@@ -31,12 +32,12 @@ class RowWatch:
         database = store.database
         self._sightings, self._suspects = database.own("rowmill_sightings"), database.own("rowmill_suspects")
         self._lane, ids = database.sql.marks(2)
-        # The ids come as one JSON document.
+        # The ids are sent as one JSON document.
         self._listed = f"(select value from {database.sql.json_texts(ids)})"
 
     @classmethod
     async def open(cls, store: LaneStore) -> RowWatch | None:
-        """None where the role may not write the tables: it may have been made before they were."""
+        """Open the tables. Returns None if the role may not write to them: it may be older than they are."""
         watched = cls(store)
         may = " and ".join(map(store.database.sql.may_write, (watched._sightings, watched._suspects)))
         return watched if (await store.database.read(lambda run: run(f"select {may}", ())))[0][0] else None
@@ -45,9 +46,9 @@ class RowWatch:
         return self._store.lane.name, json.dumps([_text(key) for key in keys])
 
     async def seen_running(self, keys: Sequence[Key], lease: timedelta) -> list[Key]:
-        """Remember when rows that tell no time were first seen running; which of them have run for a lease.
+        """Record when rows without a timestamp were first seen running. Returns those that have run for a lease.
 
-        ``keys`` are all such rows: what else was remembered is forgotten.
+        ``keys`` are all such rows; the records of other rows are deleted.
         """
         say, table = self._store.statements, self._sightings
         due = f"select row_id, {say.older_own('seen_at', lease)} from {table} where lane = {self._lane}"
@@ -69,10 +70,10 @@ class RowWatch:
         return [key for key in keys if known.get(_text(key))]
 
     def suspect(self, run: Run, keys: Sequence[Any], *, at_once: bool = False) -> None:
-        """Remember rows that were taken back, in the transaction that does so.
+        """Record rows that were taken back, in the same transaction.
 
-        ``at_once``: before their lease was over. Then a row that is taken back for the third time waits, and longer
-        each time: one that kills its process must not run through its reclaims within seconds.
+        ``at_once``: before their lease expired. Then a row waits from its third reclaim on, longer each time. Otherwise
+        a row that kills its process would use up its reclaims within seconds.
         """
         if not keys:
             return
@@ -95,7 +96,7 @@ class RowWatch:
             write_rows(self._store, later, Placeholders(self._store.binding), f"not ({say.running()})", again)(run)
 
     async def backs_off(self) -> bool:
-        """Some row was taken back so often that it waits before it is ready again."""
+        """Whether some row was taken back so often that it waits before it is ready again."""
         if "run_after" not in self._store.binding.roles:
             return False
         age = self._store.database.sql.age("swept_at")
@@ -111,7 +112,7 @@ class RowWatch:
         return {key: known[text] for key in keys if (text := _text(key)) in known} if known else {}
 
     async def clear(self, keys: Sequence[Key]) -> None:
-        """These rows have run to an end: they kill nobody. And what was not heard of for long is forgotten."""
+        """Delete the records of these rows, because their runs have ended. Also deletes old records."""
         old = self._store.statements.older_own("swept_at", _FORGET)
         text = (
             f"delete from {self._suspects} where lane = {self._lane} and (row_id in {self._listed} or {old})"
@@ -121,7 +122,7 @@ class RowWatch:
 
 
 def _wait(reclaims: int) -> float:
-    """Seconds that a row waits after so many reclaims."""
+    """The seconds that a row waits after this many reclaims."""
     return min(BACKOFF * 2.0 ** (reclaims - BACKS_OFF), LONGEST_BACKOFF)
 
 

@@ -1,5 +1,6 @@
-"""Plain values out of SQL text: a column's default, a check constraint's list, an index predicate, a comment; and text
-as an SQL literal that may hold anything.
+"""Parse plain values from SQL text: a column's default, a check constraint's list, an index predicate, a comment.
+
+Also quotes any text as an SQL literal.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ _MEANING = re.compile(rf"(?<![\w.])(?={_STANDS})(-?\d+)\W+?([^\W\d_](?:(?!\s+{_S
 
 
 def plain_default(text: Any, kind: str) -> Any:
-    """A default that is a plain value, as that value; None for what is computed, and for none."""
+    """A default as a plain value; None for a computed default, and for none."""
     if text is None:
         return None
-    said = str(text).strip()
-    while said.startswith("(") and said.endswith(")"):
-        said = said[1:-1].strip()
-    if found := re.fullmatch(r"'((?:[^']|'')*)'(?:\s*::.*)?", said, re.DOTALL):
-        value = found.group(1).replace("''", "'")
+    default = str(text).strip()
+    while default.startswith("(") and default.endswith(")"):
+        default = default[1:-1].strip()
+    if match := re.fullmatch(r"'((?:[^']|'')*)'(?:\s*::.*)?", default, re.DOTALL):
+        value = match.group(1).replace("''", "'")
         if kind == "int":
             return int(value) if re.fullmatch(r"-?\d+", value) else None
         if kind == "bool":
             return value.lower() in ("t", "true", "1")
         return value
     if kind == "bool":
-        return {"true": True, "1": True, "false": False, "0": False}.get(said.lower())
-    if found := re.fullmatch(r"\(?(-?\d+)\)?(?:\s*::.*)?", said):
-        return int(found.group(1)) if kind == "int" else found.group(1) if kind == "text" else None
-    if kind == "text" and (found := re.fullmatch(r'"([^"]*)"', said)):  # SQLite takes it for text
-        return found.group(1)
+        return {"true": True, "1": True, "false": False, "0": False}.get(default.lower())
+    if match := re.fullmatch(r"\(?(-?\d+)\)?(?:\s*::.*)?", default):
+        return int(match.group(1)) if kind == "int" else match.group(1) if kind == "text" else None
+    if kind == "text" and (match := re.fullmatch(r'"([^"]*)"', default)):  # SQLite reads this as text
+        return match.group(1)
     return None
 
 
 def mentions(text: str, column: str) -> bool:
-    """Whether SQL text names a column, outside of quoted texts."""
+    """Whether SQL text names a column outside quoted strings."""
     bare = _TEXT.sub("''", text)
     if '"' + column.replace('"', '""') + '"' in bare:
         return True
@@ -48,15 +49,15 @@ def mentions(text: str, column: str) -> bool:
 
 
 def allowed_by_check(text: str, column: str, columns: Sequence[str], kind: str) -> tuple[Any, ...]:
-    """The values that a check constraint on one column lists; nothing where it says anything else."""
+    """The values that a check constraint on one column lists; empty if the constraint has another form."""
     if kind not in ("text", "int") or not mentions(text, column):
         return ()
     if any(mentions(text, other) for other in columns if other.lower() != column.lower()):
         return ()
     bare = _TEXT.sub("''", text)
     if kind == "int":
-        if found := _RANGE.search(bare):
-            low, high = int(found.group(1)), int(found.group(2))
+        if match := _RANGE.search(bare):
+            low, high = int(match.group(1)), int(match.group(2))
             return tuple(range(low, high + 1)) if 0 < high - low <= 20 else ()
         if _OTHERWISE.search(bare):
             return ()
@@ -67,7 +68,7 @@ def allowed_by_check(text: str, column: str, columns: Sequence[str], kind: str) 
 
 
 def literals_of(predicate: str, column: str, columns: Sequence[str], kind: str) -> tuple[Any, ...]:
-    """The values that stand in a predicate over this column alone."""
+    """The literal values in a predicate that reads only this column."""
     if not mentions(predicate, column) or "<>" in predicate or "!=" in predicate:
         return ()
     if any(mentions(predicate, other) for other in columns if other != column):
@@ -79,14 +80,14 @@ def literals_of(predicate: str, column: str, columns: Sequence[str], kind: str) 
 
 
 def comment_meanings(comment: str | None, kind: str) -> dict[Any, str]:
-    """``0 = pending, 1 = running`` in a column's comment."""
+    """Parse meanings from a column's comment, such as ``0 = pending, 1 = running``."""
     if not comment or kind != "int":
         return {}
-    found = {int(number): word.strip() for number, word in _MEANING.findall(comment)}
-    return found if len(found) > 1 else {}
+    meanings = {int(number): word.strip() for number, word in _MEANING.findall(comment)}
+    return meanings if len(meanings) > 1 else {}
 
 
 def dollar_quoted(text: str) -> str:
-    """Text between dollar signs, with a tag that is not in it: names and states may hold anything."""
+    """Quote text between dollar signs, with a tag that is not in it: names and states may hold anything."""
     tag = next(tag for i in range(len(text) + 1) if (tag := f"$rowmill{i or ''}$") not in text)
     return f"{tag}\n{text}\n{tag}"

@@ -26,6 +26,7 @@ from .claim import Claim, Settlement, Swept, encoding
 from .lane_store import LaneStore
 from .statements import Statements
 from .sweep import sweep
+from .waits import waiting_values
 
 _NUMBERS = (sa.Integer, sa.Numeric, sa.Float)  # Float is a Numeric only before SQLAlchemy 2.1
 _FORMAT = "'%Y-%m-%d %H:%M:%f'"
@@ -140,6 +141,44 @@ where ({keys}) in (
 )
 returning {self.names(self.binding.taken)}"""
 
+    # -- inputs: compared by value, as SQLite keeps it, whatever the column's collation
+
+    def unchanged(self) -> str:
+        """The row's inputs are as its claim returned them."""
+        tests = []
+        for i, column in enumerate(self.lane.inputs):
+            name = self.name(column)
+            kept = f"cast({name} as blob) is cast(:_i{i} as blob)"
+            tests.append(f"case typeof({name}) when 'text' then {kept} else {name} is :_i{i} end")
+        return " and ".join(tests)
+
+    def row_id(self, parts: Sequence[str]) -> str:
+        return f"cast({parts[0]} as text)" if len(parts) == 1 else " || ',' || ".join(f"quote({p})" for p in parts)
+
+    def sent_id(self) -> str:
+        """The key of a claim's row as one text."""
+        return self.row_id([f":_k{i}" for i in range(len(self.binding.key))])
+
+    def forget_stale(self) -> str:
+        """An outcome is final: forget the row's runs whose inputs changed."""
+        return f"delete from {self.stale_runs} where {self.noted(self.sent_id())}"
+
+    def claim_texts(self) -> dict[str, str]:
+        """The claim's statements, by what they do."""
+        if not self.loose():
+            return {"claim": self.claim()}
+        without = "claim, of rows without a place in the order"
+        return {"claim": self.claim(placed=True), without: self.claim(placed=False)}
+
+    def done_texts(self) -> dict[str, str]:
+        """The statements for done, by what they do."""
+        return {"settle, done": self.settle("done", ())}
+
+    def sweep_texts(self, lease: timedelta) -> dict[str, str]:
+        """The sweep's statements, by what they do."""
+        texts = {"sweep, find": self.find_stale(lease), "sweep, back to ready": self.sweep(poison=False)}
+        return texts if self.poison() is None else {**texts, "sweep, poison": self.sweep(poison=True)}
+
     def _this(self) -> str:
         """The one row of a claim, if the claim still holds."""
         return f"{self.same_key()} and {self.fence(self.table, ':_at', ':_n', ':worker')}"
@@ -147,13 +186,41 @@ returning {self.names(self.binding.taken)}"""
     def same_key(self) -> str:
         return " and ".join(f"{self.name(column)} = :_k{i}" for i, column in enumerate(self.binding.key))
 
-    def settle(self, kind: str, columns: Sequence[str]) -> str:
+    def settle(self, kind: str, columns: Sequence[str], *, compare: bool = True) -> str:
+        """``compare``: only where the inputs are as they were."""
         written = self.settle_set(kind, ":_error", ":_delay")
         written |= {column: f":_v{i}" for i, column in enumerate(columns)}
+        same = f" and {self.unchanged()}" if compare and self.compares(kind) else ""
         return f"""update {self.table} set
     {self.assignments(written)}
-where {self._this()}
+where {self._this()}{same}
 returning 1"""
+
+    def settle_wait(self, until: str, columns: Sequence[str], waits: str) -> list[str]:
+        """The row waits: what writes it and says whether it is due at once, and what remembers for what it waits."""
+        written = self.settle_wait_set(until, ":_delay", self.same_key())
+        written |= {column: f":_v{i}" for i, column in enumerate(columns)}
+        key = ", ".join(f":_k{i}" for i in range(len(self.binding.key)))
+        values = (
+            f"(select :_id as _id, json_array({key}) as _key, :_condition as _condition, :_due as _due,"
+            " :_seconds as _seconds, :_then as _then) where true"
+        )
+        settle = f"""update {self.table} set
+    {self.assignments(written)}
+where {self._this()}
+returning {self.due_text()}, {self.due(self.roles["run_after"])}"""
+        return [settle, self.wait_row(waits, values)]
+
+    def due_text(self, prefix: str = "") -> str:
+        return f"cast({prefix}{self.name(self.roles['run_after'])} as text)"
+
+    def same_waiting_key(self, row: str) -> str:
+        return " and ".join(
+            f"{row}{self.name(column)} = json_extract(_w.key, '$[{i}]')" for i, column in enumerate(self.binding.key)
+        )
+
+    def in_time(self, seconds: str) -> str:
+        return f"strftime({_FORMAT}, {self._moment(f'({seconds}) || ' + repr(' seconds'))})"
 
     def renew(self) -> str:
         column = self.roles[self.binding.renew]
@@ -167,9 +234,21 @@ returning {self.name(column)}"""
 
     def read(self) -> str:
         fence = self.fence(self.table, ":_at", ":_n", ":worker")
-        return f"""select coalesce({fence}, 0), {self.names(self.binding.columns)}
+        inputs = f", {self.unchanged()}, {self.kept_changing(self.sent_id())}" if self.lane.inputs else ""
+        return f"""select coalesce({fence}, 0), {self.names(self.binding.columns)}{inputs}
 from {self.table}
 where {self.same_key()}"""
+
+    def expire(self, most: int) -> str:
+        keys = self.names(self.binding.key)
+        return f"""update {self.table} set
+    {self.assignments(self.expired_set())}
+where ({keys}) in (
+  select {keys} from {self.table}
+  where {self.expired()}
+  limit {most}
+)
+returning {keys}"""
 
     def find_stale(self, lease: timedelta) -> str:
         worker = self.name(self.roles["worker"]) if "worker" in self.roles else "null"
@@ -232,16 +311,21 @@ class SqliteLane(LaneStore):
 
     def _sorted(self, rows: Sequence[Any]) -> list[Any]:
         """In the lane's order, one column after the other from the last to the first; NULL last both ways."""
-        found = list(rows)
+        listed = list(rows)
         for column, descending in reversed(self.binding.order):
             at = self._at[column]
-            placed = sorted((row for row in found if row[at] is not None), key=_sort_key(at), reverse=descending)
-            found = placed + [row for row in found if row[at] is None]
-        return found
+            placed = sorted((row for row in listed if row[at] is not None), key=_sort_key(at), reverse=descending)
+            listed = placed + [row for row in listed if row[at] is None]
+        return listed
 
     def _values(self, claim: Claim) -> dict[str, Any]:
         values = {f"_k{i}": part for i, part in enumerate(claim.key)}
+        values |= {f"_i{i}": value for i, value in enumerate(claim.inputs or ())}
         return {**values, "_at": claim.claimed_at, "_n": claim.attempts, "worker": self.worker}
+
+    def inputs_of(self, row: Sequence[Any]) -> Any:
+        values = [row[self._at[column]] for column in self.lane.inputs]
+        return tuple(value.raw if isinstance(value, Unreadable) else value for value in values)
 
     async def keep_step(self, claim: Claim, table: str, name: str, result: Any) -> bool:
         say = self.statements
@@ -252,12 +336,19 @@ returning 1"""
         values = {**self._values(claim), "_name": name, "_result": json.dumps(result)}
         return bool(await self.database.write(lambda run: run(text, values)))
 
-    def settling(self, group: Sequence[Settlement]) -> Callable[[Run], set[int]]:
-        return lambda run: self._settle_one_by_one(run, group)
+    def settling(self, group: Sequence[Settlement], *, compare: bool = True) -> Callable[[Run], set[int]]:
+        return lambda run: self._settle_one_by_one(run, group, compare)
 
-    def _settle_one_by_one(self, run: Run, group: Sequence[Settlement]) -> set[int]:
+    def _settle_one_by_one(self, run: Run, group: Sequence[Settlement], compare: bool) -> set[int]:
         kind, columns = group[0].kind, tuple(sorted(group[0].columns))
-        text = self._text(("settle", kind, columns), lambda: self.statements.settle(kind, columns))
+        remember = None
+        if group[0].wait is not None and self.waits is not None:
+            text, remember = self.statements.settle_wait(group[0].wait.until, columns, self.waits.table)
+        else:
+            text = self._text(
+                ("settle", kind, columns, compare), lambda: self.statements.settle(kind, columns, compare=compare)
+            )
+        note = self._note_text(run, kind) if self.lane.inputs else None
         written = set()
         for position, settlement in enumerate(group):
             values = self._values(settlement.claim)
@@ -266,9 +357,27 @@ returning 1"""
             with encoding():
                 for i, column in enumerate(columns):
                     values[f"_v{i}"] = self._stored(column, settlement.columns[column])
-            if run(text, values):
+            if settlement.wait is not None:
+                values |= waiting_values(settlement.claim, settlement.wait)
+            if rows := run(text, values):
                 written.add(position)
+                if note is not None:
+                    run(note, values)
+                if remember is not None and not rows[0][1]:
+                    run(remember, {**values, "_due": rows[0][0]})
         return written
+
+    def _note_text(self, run: Run, kind: str) -> str | None:
+        """What is written beside an outcome about rows whose inputs changed; None: nothing."""
+        say = self.statements
+        if not say.bounded:
+            return None
+        if kind == "stale":
+            return self._text("note stale", lambda: say.note_stale(say.sent_id()))
+        if not say.compares(kind):
+            return None
+        some = self._text("some stale", lambda: f"select 1 from {say.stale_runs} where {say.of_lane()} limit 1")
+        return self._text("forget stale", say.forget_stale) if run(some, ()) else None
 
     def _stored(self, column: str, value: Any) -> Any:
         kind = self.binding.table.c[column].type
@@ -292,11 +401,11 @@ returning 1"""
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         text = self._text("read", self.statements.read)
-        found = {}
+        rows_by_claim = {}
         for position, claim in enumerate(claims):
             for row in run(text, self._values(claim)):
-                found[position] = (bool(row[0]), row[1:])
-        return found
+                rows_by_claim[position] = (bool(row[0]), row[1:])
+        return rows_by_claim
 
     async def mine(self) -> list[Claim]:
         text = self._text("mine", lambda: self.statements.mine(":worker", ":since"))
@@ -307,8 +416,8 @@ returning 1"""
         text = self._text("renew", self.statements.renew)
 
         def verb(run: Run) -> list[tuple[Claim, Any]]:
-            found = [(claim, run(text, self._values(claim))) for claim in claims]
-            return [(claim, rows[0][0]) for claim, rows in found if rows]
+            renewed = [(claim, run(text, self._values(claim))) for claim in claims]
+            return [(claim, rows[0][0]) for claim, rows in renewed if rows]
 
         renewed = await self.database.write(verb)
         if self.binding.renew == "claimed_at" and self.binding.fence_time:

@@ -8,7 +8,7 @@ SQLAlchemy from the reflected table, so quoting, enums and types are right for a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ class Statements:
         self.gates = gates
         self.clock = clock
         self.workers = workers
+        #: rowmill's table of rows whose inputs changed while they were worked on; None where there is none.
+        self.stale_runs: str | None = "rowmill_stale_runs"
         self.lane = binding.lane
         #: Rows that the database will not let be changed.
         self.passed: RefusedRows | None = None
@@ -72,13 +74,13 @@ class Statements:
             return "'" + str(value).replace("'", "''") + "'"
         return str(processor(value))
 
-    def shows(self, column: str, found: Any, value: Any) -> bool:
+    def shows(self, column: str, stored: Any, value: Any) -> bool:
         """Whether what was read from a row is this value; a Python enum and its name are one to the database."""
         if test := states.null_test(value):
-            return (found is None) is (test == "is null")
-        if found is None:
+            return (stored is None) is (test == "is null")
+        if stored is None:
             return value is None
-        return self.literal(column, found) == self.literal(column, value)
+        return self.literal(column, stored) == self.literal(column, value)
 
     def final(self, values: states.Values, prefix: str = "") -> str:
         """Rows in a final state, by the columns that identify it."""
@@ -93,8 +95,8 @@ class Statements:
         others = [c.name for c in table.c if c.name not in self.roles.values() and roles_words.like("error", c.name)]
         if self.lane.dead is None or own is None or not others:
             return None
-        told = " or ".join(f"{self.name(column)} is not null" for column in others)
-        return f"{self.final(self.lane.dead)} and {self.name(own)} is null and ({told})"
+        other_errors = " or ".join(f"{self.name(column)} is not null" for column in others)
+        return f"{self.final(self.lane.dead)} and {self.name(own)} is null and ({other_errors})"
 
     def condition(self, values: states.Values, prefix: str = "") -> str:
         """``status in ('queued', 'failed') and flag is null``."""
@@ -180,10 +182,40 @@ class Statements:
             parts["attempts"] = f"coalesce({self.name(counter)}, 0) < {self.exhausted()}"
         if self.lane.where is not None:
             parts["where"] = f"({self.further()})"
+        if self.binding.expires:
+            parts["expires_at"] = f"({self.past_expiry()}) is not true"
         for task, names in self.lane.narrowed.items():
             only = self.only_arguments(", ".join(map(_quoted, sorted(names))))
             parts[f"arguments of {task}"] = f"(task <> {_quoted(task)} or {only})"
         return parts
+
+    def past_expiry(self) -> str:
+        """The row's time to be started is over: by its own ``expires_at``, or else by its age."""
+        own, most = self.roles.get("expires_at"), self.lane.expires_after
+        if most is None:
+            return self.due(str(own))
+        by_age = self.older(str(self.binding.created), most)
+        return f"{self.due(own)} or {self.name(own)} is null and {by_age}" if own else by_age
+
+    def expired(self) -> str:
+        """Rows to be ended because they expired: ready or waiting ones that the lane would otherwise start."""
+        timed = ("run_after", "untouched_for", "expires_at")
+        parts = [test for name, test in self.ready_parts().items() if name not in timed]
+        return " and ".join([*parts, f"({self.past_expiry()})"]) + self.not_passed()
+
+    def expired_words(self) -> str:
+        """Why an expired row ended, as SQL that fits its error column."""
+        column = self.roles.get("error")
+        length = getattr(self.binding.table.c[column].type, "length", None) if column else None
+        return _quoted(EXPIRED[:length])
+
+    def expired_set(self) -> dict[str, str]:
+        """Assignments for a row that expired."""
+        return self.settle_set("expired", self.expired_words(), "null")
+
+    def expire(self, most: int) -> str:
+        """End at most so many expired rows; returns their keys."""
+        raise NotImplementedError
 
     def only_arguments(self, names: str) -> str:
         """Of rowmill's own table: a job has no arguments but these. Arguments that are no object pass."""
@@ -213,8 +245,12 @@ class Statements:
             if "," in head.replace(self.table, "", 1):
                 raise TypeError("it names another table outside of a subquery: use exists() or in_()")
             return condition
+        return self.at_now(str(where))
+
+    def at_now(self, condition: str) -> str:
+        """The user's own SQL, with the database's time for ``:now``."""
         now = self.plain_now()
-        return _NOW.sub(lambda found: now if found.group() == ":now" else found.group(), str(where))
+        return _NOW.sub(lambda match: now if match.group() == ":now" else match.group(), condition)
 
     def running(self, prefix: str = "") -> str:
         return self.condition(self.binding.running, prefix)
@@ -324,6 +360,130 @@ class Statements:
             parts.append(f"{row}.{self.name(counter)} = {attempts}")
         return " and ".join(parts)
 
+    # -- inputs
+
+    def and_inputs(self) -> str:
+        """What a claim returns behind the row's columns, by which a change of its inputs is found later."""
+        return ""
+
+    def compares(self, kind: str) -> bool:
+        """An outcome of this kind is final only where the row's inputs are as its claim returned them."""
+        return bool(self.lane.inputs) and kind in FINAL
+
+    @property
+    def bounded(self) -> bool:
+        """It is remembered which rows' inputs keep changing, so that these are settled at last."""
+        return self.lane.bounded and self.stale_runs is not None
+
+    def kept_changing(self, row_id: str) -> str:
+        """The row's inputs have kept changing for as long as the lane allows."""
+        if not self.bounded:
+            return "1 = 0"
+        runs, time = self.lane.settle_bound or (None, None)
+        tests = [f"runs >= {runs}"] if runs is not None else []
+        tests += [self.older_own("since", time)] if time is not None else []
+        tests.append(f"not {self.older_own('last_at', APART)}")
+        return f"exists (select 1 from {self.stale_runs} where {self.noted(row_id)} and {' and '.join(tests)})"
+
+    def of_lane(self) -> str:
+        """Notes of this lane's rows."""
+        return f"lane = {_quoted(self.lane.name)}"
+
+    def noted(self, row_id: str) -> str:
+        """The note of this row's runs whose inputs changed."""
+        return f"{self.of_lane()} and row_id = {row_id}"
+
+    def note_stale(self, row_id: str, source: str = "") -> str:
+        """Note one more run of a row whose inputs changed; ``source``: where the row comes from."""
+        now, apart = self.plain_now(), self.older_own("r.last_at", APART)
+        again = f"runs = case when {apart} then 1 else r.runs + 1 end"
+        since = f"since = case when {apart} then excluded.since else r.since end"
+        return f"""insert into {self.stale_runs} as r (lane, row_id, since, last_at)
+select {_quoted(self.lane.name)}, {row_id}, {now}, {now}{source or " where true"}
+on conflict (lane, row_id) do update set {again}, {since}, last_at = excluded.last_at"""
+
+    def forget_old(self) -> str:
+        """Forget rows of which nothing was heard for long: deleted, or ended by other hands."""
+        return f"delete from {self.stale_runs} where {self.of_lane()} and {self.older_own('last_at', APART)}"
+
+    def row_id(self, parts: Sequence[str]) -> str:
+        """A row's key as one text."""
+        raise NotImplementedError
+
+    # -- rows that wait for a condition
+
+    def due_text(self, prefix: str = "") -> str:
+        """When the row is due, as a text that differs where the times differ."""
+        raise NotImplementedError
+
+    def same_waiting_key(self, row: str) -> str:
+        """The row is the one that ``_w``, a row of rowmill_waits, is about."""
+        raise NotImplementedError
+
+    def in_time(self, seconds: str) -> str:
+        """The time so many seconds from now, in a column of rowmill's own."""
+        raise NotImplementedError
+
+    def holds_for(self, until: str, same_key: str) -> str:
+        """A wait's condition is true for the row of this key. No other row is looked at: the condition may fail there.
+
+        In the row's own scope: what its columns are called is what the condition means.
+        """
+        name = self.name(self.binding.table.name)
+        only = f"select {self.names(self.binding.columns)} from {self.table} where {same_key} limit 1 offset 0"
+        return f"exists (select 1 from ({only}) {name} where ({self.at_now(until)}))"
+
+    def settle_wait_set(self, until: str, delay: str, same_key: str) -> dict[str, str]:
+        """Assignments for a row that begins to wait; it is due at once where its condition is true already."""
+        column = self.roles["run_after"]
+        due = (
+            f"case when {self.holds_for(until, same_key)} then {self.now(column)} else {self.later(column, delay)} end"
+        )
+        return {**self.settle_set("wait", "null", delay), column: due}
+
+    def wait_row(self, table: str, values: str) -> str:
+        """Remember what a row waits for; ``values`` gives its id, key, condition, due, seconds and what then."""
+        columns = "lane, row_id, key, condition, due, since, until_at, on_timeout"
+        written = ", ".join(f"{c} = excluded.{c}" for c in columns.split(", ")[2:])
+        lane = _quoted(self.lane.name)
+        return f"""insert into {table} ({columns})
+select {lane}, _id, _key, _condition, _due, {self.plain_now()}, {self.in_time("_seconds")}, _then
+from {values}
+on conflict (lane, row_id) do update set {written}"""
+
+    def find_waiting(self, table: str, also: str, condition: str, most: int) -> str:
+        """Keys of waiting rows for which a condition is true; ``also``: a test of ``_w``, a row of rowmill_waits.
+
+        The condition is asked of waiting rows alone, as it may fail for others: the inner limit keeps it outside.
+        """
+        name = self.name(self.binding.table.name)
+        columns = self.names(self.binding.columns, f"{name}.")
+        return f"""select {self.names(self.binding.key)} from (
+  select {columns} from {table} _w join {self.table} {name} on {self._remembered(name)}
+  where _w.lane = {_quoted(self.lane.name)} and {also}
+  limit {_ALL} offset 0
+) {name}
+where {self.ready_state()} and ({condition})
+limit {most}"""
+
+    def still_waits(self, table: str, ids: Iterable[str]) -> str:
+        """The row, one of these, waits as rowmill_waits remembers it: asked again in the statement that writes it."""
+        mine = f"_w.lane = {_quoted(self.lane.name)} and _w.row_id in ({', '.join(map(_quoted, ids))})"
+        return f"exists (select 1 from {table} _w where {mine} and {self._remembered()})"
+
+    def _remembered(self, row: str | None = None) -> str:
+        """``_w`` is about this row, and the row has not been given another time since."""
+        prefix = f"{row or self.table}."
+        return f"{self.same_waiting_key(prefix)} and _w.due = {self.due_text(prefix)}"
+
+    def waits_no_more(self, table: str) -> str:
+        """Forget rows that are gone, have ended, or were given another time."""
+        ends = (self.lane.done, self.lane.dead, self.lane.canceled, self.lane.expired)
+        over = " or ".join(f"({self.final(values)})" for values in ends if values)
+        here = f"({self.ready_state()}) or ({self.running()}) or ({over}) is not true"
+        return f"""delete from {table} as _w where lane = {_quoted(self.lane.name)}
+and not exists (select 1 from {self.table} where {self._remembered()} and ({here}))"""
+
     # -- what is written
 
     def claim_set(self, worker: str) -> dict[str, str]:
@@ -347,22 +507,25 @@ class Statements:
             "done": lane.done,
             "dead": lane.dead or self.binding.retry_values,
             "canceled": lane.canceled or lane.dead or self.binding.retry_values,
+            "expired": lane.expired or lane.canceled,
             "retry": self.binding.retry_values,
             "snooze": self.binding.ready_again,
+            "wait": self.binding.ready_again,
             "release": self.binding.ready_again,
+            "stale": self.binding.ready_again,
         }
         values = states.written(states_of[kind] or {})
         written = {column: self.literal(column, value) for column, value in values.items()}
         if column := r.get("updated_at"):
             written[column] = self.now(column)
-        if kind in FINAL:
+        if kind in FINAL or kind == "expired":
             if column := r.get("finished_at"):
                 written[column] = self.now(column)
         else:
             written |= self._cleared()
-        if kind in ("retry", "snooze") and (column := r.get("run_after")):
+        if kind in ("retry", "snooze", "wait") and (column := r.get("run_after")):
             written[column] = self.later(column, delay)
-        if kind in ("snooze", "release") and (column := r.get("attempts")):
+        if kind in ("snooze", "wait", "release", "stale") and (column := r.get("attempts")):
             written[column] = f"{self.greatest}({self.name(column)} - 1, 0)"
         if kind in ("retry", "dead") and (column := r.get("failures")):
             written[column] = self.plus_one(column)
@@ -371,7 +534,7 @@ class Statements:
             # No state says dead: the counter, at its limit, does.
             counted = written.get(column, f"coalesce({self.name(column)}, 0)")
             written[column] = f"{self.greatest}({counted}, {self.exhausted()})"
-        if kind in ("retry", "dead", "canceled") and (column := r.get("error")):
+        if kind in ("retry", "dead", "canceled", "expired") and (column := r.get("error")):
             written[column] = error
         return written
 
@@ -400,7 +563,8 @@ class Statements:
         parts = [self.running(), f"{self.name(self.roles['worker'])} = {worker}"]
         if at := self.binding.fence_time:
             parts.append(f"{self.name(at)} >= {since}")
-        return f"select {self.names(self.binding.columns)} from {self.table}\nwhere {' and '.join(parts)}"
+        columns = f"{self.names(self.binding.columns)}{self.and_inputs()}"
+        return f"select {columns} from {self.table}\nwhere {' and '.join(parts)}"
 
     def write_rows(self, written: Mapping[str, str], condition: str) -> str:
         """The statement that writes rows where a condition holds, those left out that somebody else has locked."""
@@ -425,6 +589,12 @@ class Statements:
         raise NotImplementedError
 
 
+#: Runs of a row whose inputs changed, so far apart, are not in a row.
+APART = timedelta(days=1)
+#: Waiting rows of a lane that are looked at.
+_ALL = 1_000_000
+#: Why a row ended that expired.
+EXPIRED = "expired: it was not started in time"
 POISONED = "'taken back too often: its worker died or stopped renewing in every run'"
 
 

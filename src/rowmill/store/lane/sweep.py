@@ -1,13 +1,13 @@
-"""A sweep: all stale rows in one transaction, with the lane's ``on_settled`` for those that end; row by row where that
-was refused, so that one row that may not go back holds no other up.
+"""A sweep takes back all stale rows in one transaction, with the lane's ``on_settled`` for those that end.
 
-A unique index on waiting rows (one pending job per key) is enough: while a row ran, another was queued in its place.
-Such a row ends as dead, with the database's words.
+If the database refuses that, it goes row by row, so that one refused row does not block the others. A unique index on
+waiting rows (one pending job per key) can cause a refusal: while a row ran, another one was queued in its place. Such a
+row ends as dead, with the database's message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from .claim import HookFailed, Swept
 from .end_hooks import ending
 from .refused_rows import write_rows
 from .row_keys import Key, Placeholders
+from .row_watch import BACKS_OFF
 from .statements import INCARNATION, POISONED
 
 if TYPE_CHECKING:
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
 
 
 NOT_BACK = "the database would not take it back: "
-_MOST, _CHUNK = 10_000, 500  # rows of a dead worker that are given back at once, and in one statement
-#: Why a row ends that was taken back too often.
-TAKEN_BACK = POISONED.strip("'")  # it is SQL
+_MOST, _CHUNK = 10_000, 500  # a dead worker's rows that are given back in one call, and in one statement
+#: The error of a row that ends because it was taken back too often.
+TAKEN_BACK = POISONED.strip("'")  # it is an SQL literal
 
 
 async def sweep(
     store: LaneStore, verb: Callable[[Run], list[Swept]], lease: timedelta, most: int, *, look: bool = False
 ) -> list[Swept]:
-    """Take back up to ``most`` stale rows by the dialect's own ``verb``. ``look``: see first whether there is one."""
+    """Take back up to ``most`` stale rows with the dialect's ``verb``. ``look``: check first whether there is one."""
     swept = await _sweep(store, verb, lease, most, look)
     return swept + await _sweep_timeless(store, lease, most)
 
@@ -42,7 +43,7 @@ async def _sweep(
 ) -> list[Swept]:
     hooks = bool(store.lane.settled_hooks)
     stale = _running(store, store.statements.stale, lease)
-    # An idle sweep takes neither SQLite's write lock from those who work, nor a connection for a hook's writes.
+    # An idle sweep takes neither SQLite's write lock nor a connection for a hook's writes.
     if (look or hooks) and not await _find(store, stale, 1):
         return []
 
@@ -67,10 +68,10 @@ async def _sweep(
 async def take_over(
     store: LaneStore, worker: str, incarnation: str, started: Callable[[Key], bool], *, succeeds: bool = False
 ) -> tuple[int, list[Swept]]:
-    """Take back what a dead worker held; how many rows were released, and what was swept.
+    """Take back the rows of a dead worker. Returns how many rows were released, and which were swept.
 
-    Rows that it had not started are released: that counts for nothing. ``succeeds``: this worker has taken the id, and
-    has claimed nothing yet. Anybody else goes by the workers table, where the dead worker must still be called dead.
+    Rows that it had not started are released without counting an attempt. ``succeeds``: this worker has taken the id
+    and has claimed nothing yet. Any other worker checks that the workers table still declares the dead worker dead.
     """
     say = store.statements
     column = store.binding.roles["worker"]
@@ -82,24 +83,46 @@ async def take_over(
             f" and exists (select 1 from {say.workers} w where w.id = {quoted[0]} and w.incarnation = {quoted[1]}"
             " and w.state = 'dead')"
         )
-        if at := store.binding.fence_time:  # not what a successor of the same id has claimed since this was sent
+        if at := store.binding.fence_time:  # exclude rows that a successor with the same id has claimed since
             mine += f" and {say.name(at)} <= {say.now(at)}"
-    rows = await _find(store, mine, _MOST)
-    begun = [row for row in rows if started(tuple(row[2:]))]
-    keys = [tuple(row[2:]) for row in rows if not started(tuple(row[2:]))]
-    release = say.settle_set("release", "null", "null")
-    released = 0
-    for i in range(0, len(keys), _CHUNK):
-        released += await store.database.write(
-            write_rows(store, release, Placeholders(store.binding), mine, keys[i : i + _CHUNK])
-        )
-    return released, await _singly(store, begun, mine, at_once=True)
+    rows = sorted(await _find(store, mine, _MOST), key=lambda row: str(row[2:]))  # a seed of prove repeats it
+    started_rows = [row for row in rows if started(tuple(row[2:]))]
+    not_started = [row for row in rows if not started(tuple(row[2:]))]
+    released, swept = await _release(store, not_started, mine)
+    if started_rows and store.watched is not None and "run_after" not in store.binding.roles:
+        # These rows have no run_after column that could delay them, so rows that may kill their process wait for the
+        # lease.
+        counts = await store.watched.suspects([tuple(row[2:]) for row in started_rows])
+        started_rows = [row for row in started_rows if counts.get(tuple(row[2:]), 0) < BACKS_OFF - 1]
+    return released, swept + await _singly(store, started_rows, mine, at_once=True)
+
+
+async def _release(store: LaneStore, rows: Sequence[Any], mine: str) -> tuple[int, list[Swept]]:
+    """Release rows that had not started, one by one if the database refuses the statement for all."""
+    released, swept = 0, list[Swept]()
+    for i in range(0, len(rows), _CHUNK):
+        chunk = rows[i : i + _CHUNK]
+        keys = [tuple(row[2:]) for row in chunk]
+        release = store.statements.settle_set("release", "null", "null")
+        try:
+            released += await store.database.write(write_rows(store, release, Placeholders(store.binding), mine, keys))
+        except Unserved:
+            raise
+        except Refused as error:
+            if len(chunk) == 1:
+                (holder, _, *parts), refused = chunk[0], f"{NOT_BACK}{error.message}"
+                swept += await _end(store, holder, mine, parts[0] if len(parts) == 1 else tuple(parts), refused)
+                continue
+            for row in chunk:
+                count, ended = await _release(store, [row], mine)
+                released, swept = released + count, swept + ended
+    return released, swept
 
 
 async def _sweep_timeless(store: LaneStore, lease: timedelta, most: int) -> list[Swept]:
-    """Running rows that tell no time: another program's claim may write none, or a hand has emptied the columns.
+    """Take back running rows without a timestamp: another program's claim wrote none, or someone cleared it.
 
-    They are taken back a lease after a worker first saw them running; at once where nothing can remember that.
+    They are taken back one lease after a worker first saw them running, or at once if that time cannot be stored.
     """
     timeless = _running(store, store.statements.timeless, lease)
     rows = await _find(store, timeless, most)
@@ -110,11 +133,11 @@ async def _sweep_timeless(store: LaneStore, lease: timedelta, most: int) -> list
 
 
 async def _find(store: LaneStore, condition: str, most: int) -> Any:
-    """Rows to take back: who held each, whether it is poison, and its key."""
+    """Rows to take back, each with its worker, whether it is poison, and its key."""
     say, binding = store.statements, store.binding
     worker = say.name(binding.roles["worker"]) if "worker" in binding.roles else "null"
-    told = f"{worker}, {say.poison() or '0'}, {say.names(binding.key)}"
-    find = f"select {told} from {say.table} where {condition} limit {most}"
+    columns = f"{worker}, {say.poison() or '0'}, {say.names(binding.key)}"
+    find = f"select {columns} from {say.table} where {condition} limit {most}"
     return await store.database.read(lambda run: run(find, ()))
 
 
@@ -124,7 +147,7 @@ def _running(store: LaneStore, test: Callable[[timedelta, str], str], lease: tim
 
 
 async def _singly(store: LaneStore, rows: Any, stale: str, *, at_once: bool = False) -> list[Swept]:
-    """Each in a transaction of its own, if it still is as it was found."""
+    """Take back each row in its own transaction, if it has not changed."""
     swept = []
     for holder, poison, *parts in rows:
         key = parts[0] if len(parts) == 1 else tuple(parts)
@@ -155,13 +178,13 @@ def _back(store: LaneStore, stale: str, key: Any, at_once: bool) -> Callable[[Ru
 
 
 async def _end(store: LaneStore, holder: Any, stale: str, key: Any, refused: str | None) -> list[Swept]:
-    """One row ends as dead, with the hook; without, where the hook is what failed."""
+    """End one row as dead, with the hook, or without it if the hook is what failed."""
 
     def verb() -> Callable[[Run], int]:
         marks = Placeholders(store.binding)
         known = "error" in store.binding.roles
-        said = marks.add(store.error_text(refused)) if refused and known else None
-        return write_rows(store, store.statements.sweep_set(said)[1], marks, stale, [_key(key)])
+        error = marks.add(store.error_text(refused)) if refused and known else None
+        return write_rows(store, store.statements.sweep_set(error)[1], marks, stale, [_key(key)])
 
     try:
         if not store.lane.settled_hooks:

@@ -1,8 +1,8 @@
-"""Who may use the dashboard and the API, and what was done there: ``rowmill_tokens`` and ``rowmill_audit``.
+"""Tokens and the audit log of the dashboard and the API: ``rowmill_tokens`` and ``rowmill_audit``.
 
-Both stand in the Mill's first environment. Of a token only its SHA-256 is kept: it has 256 random bits, so there is
-nothing to guess, and nothing that a slower hash would protect. A login makes a session: a token that ends soon, and
-with the one it was made from.
+Both tables are in the Mill's first environment. Only the SHA-256 of a token is stored. A token has 256 random bits, so
+nobody can guess it and a slower hash would add nothing. A login creates a session: a token that expires soon, and is
+valid only as long as the token that it was made from.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from ..dialect import iso_time
 from . import schema
 
 SCOPES = ("read", "operate", "enqueue")
-#: Hours a login holds, and days that the audit log is kept.
+#: Hours until a login expires, and days that the audit log is kept.
 SESSION_HOURS, AUDIT_DAYS = 12, 180
 _COLUMNS = "id, name, scopes, lanes, session_of, created_at, created_by, expires_at, used_at, revoked_at"
 _ENTRY = "id, at, who, token, address, action, environment, lane, target, outcome, detail"
 _LONGEST = 2000
-#: Seconds between two looks for entries of the audit log that are too old.
+#: Seconds between two checks for expired entries of the audit log.
 _FORGET_EVERY = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as it is kept; the secret itself is not."""
+    """A stored token, without its secret."""
 
     id: str
     name: str
     scopes: frozenset[str]
     #: None: all lanes.
     lanes: frozenset[str] | None
-    #: The token that this session was opened with; None: it is no session.
+    #: The token that opened this session; None: it is not a session.
     session_of: str | None
     created_at: str
     created_by: str
     expires_at: str | None
     used_at: str | None
     revoked_at: str | None
-    #: Not revoked, not past its end, by the database's time.
+    #: Not revoked and not expired, by the database's time.
     valid: bool
 
     def value(self) -> dict[str, Any]:
-        """For scripts."""
+        """The token as plain values, for scripts."""
         return {
             "id": self.id,
             "name": self.name,
@@ -66,7 +66,7 @@ class Token:
 
 
 def digest(secret: str) -> str:
-    """What is kept of a token."""
+    """The digest that is stored for a token."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -80,11 +80,11 @@ class _AccessTable:
         self.table, self.now = database.own(self.name), database.sql.now
 
     async def ensure(self) -> None:
-        """Make the tables where they are not there; raises DeclarationError where the role may not."""
+        """Create the tables if they are missing; raises DeclarationError if the role may not."""
         await schema.need(self.database, schema.ACCESS)
 
     async def exists(self) -> bool:
-        """Whether the table is there."""
+        """Whether the table exists."""
         return await self.database.read(lambda run: schema.exists(self.database, run, self.name))
 
 
@@ -96,7 +96,7 @@ class Tokens(_AccessTable):
     async def create(
         self, name: str, scopes: Collection[str], lanes: Collection[str] | None, days: float | None, by: str
     ) -> tuple[Token, str]:
-        """A new token, and its secret, which is told this once."""
+        """Create a token; returns it with its secret, which is shown only once."""
         await self.ensure()
         if not name.strip() or not scopes:
             raise DeclarationError("a token needs a name and a scope", hint="--scope read")
@@ -106,7 +106,7 @@ class Tokens(_AccessTable):
         return await self._add(name, scopes, lanes, None, by, ends)
 
     async def open_session(self, token: Token) -> tuple[Token, str]:
-        """A session with a token's rights, and its secret. Those that have ended are dropped."""
+        """Create a session with a token's rights. Returns it with its secret, and deletes expired sessions."""
         gone = f"delete from {self.table} where session_of is not null and expires_at < {self.now}"
         await self.database.write(lambda run: run(gone, ()))
         ends = self.sql.later(str(SESSION_HOURS * 3600))
@@ -129,40 +129,40 @@ values ({", ".join(marks)}, {self.now}, {ends or "null"})"""
         listed = None if lanes is None else json.dumps(sorted(lanes))
         values = (id, name, digest(secret), " ".join(s for s in SCOPES if s in scopes), listed, of, by)
         await self.database.write(lambda run: run(text, values))
-        found = await self._read(f"id = {self.sql.mark(1)}", (id,))
-        return found[0], secret
+        rows = await self._read(f"id = {self.sql.mark(1)}", (id,))
+        return rows[0], secret
 
     async def find(self, secret: str) -> Token | None:
-        """The token with this secret, if it is valid; a session only as long as its token is."""
-        found = await self._read(f"digest = {self.sql.mark(1)}", (digest(secret),))
-        if not found or not found[0].valid:
+        """The token with this secret, if it is valid. A session is valid only as long as its token."""
+        rows = await self._read(f"digest = {self.sql.mark(1)}", (digest(secret),))
+        if not rows or not rows[0].valid:
             return None
-        if found[0].session_of is not None:
-            parents = await self._read(f"id = {self.sql.mark(1)}", (found[0].session_of,))
+        if rows[0].session_of is not None:
+            parents = await self._read(f"id = {self.sql.mark(1)}", (rows[0].session_of,))
             if not parents or not parents[0].valid:
                 return None
-        return found[0]
+        return rows[0]
 
     async def used(self, token: Token) -> None:
-        """Note that a token was used; a session's use is its token's."""
+        """Record the use of a token; the use of a session counts for its token."""
         ids = (token.id, token.session_of or token.id)
         marks = self.sql.marks(2)
         text = f"update {self.table} set used_at = {self.now} where id in ({', '.join(marks)})"
         await self.database.write(lambda run: run(text, ids))
 
     async def any(self) -> bool:
-        """Whether a token was ever made here. One that was revoked counts: to revoke the last one opens nothing."""
+        """Whether a token was ever created. Revoked tokens count, so revoking the last one does not open the server."""
         if not await self.exists():
             return False
         text = f"select 1 from {self.table} where session_of is null limit 1"
         return bool(await self.database.read(lambda run: run(text, ())))
 
     async def all(self) -> list[Token]:
-        """Every token, the newest last; no sessions."""
+        """Every token except sessions, the newest last."""
         return await self._read("session_of is null", ()) if await self.exists() else []
 
     async def revoke(self, word: str) -> Token | None:
-        """End a token, by its id or its name, and all sessions that were opened with it. None: there is none."""
+        """Revoke a token by its id or its name, and all its sessions. Returns None if there is no such token."""
         valid = [token for token in await self.all() if token.valid and word in (token.id, token.name)]
         if not valid:
             return None
@@ -185,7 +185,7 @@ where revoked_at is null and (id = {marks[0]} or session_of = {marks[1]})"""
 
 
 class Audit(_AccessTable):
-    """What was done, by whom, and how it ended."""
+    """The entries of the audit log."""
 
     name = "rowmill_audit"
     _forgot = -_FORGET_EVERY
@@ -199,7 +199,7 @@ class Audit(_AccessTable):
         return int((await self.database.write(lambda run: run(text, values)))[0][0])
 
     async def complete(self, id: int, outcome: str, detail: str | None) -> None:
-        """Add to an entry how its action ended."""
+        """Add the outcome of an action to its entry."""
         marks = self.sql.marks(2)
         text = f"update {self.table} set outcome = {marks[0]}, detail = {marks[1]} where id = {int(id)}"
         values = (_clean(outcome), None if detail is None else _clean(detail))
@@ -208,7 +208,7 @@ class Audit(_AccessTable):
     async def entries(
         self, limit: int, before: int | None = None, lanes: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """The newest entries first, those before an id; ``lanes``: only what was done to these."""
+        """The newest entries first, before an id; ``lanes``: only actions on these lanes."""
         if not await self.exists():
             return []
         tests = [] if before is None else [f"id < {int(before)}"]
@@ -225,26 +225,26 @@ class Audit(_AccessTable):
         return [{**entry, "at": iso_time(entry["at"])} for entry in await self.database.read(verb)]
 
     async def forget_in_time(self) -> None:
-        """Drop what is too old, where that was not done lately."""
+        """Delete old entries, unless that happened recently."""
         if (now := time.monotonic()) - self._forgot >= _FORGET_EVERY:
             self._forgot = now
             await self.forget()
 
     async def forget(self) -> None:
-        """Drop what is older than half a year."""
+        """Delete entries older than half a year."""
         text = f"delete from {self.table} where at < {self.sql.later(str(-86400 * AUDIT_DAYS))}"
         await self.database.write(lambda run: run(text, ()))
 
 
 def check_scopes(scopes: Sequence[str]) -> None:
-    """Raises for a scope that there is not."""
+    """Refuse an unknown scope."""
     for scope in scopes:
         if scope not in SCOPES:
             raise DeclarationError(f"there is no scope {scope!r}", hint=did_you_mean(scope, SCOPES))
 
 
 def _clean(value: str) -> str:
-    """Text that either database keeps, of a bounded length."""
+    """Text that both databases can store, with a bounded length."""
     return value.replace("\0", " ").encode("utf-8", "replace").decode()[:_LONGEST]
 
 

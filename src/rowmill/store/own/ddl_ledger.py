@@ -1,4 +1,4 @@
-"""``rowmill_ddl``: what migrate added to the user's tables, so that exactly that can be taken away again."""
+"""``rowmill_ddl``: a record of what migrate added to the user's tables, so that exactly that can be removed again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _COLUMNS = "id, position, kind, relation, name, value, made, undo, state"
 
 @dataclass(frozen=True)
 class Record:
-    """One thing that was added: a column, an index, a storage parameter, a statistics target."""
+    """One addition: a column, an index, a storage parameter, a statistics target."""
 
     kind: str
     relation: str
     name: str
     made: str
     undo: str
-    #: What it was set to, for what has a value.
+    #: The value that was set, if the addition has one.
     value: str = ""
     state: str = MADE
     position: int = 0
@@ -32,7 +32,7 @@ class Record:
 
 
 class Ledger:
-    """The list of one environment."""
+    """The records of one environment."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -40,7 +40,7 @@ class Ledger:
         self._marks = database.sql.marks(9, kind="")
 
     async def records(self) -> list[Record]:
-        """All that was added, in the order in which it was; none where the list is not there."""
+        """All additions, in the order in which they were made; empty if the table is missing."""
 
         def verb(run: Run) -> Sequence[Record]:
             if not schema.exists(self.database, run, "rowmill_ddl"):
@@ -51,7 +51,7 @@ class Ledger:
         return list(await self.database.read(verb))
 
     def write(self, run: Run, record: Record) -> None:
-        """Note one thing, in the transaction that adds it."""
+        """Record one addition, in the transaction that makes it."""
         top = run(f"select coalesce(max(position), 0) + 1 from {self.table}", ())[0][0]
         marks = ", ".join(self._marks)
         values = (record.id, int(top), record.kind, record.relation, record.name, record.value, record.made,
@@ -64,5 +64,5 @@ class Ledger:
         )
 
     def erase(self, run: Run, record: Record) -> None:
-        """Forget one thing, in the transaction that takes it away."""
+        """Delete one record, in the transaction that removes the addition."""
         run(f"delete from {self.table} where id = {self._marks[0]}", (record.id,))

@@ -1,6 +1,6 @@
-"""``rowmill_failures``: every run that did not end well, for a while.
+"""``rowmill_failures``: every failed run, for a limited time.
 
-The row is the truth; this is what it does not tell: what happened before, and how often.
+The row has the current state. This table has the history: what happened before, and how often.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..dialect import iso_time
 from . import schema
 from .fingerprint import fingerprint, shape
 
-#: How long a failure is kept, and how many are at most.
+#: How many days a failure is kept, and how many failures at most.
 DAYS, MOST = 30, 20_000
-#: Families that are shown, those that were seen last; and how much of a message and of a traceback is kept.
+#: The most families that are shown, the latest seen first; and how much of a message and of a traceback is kept.
 FAMILIES, MESSAGE, TRACEBACK = 200, 2000, 4000
 _FIELDS = (("lane", "text"), ("row_id", "text"), ("attempt", "integer"), ("worker", "text"), ("outcome", "text"),
            ("class", "text"), ("fingerprint", "text"), ("message", "text"), ("traceback", "text"))  # fmt: skip
@@ -27,11 +27,10 @@ _FIELDS = (("lane", "text"), ("row_id", "text"), ("attempt", "integer"), ("worke
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One run that did not end well, or a claim that was taken back.
+    """One failed run, or a claim that was taken back.
 
-    ``outcome``: retry, dead, swept, canceled, or blocked (still running). ``word``: its class, that is transient,
-    permanent, rate or poison.
-    ``ago``: seconds since, where it is not written at once.
+    ``outcome``: retry, dead, swept, canceled, or blocked (still running). ``word``: the class of the failure:
+    transient, permanent, rate or poison. ``ago``: how many seconds ago it happened, if it is not written at once.
     """
 
     lane: str
@@ -45,7 +44,7 @@ class Failure:
     ago: float = 0.0
 
     def value(self, encoding: str) -> dict[str, Any]:
-        """As it is written into a database of this encoding."""
+        """The failure as it is stored in a database with this encoding."""
         return {
             "ago": self.ago, "lane": self.lane, "row_id": self.row_id, "attempt": self.attempt, "worker": self.worker,
             "outcome": self.outcome, "class": self.word, "fingerprint": fingerprint(self.message),
@@ -56,35 +55,35 @@ class Failure:
 
 @dataclass(slots=True)
 class Family:
-    """Failures of one lane that say the same but for their values. Times are ISO text, by the database's clock."""
+    """Failures of one lane with the same text except for their values. Times are ISO text, by the database's clock."""
 
     environment: str
     lane: str
     fingerprint: str
-    #: What they say, without the values.
+    #: Their text, without the values.
     shape: str
-    #: The class of the latest one; None where it is not known.
+    #: The class of the latest one; None if unknown.
     word: str | None
-    #: How many failures are recorded, and of how many rows.
+    #: How many failures are recorded, and how many rows they concern.
     count: int
     rows: int
-    #: Dead rows beside these that show the same error, found in a sample of the lane's table.
+    #: Further dead rows with the same error, found in a sample of the lane's table.
     unrecorded: int
     first_seen: str | None
     last_seen: str | None
     #: Failures per bucket of time, the latest last.
     buckets: list[int]
-    #: The latest one, with its id, message and traceback.
+    #: The latest failure, with its id, message and traceback.
     example: dict[str, Any]
-    #: Rows that are dead now and show this error, found in the same sample; None: no error column, or not looked at.
+    #: Dead rows with this error, found in the same sample; None: no error column, or no sample.
     dead: int | None = None
-    #: The lane has more dead rows than the sample holds, so ``dead`` is a lower bound.
+    #: The lane has more dead rows than the sample, so ``dead`` is a lower bound.
     dead_at_least: bool = False
 
     def value(self) -> dict[str, Any]:
-        """For scripts."""
-        found = {name: getattr(self, name) for name in self.__slots__}
-        return {("class" if name == "word" else name): value for name, value in found.items()}
+        """The family as plain values, for scripts."""
+        document = {name: getattr(self, name) for name in self.__slots__}
+        return {("class" if name == "word" else name): value for name, value in document.items()}
 
 
 class Failures:
@@ -95,24 +94,24 @@ class Failures:
         self.table = database.own("rowmill_failures")
 
     async def exists(self) -> bool:
-        """Whether the table is there."""
+        """Whether the table exists."""
         return await self.database.read(lambda run: schema.exists(self.database, run, "rowmill_failures"))
 
     # -- what the engine writes
 
     async def add(self, failures: Sequence[Failure]) -> None:
-        """Write down what failed, all of it in one statement."""
+        """Record failures, all in one statement."""
         sql = self.sql
         source = sql.json_rows(sql.mark(1), [("ago", "double precision"), *_FIELDS])
         at, taken = sql.later(f"-{sql.json_field('ago')}"), ", ".join(sql.json_field(name) for name, _ in _FIELDS)
         text = f"insert into {self.table} (at, {self._names()}) select {at}, {taken} from {source}"
-        # Elsewhere: to tell a long message's family takes milliseconds, and the loop has runs to serve.
+        # In a thread: fingerprinting a long message takes milliseconds, and the event loop has to serve runs.
         encoding = self.database.encoding
         document = await asyncio.to_thread(lambda: json.dumps([failure.value(encoding) for failure in failures]))
         await self.database.write(lambda run: run(text, (document,)))
 
     async def prune(self, days: float = DAYS, most: int = MOST) -> None:
-        """Forget what is too old, or too much. Ids only grow, so the bound on the number costs no counting."""
+        """Delete failures that are too old or too many. Ids only grow, so the limit needs no count."""
         last = f"(select coalesce(max(id), 0) from {self.table})"
         text = f"delete from {self.table} where {self._before(days * 86400)} or id <= {last} - {most}"
         await self.database.write(lambda run: run(text, ()))
@@ -120,10 +119,10 @@ class Failures:
     def _before(self, seconds: float) -> str:
         return f"at < {self.sql.later(f'-{seconds:.3f}')}"
 
-    # -- what an operator asks
+    # -- what an operator reads
 
     async def of_row(self, lane: str, row_id: str, limit: int = 50) -> list[dict[str, Any]]:
-        """What befell one row, the latest first."""
+        """The failures of one row, the latest first."""
         marks = self.sql.marks(2)
         text = (
             f"select id, at, {self._names()} from {self.table} where lane = {marks[0]} and row_id = {marks[1]}"
@@ -132,7 +131,7 @@ class Failures:
         return [self._shown(row) for row in await self._read(text, (lane, row_id))]
 
     async def members(self, lane: str, family: str) -> list[str]:
-        """The ids of the rows whose latest failure is of this family."""
+        """The ids of the rows whose latest failure belongs to this family."""
         marks, table = self.sql.marks(2), self.table
         text = f"""select distinct f.row_id from {table} f
 where f.lane = {marks[0]} and f.fingerprint = {marks[1]} and not exists (
@@ -141,7 +140,7 @@ where f.lane = {marks[0]} and f.fingerprint = {marks[1]} and not exists (
         return [row[0] for row in await self._read(text, (lane, family))]
 
     async def recorded(self, lanes: Sequence[str], row_ids: Sequence[str]) -> set[str]:
-        """Which of these rows have a failure on record, in any of these lanes."""
+        """Which of these rows have a recorded failure, in any of these lanes."""
         (lane, row), among = self.sql.marks(2, kind=""), self.sql.among
         text = f"select row_id from {self.table} where lane {among(lane)} and row_id {among(row)}"
         return {row[0] for row in await self._read(text, (self.sql.list_value(lanes), self.sql.list_value(row_ids)))}
@@ -149,10 +148,10 @@ where f.lane = {marks[0]} and f.fingerprint = {marks[1]} and not exists (
     async def families(
         self, environment: str, lanes: Sequence[str], *, hours: float = 24.0, buckets: int = 24
     ) -> list[Family]:
-        """Failures of the last hours by lane and fingerprint, those that were seen last first."""
+        """Failures of the last hours by lane and fingerprint, the latest seen first."""
         first_mark = self.sql.mark(1, kind="")
         recent = f"not ({self._before(hours * 3600)}) and lane {self.sql.among(first_mark)}"
-        # Rows first, then families: counting distinct ones instead would sort them all.
+        # Group by row first, then by family: count(distinct) would sort all failures.
         rows = f"""select lane, fingerprint, count(*) as n, min(at) as first, max(at) as last, max(id) as id
   from {self.table} where {recent} group by lane, fingerprint, row_id"""
         grouped = f"""select lane, fingerprint, sum(n), count(*), min(first), max(last), max(id)
@@ -174,20 +173,20 @@ from {self.table} where {recent} group by 1, 2, 3"""
         shown = {row[0]: self._shown(row) for row in examples}
         columns: dict[tuple[str, str], list[int]] = {}
         for lane, family, back, number in counts:
-            place = min(max(buckets - 1 - int(back), 0), buckets - 1)
-            columns.setdefault((lane, family), [0] * buckets)[place] += number
-        found = []
+            bucket = min(max(buckets - 1 - int(back), 0), buckets - 1)
+            columns.setdefault((lane, family), [0] * buckets)[bucket] += number
+        listed = []
         for lane, family, number, of_rows, first, last, example in groups:
             seen = shown.get(example, {})
-            found.append(
+            listed.append(
                 Family(
                     environment, lane, family, shape(seen.get("message", "")), seen.get("class"), int(number),
                     of_rows, 0, iso_time(first), iso_time(last), columns.get((lane, family), [0] * buckets), seen,
                 )
             )  # fmt: skip
-        return found
+        return listed
 
-    # -- how it is said
+    # -- output
 
     def _names(self) -> str:
         return ", ".join(name for name, _ in _FIELDS)
@@ -197,5 +196,5 @@ from {self.table} where {recent} group by 1, 2, 3"""
 
     def _shown(self, row: Sequence[Any]) -> dict[str, Any]:
         names = ("id", "at", *(name for name, _ in _FIELDS))
-        found = dict(zip(names, row, strict=True))
-        return {**found, "at": iso_time(found["at"])}
+        values = dict(zip(names, row, strict=True))
+        return {**values, "at": iso_time(values["at"])}

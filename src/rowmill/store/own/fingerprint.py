@@ -1,4 +1,4 @@
-"""Which failures are the same one: an error's text without what differs from row to row, and a short name for it."""
+"""Group equal failures: remove what differs from row to row from an error's text, and make a short name of the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from ...scrub import EMAIL, URL, UUID, without_addresses
 
-#: How much of a text is looked at, and how much of its shape tells it from others.
+#: How many characters of a text are read, and how many of its shape are compared.
 READ, _KEPT = 4000, 300
 LENGTH = 12
 
@@ -22,7 +22,7 @@ _TIME = re.compile(
     rf"|\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,? \d{{1,2}} {_MONTH} \d{{4}}(?: \d\d:\d\d:\d\d)?(?: GMT| UTC)?",
     re.IGNORECASE,
 )
-#: An HTTP status, by what stands before it ("HTTP/1.1 404", "status_code=404") or after it ("404 Not Found").
+#: An HTTP status, recognised by the text before it ("HTTP/1.1 404", "status_code=404") or after it ("404 Not Found").
 _PHRASES = "|".join(re.escape(status.phrase).replace(r"\ ", "[ _]") for status in HTTPStatus)
 _STATUS = re.compile(
     r"(?:\bHTTP[\w/.]{0,40}\W{0,3}(?:(?:response|status|error|code)\W{0,3}){0,2}"
@@ -31,12 +31,12 @@ _STATUS = re.compile(
     rf"|(?<![\w.])(?P<before>[1-5]\d\d)(?=, message=|[ _](?:{_PHRASES}|(?:Client|Server) Error)\b)",
     re.IGNORECASE,
 )
-#: A name that says what is wrong, in the words of Python's own errors: KeyError: 'title'. An id as a key is a value.
+#: A name in one of Python's own errors that says what is wrong: KeyError: 'title'. An id as a key is a value.
 _NAMED = re.compile(
     r"(?P<lead>\bKeyError: |\battribute |\bNameError: name |\bkeyword argument )(?P<quote>['\"])"
     r"(?P<name>[^\W\d](?:[^\W\d]|-){0,39})(?P=quote)"
 )
-#: Digits of a status, while the others are left out.
+#: Keeps the digits of a status while the other digits are removed.
 _KEEP = str.maketrans("0123456789", "".join(chr(0xE000 + n) for n in range(10)))
 _SHOW = {character: digit for digit, character in _KEEP.items()}
 _KEPT_DIGITS = re.compile("[\ue000-\ue009]+")
@@ -52,7 +52,7 @@ def shape(text: str) -> str:
     text = text[:READ]
     text = URL.sub("<url>", text)
     text = _STATUS.sub(_keep_status, text)
-    if "@" in text or "%40" in text:  # without one, a long word costs as much as a thousand short ones
+    if "@" in text or "%40" in text:  # without an @, a long word costs as much as a thousand short ones
         text = EMAIL.sub("<email>", text)
     text = UUID.sub("<id>", text)
     text = _TIME.sub("<time>", text)
@@ -72,13 +72,13 @@ def _keep_status(matched: re.Match[str]) -> str:
     return lead.removesuffix(status) + status.translate(_KEEP)
 
 
-def _id_or_word(found: re.Match[str]) -> str:
-    """A word in which letters and digits take turns is nobody's word: a6Gd93jX, 7f-31-cc."""
-    word = found.group()
+def _id_or_word(match: re.Match[str]) -> str:
+    """A word that alternates letters and digits is an id, not a word: a6Gd93jX, 7f-31-cc."""
+    word = match.group()
     is_id = len(re.findall(r"\d+", word)) > 1 and re.search(r"[^\W\d_]", word)
     return "<id>" if is_id else word
 
 
 def fingerprint(text: str | None) -> str:
-    """The short name of a failure's family: the same for texts that differ in their values alone."""
+    """The short name of a failure's family: the same for texts that differ only in their values."""
     return hashlib.blake2b(shape(text or "").encode("utf-8", "replace"), digest_size=LENGTH // 2).hexdigest()

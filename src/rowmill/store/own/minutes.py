@@ -11,12 +11,21 @@ from typing import Any
 from ...clock import Clock
 from ..database import Database, Run
 from . import schema
-from .minutes_table import BOUNDS, COUNTS, NUMBERS, TIMES
 
+#: Outcomes that are counted, in the order of the columns.
+COUNTS = ("started", "done", "retried", "dead", "snoozed", "canceled", "lost", "swept", "stale")
+#: Upper ends of the run times that are told apart, in seconds; the last column takes what is longer.
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+#: The columns of the run times' histogram.
+TIMES = tuple(f"t{n}" for n in range(len(BOUNDS) + 1))
+#: Every number of a row; ``run_us`` is the sum of the run times in microseconds.
+NUMBERS = (*COUNTS, "run_us", *TIMES)
 #: Days that minutes are kept.
 KEPT = 8
 #: Minutes over which a rate is told.
 RECENT = 5
+#: The step that a column came with, where it came later than the table.
+_STEPS = {"stale": schema.INPUTS}
 #: Points of a chart at most: longer times have more minutes in each.
 _POINTS = 72
 
@@ -87,10 +96,18 @@ class Minutes:
         self.database, self.clock = database, clock
         self.sql = database.sql
         self.table = database.own("rowmill_minutes")
+        self._names: tuple[str, ...] | None = None
 
     async def exists(self) -> bool:
         """Whether the table is there."""
         return (await schema.taken(self.database)).has(schema.MINUTES)
+
+    async def _numbers(self) -> tuple[str, ...]:
+        """The columns that are there: a role that may not change tables counts without the newer ones."""
+        if self._names is None:
+            own = await schema.taken(self.database)
+            self._names = tuple(name for name in NUMBERS if name not in _STEPS or own.has(_STEPS[name]))
+        return self._names
 
     def _epoch(self) -> str:
         shift = self.clock.shift.total_seconds()
@@ -98,17 +115,17 @@ class Minutes:
 
     async def add(self, counts: Mapping[str, Mapping[str, int]]) -> None:
         """Add what lanes did to the present minute: one statement for all of them, in the order of their names."""
-        minute = self.sql.whole(f"{self._epoch()} / 60")
+        minute, names = self.sql.whole(f"{self._epoch()} / 60"), await self._numbers()
         lines, given = [], []
         for lane in sorted(counts):
             given.append(lane)
             mark = self.sql.mark(len(given))
-            numbers = ", ".join(str(int(counts[lane].get(name, 0))) for name in NUMBERS)
+            numbers = ", ".join(str(int(counts[lane].get(name, 0))) for name in names)
             lines.append(f"({mark}, {minute}, {numbers})")
         if not lines:
             return
-        sums = ", ".join(f"{name} = m.{name} + excluded.{name}" for name in NUMBERS)
-        text = f"""insert into {self.table} as m (lane, minute, {", ".join(NUMBERS)})
+        sums = ", ".join(f"{name} = m.{name} + excluded.{name}" for name in names)
+        text = f"""insert into {self.table} as m (lane, minute, {", ".join(names)})
 values {", ".join(lines)}
 on conflict (lane, minute) do update set {sums}"""
         await self.database.write(lambda run: run(text, tuple(given)))
@@ -121,22 +138,22 @@ on conflict (lane, minute) do update set {sums}"""
     async def history(self, lanes: Sequence[str], hours: float = 1.0) -> dict[str, History]:
         """The last hours of these lanes."""
         minutes = max(int(hours * 60), RECENT + 1)
-        step = max(-(-minutes // _POINTS), 1)
+        step, names = max(-(-minutes // _POINTS), 1), await self._numbers()
 
         def verb(run: Run) -> dict[str, History]:
             now = float(run(f"select {self._epoch()}", ())[0][0])
             last = int(now // 60)
             first = (last - minutes) // step * step + step
             marks = ", ".join(self.sql.marks(len(lanes)))
-            sums = ", ".join(f"sum({name})" for name in NUMBERS)
+            sums = ", ".join(f"sum({name})" for name in names)
             # Of the newest minutes each by itself, of the others by step: a week is no more to send than an hour.
             bucket = f"case when minute >= {last - RECENT} then minute else minute / {step} * {step} end"
             text = f"""select lane, {bucket} as b, {sums} from {self.table}
 where lane in ({marks}) and minute between {min(first, last - RECENT)} and {last} group by 1, 2 order by 1, 2"""
-            found: dict[str, dict[int, dict[str, int]]] = {lane: {} for lane in lanes}
+            by_lane: dict[str, dict[int, dict[str, int]]] = {lane: {} for lane in lanes}
             for row in run(text, tuple(lanes)) if lanes else ():
-                found[row[0]][int(row[1])] = {name: int(n) for name, n in zip(NUMBERS, row[2:], strict=True)}
-            return {lane: _history(rows, first, last, step, now) for lane, rows in found.items()}
+                by_lane[row[0]][int(row[1])] = {name: int(n) for name, n in zip(names, row[2:], strict=True)}
+            return {lane: _history(rows, first, last, step, now) for lane, rows in by_lane.items()}
 
         return await self.database.read(verb)
 

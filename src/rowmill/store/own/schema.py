@@ -10,6 +10,8 @@ documents are text.
 from __future__ import annotations
 
 import re
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,7 +21,6 @@ from ...errors import DeclarationError, Refused
 from ..database import Database, Run
 from ..dialect import IDENTITY, POSTGRES, SQLITE
 from ..urls import redact
-from .minutes_table import NUMBERS
 
 _LOCK = 7_077_201_455  # of the advisory lock: any number that is nobody else's
 
@@ -260,7 +261,22 @@ FAILURES = Step(
     },
 )
 
-_NUMBERS = ",\n".join(f"  {name} bigint not null default 0" for name in NUMBERS)
+# The columns of this step, and no later ones: what is added to COUNTS is a column that a later step adds.
+_NUMBERS = ",\n".join(
+    f"  {name} bigint not null default 0"
+    for name in (
+        "started",
+        "done",
+        "retried",
+        "dead",
+        "snoozed",
+        "canceled",
+        "lost",
+        "swept",
+        "run_us",
+        *(f"t{n}" for n in range(17)),
+    )
+)
 # Minutes are counted since 1970: both databases order them alike, and a chart steps through them by one.
 MINUTES = Step(
     8,
@@ -341,8 +357,44 @@ LIVENESS = Step(
     ),
 )
 
+WAITS = Step(
+    12,
+    "rowmill_waits: rows that wait for a condition, and until when",
+    (
+        # key: the parts of the row's key as JSON. due: what run_after was set to when the row began to wait; a row that
+        # has another value there waits no more.
+        """create table own.rowmill_waits (
+  lane text not null,
+  row_id text not null,
+  key jsonb not null,
+  condition text not null,
+  due text not null,
+  since timestamptz not null,
+  until_at timestamptz not null,
+  on_timeout text not null,
+  primary key (lane, row_id)
+)""",
+    ),
+)
+
+INPUTS = Step(
+    13,
+    "rowmill_stale_runs: rows whose inputs changed while they were worked on, until an outcome is final",
+    (
+        """create table own.rowmill_stale_runs (
+  lane text not null,
+  row_id text not null,
+  runs integer not null default 1,
+  since timestamptz not null,
+  last_at timestamptz not null,
+  primary key (lane, row_id)
+)""",
+        "alter table own.rowmill_minutes add column stale bigint not null default 0",
+    ),
+)
+
 STEPS: tuple[Step, ...] = (
-    WORKERS, GATES, JOBS, FLOWS, CRONS, DDL, FAILURES, MINUTES, ACCESS, RECOVERY, LIVENESS,
+    WORKERS, GATES, JOBS, FLOWS, CRONS, DDL, FAILURES, MINUTES, ACCESS, RECOVERY, LIVENESS, WAITS, INPUTS,
 )  # fmt: skip
 #: In the list of steps: the schema itself was made by rowmill.
 SCHEMA_MADE = 0
@@ -366,6 +418,11 @@ class OwnTables:
         return all(self.has(step) for step in STEPS)
 
 
+#: Of many databases: those that had all of rowmill's own tables, and when that was.
+_COMPLETE: weakref.WeakKeyDictionary[Database, tuple[OwnTables, float]] = weakref.WeakKeyDictionary()
+_MOMENT = 5.0
+
+
 async def need(database: Database, *steps: Step) -> None:
     """Make sure of the tables that some steps make; raises DeclarationError where the role may not."""
     own = await ensure(database)
@@ -379,8 +436,15 @@ async def need(database: Database, *steps: Step) -> None:
 
 
 async def taken(database: Database) -> OwnTables:
-    """Which steps were taken in this database."""
-    return OwnTables(await database.read(lambda run: _taken(database, run)))
+    """Which steps were taken in this database. Of one of many it is not asked again within a moment."""
+    if database.shares is None:
+        return OwnTables(await database.read(lambda run: _taken(database, run)))
+    known, at = _COMPLETE.get(database, (None, 0.0))
+    if known is None or time.monotonic() - at > _MOMENT:
+        known = OwnTables(await database.read(lambda run: _taken(database, run)))
+        if known.complete:
+            _COMPLETE[database] = known, time.monotonic()
+    return known
 
 
 async def ensure(database: Database, steps: tuple[Step, ...] = STEPS) -> OwnTables:
@@ -437,7 +501,7 @@ def script(database: Database, run: Run, missing: Sequence[Step]) -> list[str]:
 
 
 def _placed(database: Database, text: str) -> str:
-    return re.sub(r"\bown\.(\w+)", lambda found: database.own(found.group(1)), text)
+    return re.sub(r"\bown\.(\w+)", lambda match: database.own(match.group(1)), text)
 
 
 def _taken(database: Database, run: Run) -> frozenset[int]:

@@ -26,9 +26,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: str, **options: Any) -> None:
         """Run it here. The processes that ``run`` starts find what this one finds."""
-        found = {"ROWMILL_APP": "rowmill.django.project:mill", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        variables = {
+            "ROWMILL_APP": "rowmill.django.project:mill",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         before = dict(os.environ)
-        os.environ.update(found)
+        os.environ.update(variables)
         try:
             main(list(args) or ["--help"], "manage.py rowmill")
         except SystemExit as end:
@@ -38,7 +41,7 @@ class Command(BaseCommand):
             if code:
                 raise CommandError(f"rowmill {' '.join(args)}: exit code {code}", returncode=code) from None
         finally:
-            for name in found:
+            for name in variables:
                 if name in before:
                     os.environ[name] = before[name]
                 else:

@@ -1,4 +1,4 @@
-"""The shapes that rowmill proves itself with: a table of one's own, three with gates, and tasks."""
+"""The lanes that the interleaver runs: a table of the user's, with inputs, in chunks, with gates; and tasks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..declare.gates import Breaker, Concurrency
-from ..declare.lane import Lane, declare
-from ..declare.task import Queue
-from ..declare.task import queue as declare_queue
-from ..store.dialect import dialect_named
-from .fake_handler import fake_task, nothing
+from rowmill.declare.gates import Breaker, Concurrency
+from rowmill.declare.lane import Lane, declare
+from rowmill.declare.task import Queue
+from rowmill.declare.task import queue as declare_queue
+from rowmill.prove.fake_handler import fake_task, in_chunks, nothing
+from rowmill.store.dialect import dialect_named
 
 _COLUMNS = """create table {name} (
   id bigint primary key,
@@ -25,7 +25,8 @@ _COLUMNS = """create table {name} (
   failures integer not null default 0,
   reclaims integer not null default 0,
   error text,
-  finished_at {time}
+  finished_at {time},
+  body text
 )"""
 _STATES: dict[str, Any] = {
     "ready": {"status": ["queued", "failed"]},
@@ -41,7 +42,7 @@ _STATES: dict[str, Any] = {
 def tables(dialect: str) -> list[str]:
     """The tables of all shapes but tasks."""
     time = dialect_named(dialect).ddl("timestamptz")
-    names = ("prove_plain", "prove_gated", "prove_turned", "prove_walked")
+    names = ("prove_plain", "prove_inputs", "prove_gated", "prove_turned", "prove_walked", "prove_chunked")
     return [_COLUMNS.format(name=name, time=time) for name in names]
 
 
@@ -50,8 +51,19 @@ def plain() -> Lane:
     return declare("prove_plain", nothing, {**_STATES, "name": "plain"})
 
 
+def inputs() -> Lane:
+    """A lane whose rows are edited while they are worked on; its bound is too far away to matter."""
+    bound = {"inputs": ["body"], "settle_after": 1_000_000}
+    return declare("prove_inputs", nothing, {**_STATES, **bound, "name": "inputs"})
+
+
+def chunked() -> Lane:
+    """The same, with a handler that gets a list of jobs: one row's end is not another's."""
+    return declare("prove_chunked", in_chunks(nothing), {**_STATES, "name": "chunked", "chunk": 20})
+
+
 def gated(limit: int = 1) -> Lane:
-    """A lane whose rows run one or two at a time by their domain: on PostgreSQL a lock for a stretch of keys."""
+    """A lane whose rows run one or two at a time by their domain: on PostgreSQL a lock for a range of keys."""
     return declare("prove_gated", nothing, {**_STATES, "name": "gated", "gates": [Concurrency(limit, by="domain")]})
 
 
@@ -75,5 +87,9 @@ def tasks() -> Queue:
 
 
 SHAPES: dict[str, Callable[[], Lane]] = {
-    "plain": plain, "gated": gated, "turned": turned, "walked": walked, "tasks": tasks,
+    "plain": plain, "inputs": inputs, "chunked": chunked, "gated": gated, "turned": turned, "walked": walked,
+    "tasks": tasks,
 }  # fmt: skip
+
+#: The column that is edited beside the workers of a shape.
+EDITED = {"inputs": "body"}

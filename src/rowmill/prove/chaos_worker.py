@@ -1,6 +1,6 @@
-"""A worker process for the chaos run: the user's declaration, on the copy, with a handler that does nothing of his.
+"""A worker process for the chaos run: the user's declaration, on the copy, with a handler that does no real work.
 
-``python -m rowmill.prove.stand_in APP LANE URL WORKER``
+``python -m rowmill.prove.chaos_worker APP LANE URL WORKER``
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEASE = timedelta(seconds=2)
 
 
 async def handle(job: Any) -> None:
-    """A run of a moment that ends in any of the ways that runs end."""
+    """A very short run that ends in one of the ways that runs can end."""
     await asyncio.sleep(random.uniform(0.02, 0.3))
     roll = random.random()
     if roll < 0.08:
@@ -36,7 +36,7 @@ async def handle(job: Any) -> None:
 
 
 def hurried(lane: Lane) -> Lane:
-    """The lane with a short lease. Of its gates those that count runs: rates and breakers would only make it wait."""
+    """The lane with a short lease and only the gates that count runs. Rates and breakers would only make it wait."""
     policy: dict[str, Any] = {
         "lease": LEASE, "backoff": fixed(timedelta(milliseconds=200)), "poll": timedelta(milliseconds=200),
         "sweep_every": timedelta(milliseconds=500), "concurrency": 4, "pace": None,

@@ -1,0 +1,29 @@
+"""``rowmill mcp``: an assistant's tools over standard input and output."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+
+from ..errors import RowmillError
+from .app import App, app, load, run_async
+
+
+@app.command()
+def mcp(reference: App = None) -> None:
+    """Serve operators' tools to an assistant over stdio, by the Model Context Protocol.
+
+    Read: status, jobs, job, why, errors, gates, workers, health. Actions (retry, cancel, pause, resume) need a token
+    with the scope *operate* in `ROWMILL_TOKEN`, and are written to the audit log.
+
+    Example: `rowmill mcp app:mill`
+    """
+    if importlib.util.find_spec("mcp") is None:
+        raise RowmillError("mcp needs the MCP SDK", hint="pip install 'rowmill[mcp]'")
+    from ..integrations.mcp import serve
+
+    with contextlib.redirect_stdout(sys.stderr):  # standard output is the protocol's, whatever the application prints
+        mill = load(reference)
+    run_async(serve(mill, os.environ.get("ROWMILL_TOKEN") or None))

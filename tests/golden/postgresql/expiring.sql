@@ -1,0 +1,180 @@
+-- claim
+with picked as materialized (
+  select * from (
+    select ctid, tableoid from jobs
+    where status = 'ready' and (valid_until <= now() or valid_until is null and created_at < now() - interval '3600.0 seconds') is not true
+    order by created_at, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
+), taken as (
+  update jobs set
+    status = 'running',
+    claimed_at = (select clock_timestamp()),
+    worker = $2::text
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
+  returning id, status, worker, claimed_at, valid_until, created_at, error
+)
+select id, status, worker, claimed_at, valid_until, created_at, error from taken
+order by created_at, id;
+
+-- claim from the remembered lower bound
+with picked as materialized (
+  select * from (
+    select ctid, tableoid from jobs
+    where status = 'ready' and (valid_until <= now() or valid_until is null and created_at < now() - interval '3600.0 seconds') is not true
+    and (created_at, id) >= ($3::timestamp with time zone, $4::integer)
+    order by created_at, id
+    limit 1000
+    for no key update skip locked
+  ) first
+  limit (select $1::bigint)
+), taken as (
+  update jobs set
+    status = 'running',
+    claimed_at = (select clock_timestamp()),
+    worker = $2::text
+  where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
+  returning id, status, worker, claimed_at, valid_until, created_at, error
+)
+select id, status, worker, claimed_at, valid_until, created_at, error from taken
+order by created_at, id;
+
+-- settle done with nothing beside it
+with held as materialized (
+  select l.*, s.* from unnest($1::integer[], $2::int[]) with ordinality as s(_k0, _g, _ord)
+  cross join lateral (
+    select t.ctid as _row, t.tableoid as _table from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $4::text and t.claimed_at = ($3::timestamp with time zone[])[s._g], false)
+    for no key update skip locked
+  ) l
+), written as (
+  update jobs t set
+    status = 'done'
+  from held
+  where t.ctid = held._row and t.tableoid = held._table
+  returning held._ord
+)
+select array_agg(_ord - 1) from written;
+
+-- settle done
+with held as materialized (
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row, t.tableoid as _table from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'done'
+from held
+where t.ctid = held._row and t.tableoid = held._table
+returning held._ord;
+
+-- settle retry
+with held as materialized (
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row, t.tableoid as _table from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'ready',
+    worker = null,
+    claimed_at = null,
+    error = held._error
+from held
+where t.ctid = held._row and t.tableoid = held._table
+returning held._ord;
+
+-- settle dead
+with held as materialized (
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row, t.tableoid as _table from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'dead',
+    error = held._error
+from held
+where t.ctid = held._row and t.tableoid = held._table
+returning held._ord;
+
+-- settle snooze
+with held as materialized (
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row, t.tableoid as _table from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+from held
+where t.ctid = held._row and t.tableoid = held._table
+returning held._ord;
+
+-- settle release
+with held as materialized (
+  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _error text, _delay double precision)
+  cross join lateral (
+    select t.ctid as _row, t.tableoid as _table from jobs t
+    where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false)
+    for no key update skip locked
+  ) l
+)
+update jobs t set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+from held
+where t.ctid = held._row and t.tableoid = held._table
+returning held._ord;
+
+-- read
+select s._ord, coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at, false),
+  t.id, t.status, t.worker, t.claimed_at, t.valid_until, t.created_at, t.error
+from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone)
+join jobs t on t.id = s._k0;
+
+-- sweep
+with held as materialized (
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.worker as _worker, false as _poison
+  from jobs t
+  where t.status = 'running' and case when t.claimed_at < now() + interval '300.0 seconds' then t.claimed_at end < now() - interval '300.0 seconds'
+  limit $1::bigint
+  for no key update skip locked
+)
+update jobs t set
+    status = 'ready',
+    worker = null,
+    claimed_at = null
+from held
+where t.ctid = held._row and t.tableoid = held._table
+returning held._worker, held._poison, t.id;
+
+-- expire
+with picked as materialized (
+  select ctid, tableoid from jobs
+  where status = 'ready' and (valid_until <= now() or valid_until is null and created_at < now() - interval '3600.0 seconds')
+  limit 1000
+  for no key update skip locked
+)
+update jobs set
+    status = 'late',
+    error = 'expired: it was not started in time'
+where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
+returning id;
+
+-- is anything ready
+select 1 where exists (select 1 from jobs where status = 'ready' and (valid_until <= now() or valid_until is null and created_at < now() - interval '3600.0 seconds') is not true);

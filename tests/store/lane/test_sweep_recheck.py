@@ -72,7 +72,8 @@ def watched(pg: Db) -> Iterator[str]:
         "create function turnstile() returns boolean language plpgsql as $$ begin"
         " perform pg_advisory_xact_lock_shared(1); return true; end $$;"
         "alter table jobs enable row level security; create policy waits on jobs using (turnstile());"
-        f"create role {ROLE} login; grant select, update on jobs to {ROLE}"
+        f"create role {ROLE} login; grant select, update on jobs to {ROLE};"
+        f"alter default privileges grant select on tables to {ROLE}"  # rowmill's own, which the other one may create
     )
     yield pg.url.replace("postgres:", f"{ROLE}:", 1)
     pg.execute(f"drop owned by {ROLE}; drop role {ROLE}")

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from ..ops.check import ERROR, SMALL, WARNING, CheckedLane, ExaminedLane, check_mill, value
 from ..plural import counted
-from .app import App, AsJson, Env, app, for_app, labelled, load, plain, print_json, print_out, run_async
+from .app import app, for_app, labelled, plain, print_json, print_out, run_async
+from .options import App, AsJson, Env, load
 
 
 @app.command()

@@ -31,7 +31,8 @@ from ..engine.processes.supervisor import Supervisor
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..plural import counted
-from .app import AsJson, app, console, errors, print_json
+from .app import app, console, errors, print_json
+from .options import AsJson
 from .run import child_command
 
 _TABLES = """

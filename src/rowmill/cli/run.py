@@ -31,7 +31,8 @@ from ..ops.directory import LaneDirectory
 from ..ops.questions import COUNTED
 from ..plural import counted, plural
 from . import show
-from .app import App, AsJson, Env, app, errors, exit_code, load, not_empty, plain, print_json
+from .app import app, errors, exit_code, plain, print_json
+from .options import App, AsJson, Env, load, not_empty
 
 DIED, HELD_BACK = 3, 6  # exit codes of a drain after which rows are dead, or are left because they are paused
 

@@ -162,7 +162,6 @@ def _ends(
     answers: Mapping[str, Any],
     ready: Any,
 ) -> tuple[Any, Any]:
-    """Dead and retry."""
     retry = answers.get("retry")
     failed, dead = by_class.get(FAILED, []), by_class.get(DEAD, [])
     again = by_class.get(RETRY, [])
@@ -490,9 +489,4 @@ def _order(made: Proposal, taken: set[str], chosen: str | None) -> None:
     made.say("order", name, sure, why)
     made.order = name
     if roles_words.snake(name) not in roles_words.CREATED:
-        made.options["order_by"] = [_ordered(name)]
-
-
-def _ordered(name: str) -> str:
-    """A column's name as ``order_by`` reads it."""
-    return name if re.fullmatch(r"\w+", name) else '"' + name.replace('"', '""') + '"'
+        made.options["order_by"] = [name if re.fullmatch(r"\w+", name) else '"' + name.replace('"', '""') + '"']

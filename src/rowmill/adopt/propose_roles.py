@@ -67,7 +67,6 @@ class Roles:
         return dict(self._times.get(state, {}))
 
     def want(self, role: str, column: str) -> None:
-        """A column that is to be added."""
         self._wanted[role] = column
         self.found.pop(role, None)
 

@@ -176,7 +176,7 @@ class _Command:
             what += f", including those of {' and '.join(map(repr, others))}, which {have} the same state"
         if foreign:
             many = counted(foreign, "row")
-            own = impact.error_column
+            own = impact.view.binding.roles["error"]
             what += f", including {many} that another program ended ({own} is null, another error column is not)"
         hint = "--yes, or name the rows with --id"
         if foreign:

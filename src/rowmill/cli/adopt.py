@@ -110,7 +110,7 @@ def adopt(
                 made = _ask(facts, answers)
             if made.questions:
                 return Adoption(made)
-            wakes = adoption.can_wake(database) and (wake or (asking and _ask_wake()))
+            wakes = database.sql.notify is not None and (wake or (asking and _ask_wake()))
             return await adoption.adopt(database, made, address, wake=wakes)
 
     adopted = run_async(main())

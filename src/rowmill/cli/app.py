@@ -36,7 +36,6 @@ class NothingMatched(RowmillError):
 
 
 def exit_code(error: RowmillError) -> int:
-    """The exit code for an error."""
     return {UsageError: WRONG_USAGE, NothingMatched: NOTHING_MATCHED}.get(type(error), 1)
 
 
@@ -110,7 +109,6 @@ class CommandPanels(TyperGroup):
         return params
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of the panels."""
         return [name for names in PANELS.values() for name in names]
 
 

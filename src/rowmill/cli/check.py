@@ -74,15 +74,13 @@ def _page(
     for name, need in needs.items():
         if need["at_most"] is not None:
             where = f"{name}: " if several else ""
+            many = counted(processes, "process needs", "processes need")
+            most = counted(need["at_most"], "connection")
             free = "behind a pooler" if need["pooler"] else f"{need['free']} of {need['allowed']} are free"
-            parts.append(plain(f"{where}{_need(processes, need)}; {free}"))
+            parts.append(plain(f"{where}{many} up to {most}; {free}"))
     verdict = f"{counted(bad, 'error')}, {counted(poor, 'warning')}" if bad or poor else "No problems found."
     parts.append(Text(verdict, "red" if bad else "yellow" if poor else "green"))
     return Group(*parts)
-
-
-def _need(processes: int, need: dict[str, Any]) -> str:
-    return f"{counted(processes, 'process needs', 'processes need')} up to {counted(need['at_most'], 'connection')}"
 
 
 def _pickup(examined: ExaminedLane, reference: str | None) -> str:

@@ -119,7 +119,6 @@ def _dead_now(family: dict[str, Any]) -> str:
 
 
 def _one(family: dict[str, Any], hours: float) -> list[RenderableType]:
-    """One family in full."""
     example, unrecorded = family["example"], family["unrecorded"]
     seen = "not recorded"
     if family["count"]:

@@ -281,7 +281,6 @@ def _resume(left: Left, several: int) -> list[Text]:
 
 
 def _close(supervisor: Supervisor, left: Left, *, drained: bool, several: int, events: Events, log: LogForm) -> None:
-    """Print the summary."""
     numbers, hints = _numbers(supervisor), _hints(left, several)
     if log is LogForm.JSON:
         hint: dict[str, Any] = {"hint": "; ".join(line.plain for line in hints)} if hints else {}

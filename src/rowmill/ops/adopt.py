@@ -59,11 +59,6 @@ async def types(url: str, table: str) -> str:
         return row_types(await survey(database, table))
 
 
-def can_wake(database: Database) -> bool:
-    """Whether workers can be told of new rows by a trigger there."""
-    return database.sql.notify is not None
-
-
 async def adopt(database: Database, made: Proposal, url: str | None, *, wake: bool = False) -> Adoption:
     """The proposal as a lane: bound, with its DDL and its plans. ``url``: what the file says of the database.
 

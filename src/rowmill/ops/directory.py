@@ -37,7 +37,6 @@ class EnvironmentFailure:
     error: RowmillError
 
     def value(self) -> dict[str, Any]:
-        """As a document."""
         return {
             "environment": self.environment,
             "lane": self.lane,

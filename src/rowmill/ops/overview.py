@@ -210,11 +210,6 @@ async def exact(directory: LaneDirectory, cache: CachedMill, environment: str, l
     return (await cache.counter(await directory.view(environment, lane)).exact(state)).value()
 
 
-async def quick_count(directory: LaneDirectory, cache: CachedMill, environment: str, lane: str, state: str) -> Document:
-    """The number of rows in a state, estimated without reading them."""
-    return (await cache.counts(await directory.view(environment, lane)))[state].value()
-
-
 async def _gates(cache: CachedMill, view: LaneView) -> list[Document]:
     """A lane's gates with the keys worth a look, those held back first."""
     if not view.lane.groups:
@@ -304,7 +299,6 @@ def _failed(entry: Document) -> Document:
 
 
 def _recorded(entry: Document) -> Document:
-    """A failure on record."""
     tries = f"attempt {entry['attempt']}: " if entry["attempt"] else ""
     what = {"retry": "retrying", "swept": "taken back from its worker"}.get(entry["outcome"], entry["outcome"])
     return {"at": entry["at"], "age": None, "what": f"{tries}{what}", "kind": "failed", "worker": entry["worker"],

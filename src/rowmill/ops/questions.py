@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ..declare.lane import Lane
 from ..declare.schedules import Schedules
 from ..declare.task import Queue
 from ..errors import RowmillError
@@ -248,7 +247,6 @@ async def visible_row(directory: LaneDirectory, view: LaneView, key: str, cut: i
 
 
 async def row(directory: LaneDirectory, environment: str, lane: str, key: str) -> Document:
-    """One row with all its columns."""
     view = await directory.view(environment, lane)
     return documents.row_value(view, await visible_row(directory, view, key), whole=True)
 
@@ -281,7 +279,7 @@ async def _above(directory: LaneDirectory, inquiry: Inquiry) -> list[LaneView]:
         try:
             async with asyncio.timeout(_ABOVE):
                 if name == here or await _shared(database, live):
-                    above += [await _view(directory, name, o) for o in first if o.serves(name) and o.name in common]
+                    above += [await directory.view(name, o.name) for o in first if o.serves(name) and o.name in common]
         except (RowmillError, TimeoutError):
             pass
         if name == here:
@@ -293,10 +291,6 @@ async def _shared(database: Database, live: Sequence[Document]) -> bool:
     """Whether one of these workers works in this environment, too; so it may be where none is known."""
     there = {worker["id"] for worker in await _fleet(database) if worker["alive"]} if live else set()
     return not live or bool(there & {worker["id"] for worker in live})
-
-
-async def _view(directory: LaneDirectory, environment: str, lane: Lane) -> LaneView:
-    return await directory.view(environment, lane.name)
 
 
 # -- workers

@@ -31,9 +31,6 @@ _TRIES = 10
 #: Roles whose columns an inserted row may fill.
 _GIVEN = ("run_after", "expires_at", "priority", "max_attempts", "created_at")
 
-#: Why a row that does not exist was passed over.
-NO_ROW = "no row has this id"
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:

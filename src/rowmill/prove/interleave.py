@@ -69,7 +69,6 @@ class InterleaveResult:
         return self.last if self.last is not None and self.last.broken is not None else None
 
     def value(self) -> dict[str, Any]:
-        """For scripts."""
         document = {**vars(self), "seconds": round(self.seconds, 2)}
         del document["last"]
         return {**document, "broken": vars(self.broken) if self.broken else None}

@@ -122,7 +122,6 @@ class SqliteMonitor:
     blocked = None
 
     async def open(self, database: Database) -> None:
-        """Connect."""
         assert database.file is not None
         self._own = connect_sqlite(database.file.path)
 
@@ -131,7 +130,6 @@ class SqliteMonitor:
         return SteppedSqlite(url, actor, schema)
 
     async def run(self, sql: str) -> Sequence[Any]:
-        """The rows of a statement."""
         return self._own.execute(sql).fetchall()
 
     async def write(self, sql: str) -> None:
@@ -142,5 +140,4 @@ class SqliteMonitor:
         """Do nothing: SQLite reuses deleted space."""
 
     def close(self) -> None:
-        """Close the connection."""
         self._own.close()

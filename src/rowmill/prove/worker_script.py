@@ -394,7 +394,6 @@ class ScriptedHeartbeat:
         self.actor, self.store, self.of = actor, store, of
 
     async def live(self) -> None:
-        """A few beats."""
         schedule = self.of.schedule
         assert schedule is not None
         for _ in range(schedule.random.randint(1, 4)):

@@ -239,7 +239,6 @@ def _unauthorized(detail: str) -> Problem:
 
 
 def routes(templates: Jinja2Templates) -> list[Route]:
-    """/login and /logout."""
 
     def page(request: Request, error: str = "", status: int = 200) -> Response:
         values = {"error": error, "csrf": who(request).csrf}

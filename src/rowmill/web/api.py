@@ -171,7 +171,6 @@ def _no_such_number(word: str) -> Any:
 
 
 async def healthz(request: Request) -> Response:
-    """The server is up."""
     return JSONResponse({"status": "ok"})
 
 
@@ -186,7 +185,6 @@ async def readyz(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
     require(request, "read")
     state = request.app.state
     try:
@@ -199,7 +197,6 @@ async def metrics(request: Request) -> Response:
 
 
 def routes(templates: Jinja2Templates) -> list[BaseRoute]:
-    """All routes of the API."""
     described = document(ENDPOINTS, BASE)
 
     async def openapi(request: Request) -> Response:

@@ -19,22 +19,18 @@ def text(about: str = "", *, most: int = 1000, least: int = 0, **more: Any) -> S
 
 
 def word(*options: str, about: str = "") -> Schema:
-    """One of some words."""
     return {"type": "string", "enum": list(options), **({"description": about} if about else {})}
 
 
 def whole(about: str = "", *, least: int = 0, most: int = 2**31 - 1, **more: Any) -> Schema:
-    """A whole number."""
     return {"type": "integer", "minimum": least, "maximum": most, **({"description": about} if about else {}), **more}
 
 
 def number(about: str = "", *, least: float = 0, most: float = 1e9) -> Schema:
-    """A number."""
     return {"type": "number", "minimum": least, "maximum": most, **({"description": about} if about else {})}
 
 
 def flag(about: str = "") -> Schema:
-    """True or false."""
     return {"type": "boolean", **({"description": about} if about else {})}
 
 
@@ -49,7 +45,6 @@ def maybe(schema: Schema) -> Schema:
 
 
 def listed(schema: Schema, **more: Any) -> Schema:
-    """A list."""
     return {"type": "array", "items": schema, **more}
 
 

@@ -23,7 +23,7 @@ from ...errors import Busy, DatabaseError, DeclarationError, Unreachable, Unread
 from ..bounded_text import ERROR_LENGTH
 from ..database import Database
 from ..jobs.queue_lane import store_for
-from ..json_limits import readable, too_deep
+from ..json_documents import readable, too_deep
 from ..lane.binding import bind
 from ..lane.postgres import PostgresLane
 from ..lane.postgres_statements import PostgresStatements
@@ -350,10 +350,6 @@ class LaneView:
     def age_of(self, role: str) -> str | None:
         """Seconds since a role's time, as SQL."""
         return self._ages().get(role)
-
-    def claim_order(self) -> str:
-        """The order in which ready rows are claimed, for ORDER BY."""
-        return self.order("ready")
 
     def waited(self) -> str:
         """Seconds since a ready row became so, as SQL: since its run_after or its creation, whichever is later."""

@@ -85,7 +85,6 @@ class _Walk:
         self.further = [f.column for f in wanted.filters if f.column in self.binding.columns]
 
     def order(self) -> str:
-        """ORDER BY the key."""
         way = "" if self.wanted.oldest_first else " desc"
         return ", ".join(f"{self.say.name(column)}{way}" for column in self.binding.key)
 

@@ -18,6 +18,7 @@ from ..lane.row_keys import Key, Placeholders, among, written
 from ..lane.statements import INCARNATION
 from ..lane.waits import WaitFacts, WaitingRows
 from ..own.workers import WorkersTable, evidence, taken_back_within
+from ..postgres_database import rows_of
 from .gate_view import LaneGates, has_table, lane_gates
 from .lane_view import LaneView, Row
 from .why_rules import GateFacts, LockFacts, PauseFacts, RowFacts, Runner, WorkerFacts
@@ -111,7 +112,6 @@ class Inquiry:
     # -- the row
 
     async def _wait(self) -> WaitFacts | None:
-        """What it waits for."""
         try:
             return None if self.lane.own else await WaitingRows(self.view.store).facts(self.key)
         except Refused:  # the table is not there, or this role may not read it
@@ -270,7 +270,7 @@ class Inquiry:
                 tests.append(f"{dim.phrase} is null" if raw is None else dim.matches(marks.add(raw)))
         this = among(self.say.names(self.binding.key), [self.key], marks)
         text = f"""select case when {this} then 1 else 0 end from {self.say.table}
-where {" and ".join(tests)} order by {self.view.claim_order()} limit {LINE + 1}"""
+where {" and ".join(tests)} order by {self.view.order("ready")} limit {LINE + 1}"""
         try:
             line = [row[0] for row in await self.view.ask(text, marks)]
         except Busy:
@@ -287,7 +287,9 @@ where {" and ".join(tests)} order by {self.view.claim_order()} limit {LINE + 1}"
             marks = Placeholders(self.binding)
             one = f"{self.say.table} where {among(self.say.names(self.binding.key), [self.key], marks)}"
             try:
-                if await self._lockable(f"select 1 from {one} for no key update skip locked", marks):
+                if await self.view.database.trial(
+                    rows_of(f"select 1 from {one} for no key update skip locked", marks.given())
+                ):
                     return None
             except Refused:  # a role that may only read cannot tell
                 return None
@@ -311,10 +313,6 @@ join pg_stat_activity a on a.pid = l.pid limit 1"""
         except Refused as error:
             return error.message
         return None
-
-    async def _lockable(self, text: str, marks: Placeholders) -> bool:
-        """Rolled back at once, so that nothing is held."""
-        return bool(await self.view.database.trial(lambda run: run(text, marks.given())))
 
 
 def _number(value: Any) -> float | None:

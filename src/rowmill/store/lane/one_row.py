@@ -74,7 +74,6 @@ async def as_claimed(store: LaneStore, key: Key) -> Claim | None:
 
 
 async def read_row(store: LaneStore, key: Key) -> Sequence[Any] | None:
-    """A row as it is now."""
     return await store.database.read(_read(store, key))
 
 

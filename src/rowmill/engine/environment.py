@@ -478,7 +478,7 @@ class Environment:
         """Rows may be ready here: look now."""
         self.look = True
         if self._looker is not None:
-            self._looker.ring()
+            self._looker.look_soon()
         if self._scheduler is not None:
             self._scheduler.look()
         self._worker.wake()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..adopt.lane_file import quoted_table, sketch
+from ..adopt.lane_file import lane_source, quoted_table
 from ..adopt.proposal import Proposal
 from ..adopt.row_types import row_types
 from ..adopt.survey import survey
@@ -69,7 +69,7 @@ async def adopt(database: Database, made: Proposal, url: str | None, *, wake: bo
 
     options = {**made.options, "name": made.name}
     lane = lanes_words.declare(quoted_table(made.facts.schema, made.facts.name), handler, options)
-    adoption = Adoption(made, sketch(made, url), wake=wake)
+    adoption = Adoption(made, lane_source(made, url), wake=wake)
     outline = await ddl.outline(lane, "default", database)
     adoption.changes = await ddl.changes(database, [outline], wake=wake)
     try:

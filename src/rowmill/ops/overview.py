@@ -101,7 +101,7 @@ async def _lane_summary(
         "environment": environment,
         "lane": lane.name,
         "table": view.binding.table.fullname,
-        "states": {state: _said(view, state) for state in ("ready", "running", "done", "dead", "canceled")},
+        "states": {state: _state_in_words(view, state) for state in ("ready", "running", "done", "dead", "canceled")},
         **counts.value(),
         "history": history.value() if history is not None else None,
         "forecast": forecast(counts, history),
@@ -110,22 +110,22 @@ async def _lane_summary(
     }
 
 
-def _said(view: LaneView, state: str) -> str | None:
+def _state_in_words(view: LaneView, state: str) -> str | None:
     """What rows in a state look like, in the table's own words."""
     given = getattr(view.lane, state)
     if given is None or isinstance(given, str):
         return given
     return " and ".join(
-        f"{column} {'in' if isinstance(value, (list, tuple, set, frozenset)) else '='} {_plainly(value)}"
+        f"{column} {'in' if isinstance(value, (list, tuple, set, frozenset)) else '='} {_value_in_words(value)}"
         if (test := states.null_test(value)) is None or value is states.NOW
         else f"{column} {test}"
         for column, value in given.items()
     )
 
 
-def _plainly(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     if isinstance(value, (list, tuple, set, frozenset)):
-        return f"({', '.join(_plainly(part) for part in value)})"
+        return f"({', '.join(_value_in_words(part) for part in value)})"
     return "now" if value is states.NOW else "null" if value is None else str(value)
 
 
@@ -237,7 +237,7 @@ async def errors(directory: LaneDirectory, cache: CachedMill, hours: float = 24.
 
     async def ask() -> Document:
         unsampled = set()
-        for view, _ in (await directory.views()).found:
+        for view, _ in (await directory.views()).lanes:
             cheap = False
             with contextlib.suppress(RowmillError):
                 cheap = (await cache.counts(view))["dead"].how in ("exact", "none")

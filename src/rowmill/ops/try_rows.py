@@ -160,12 +160,12 @@ async def _other(
 
 async def _sample(view: LaneView, rows: int, seed: int) -> tuple[list[Key], int]:
     """Keys of done rows: drawn by the seed from the newest ones, so that a large table costs no more than a small."""
-    say = view.statements
-    keys = say.names(view.binding.key)
-    order = ", ".join(f"{say.name(column)} desc" for column in view.binding.key)
-    text = f"select {keys} from {say.table} where {view.need('done')}"
+    statements = view.statements
+    keys = statements.names(view.binding.key)
+    order = ", ".join(f"{statements.name(column)} desc" for column in view.binding.key)
+    text = f"select {keys} from {statements.table} where {view.need('done')}"
     if view.lane.own:
-        text += f" and {say.name('queue')} = " + (marks := Placeholders(view.binding)).add(view.lane.name)
+        text += f" and {statements.name('queue')} = " + (marks := Placeholders(view.binding)).add(view.lane.name)
     else:
         marks = Placeholders(view.binding)
     try:

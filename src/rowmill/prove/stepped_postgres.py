@@ -103,11 +103,11 @@ class PostgresMonitor:
 
     async def open(self, database: Database) -> None:
         """Connect, and prepare to stop statements inside."""
-        self._own, self._doors = await connect_postgres(database.dsn), await connect_postgres(database.dsn)
+        self._own, self._lock_holder = await connect_postgres(database.dsn), await connect_postgres(database.dsn)
         await self._own.execute(INSTALL)
-        self._statement_locks = StatementLocks(self._doors)
+        self._statement_locks = StatementLocks(self._lock_holder)
 
-    def speaker(self, url: str, actor: Actor, schema: str | None) -> SteppedPostgres:
+    def worker_database(self, url: str, actor: Actor, schema: str | None) -> SteppedPostgres:
         """The database as one worker uses it."""
         database = SteppedPostgres(url, actor, schema)
         database.statement_locks = self._statement_locks
@@ -137,7 +137,7 @@ class PostgresMonitor:
 
     def close(self) -> None:
         self._own.terminate()
-        self._doors.terminate()
+        self._lock_holder.terminate()
 
 
 _CLASS = 7_077_201  # of the advisory locks: any number that nothing else uses

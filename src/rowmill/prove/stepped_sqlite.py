@@ -125,7 +125,7 @@ class SqliteMonitor:
         assert database.file is not None
         self._own = connect_sqlite(database.file.path)
 
-    def speaker(self, url: str, actor: Actor, schema: str | None) -> SteppedSqlite:
+    def worker_database(self, url: str, actor: Actor, schema: str | None) -> SteppedSqlite:
         """The database as one worker uses it."""
         return SteppedSqlite(url, actor, schema)
 

@@ -214,8 +214,8 @@ class Kit:
     async def _settle(store: LaneStore, settlement: Settlement) -> Report:
         """Write one outcome, and let the lane's gates learn from it."""
         report = await store.settle([settlement])
-        if store.notes is not None:
-            await store.notes.note([*report.written, *report.refused])
+        if store.gate_learning is not None:
+            await store.gate_learning.note([*report.written, *report.refused])
         return report
 
     async def step(self, lane: str | None = None, environment: str | None = None) -> Stepped | None:
@@ -295,8 +295,8 @@ class Kit:
         if settlement is None:
             settlement = job.finished
             outcome = settlement.kind if settlement is not None else "lost"
-            if settlement is not None and store.notes is not None:
-                await store.notes.note([settlement])
+            if settlement is not None and store.gate_learning is not None:
+                await store.gate_learning.note([settlement])
         else:
             report = await self._settle(store, settlement)
             if report.unhooked:

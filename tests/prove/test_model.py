@@ -222,8 +222,8 @@ class Machine(RuleBasedStateMachine):
         if failed:
             for hold, (_, end) in zip(holds, ended, strict=True):
                 self.oracle.learned(hold.site, end)
-        if store.notes is not None:
-            self.run(store.notes.note([*report.written, *report.refused]))
+        if store.gate_learning is not None:
+            self.run(store.gate_learning.note([*report.written, *report.refused]))
         assert not [*report.locked, *report.refused, *report.stuck, *report.unhooked]
         written = {id(s) for s in report.written}
         for hold, settlement, (_, end) in zip(holds, settlements, ended, strict=True):

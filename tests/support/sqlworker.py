@@ -57,7 +57,9 @@ async def installed(db: Db, mill: Mill, lane: str | None = None, **options: Any)
         gates = None
         if binding.lane.groups:
             check(binding, resolved, chosen)
-            gates = await resolve_gates(tuple(store.notes.dims.values()), store.database, store.notes.rows.table)
+            gates = await resolve_gates(
+                tuple(store.gate_learning.dims.values()), store.database, store.gate_learning.rows.table
+            )
         made = render(binding, resolved, chosen, gates)
         await install(store.database, made, chosen)
     roles = {"worker": binding.roles.get("worker"), "claimed_at": binding.fence_time,

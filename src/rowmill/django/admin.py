@@ -94,7 +94,7 @@ async def _act(verb: str, queues: dict[str, list[str]], action: Action, who: str
             except RowmillError as error:
                 await audit.complete(noted, "refused", error.message)
                 raise
-            await audit.complete(noted, "done" if document["count"] else "nothing", counted(document["count"], "row"))
+            await audit.complete(noted, *actions.audited(document))
             count += document["count"]
             passed += document["passed_over"]
     return count, passed

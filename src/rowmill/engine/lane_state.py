@@ -121,7 +121,7 @@ class LaneState:
     def _bind(self, store: LaneStore) -> None:
         self.store = store
         #: Its gates, if it has any, count what runs and nothing else: rows may be prefetched through them.
-        self.only_limits = store.notes is None or all(group.only_limits for group in store.lane.groups)
+        self.only_limits = store.gate_learning is None or all(group.only_limits for group in store.lane.groups)
         #: Seconds after which the last renewal is too old to claim more; infinite where nothing is renewed.
         self._late = math.inf
         if store.binding.renew != "none" and store.lane.heartbeat is not None:
@@ -147,7 +147,7 @@ class LaneState:
     @property
     def occupied(self) -> int:
         """Free slots that are kept until the gates have learned how these runs ended: the next start depends on it."""
-        learns = self.store.notes is not None and self.store.notes.decides
+        learns = self.store.gate_learning is not None and self.store.gate_learning.decides
         return len(self.outcomes) + len(self.unlearned) + self.learning if learns else 0
 
     @property

@@ -257,8 +257,8 @@ class RowRunner:
             settlement = unhooked(self.store, *report.unhooked[0])
             report = await self.store.settle([settlement])
         self._lane_state.drop([settlement.claim])
-        if self.store.notes is not None:
-            await self.store.notes.note([*report.written, *report.refused])
+        if self.store.gate_learning is not None:
+            await self.store.gate_learning.note([*report.written, *report.refused])
         settlement = (report.written + report.refused + report.lost + [settlement])[0]
         return settlement, "lost" if report.lost else "stuck" if report.stuck else settlement.kind
 

@@ -402,12 +402,12 @@ class Worker:
         above = itertools.takewhile(lambda other: other is not lane_state, lane_state.environment.above)
         room = slots.room(sum(other.occupied for other in above)) - lane_state.occupied
         if self.turns is not None:
-            gated = lane_state.store.notes is not None
+            gated = lane_state.store.gate_learning is not None
             return self.turns.share(lane_state, room, slots.prefetch(gated) if self._may_prefetch(lane_state) else 0)
         if not self._may_prefetch(lane_state):
             return max(room, 0)
         most = slots.most
-        ask = min(room + slots.prefetch(lane_state.store.notes is not None), most)
+        ask = min(room + slots.prefetch(lane_state.store.gate_learning is not None), most)
         # With work at hand, small claims would only cost round trips.
         return 0 if slots.stocked and ask < most // 2 else max(ask, 0)
 
@@ -608,16 +608,16 @@ class Worker:
             return
         finally:
             lane_state.learning = 0
-        if lane_state.store.notes is not None:
+        if lane_state.store.gate_learning is not None:
             await self._learn(lane_state)
 
     async def _learn(self, lane_state: LaneState) -> None:
         """Let the gates learn how runs ended; rows that they held back may pass now."""
         batch, lane_state.unlearned = lane_state.unlearned, []
         lane_state.learning += len(batch)
-        assert lane_state.store.notes is not None
+        assert lane_state.store.gate_learning is not None
         try:
-            for change in await lane_state.store.notes.note(batch):
+            for change in await lane_state.store.gate_learning.note(batch):
                 lane_state.breaker_changed(change)
         except BaseException:
             lane_state.unlearned[:0] = batch
@@ -673,7 +673,7 @@ class Worker:
     def _written(lane_state: LaneState, ended: list[Settlement]) -> None:
         """Outcomes are committed: count them, queue them for the gates, and let waiting parent jobs go on."""
         lane_state.settled(ended)
-        if lane_state.store.notes is not None:
+        if lane_state.store.gate_learning is not None:
             lane_state.unlearned += ended
         if lane_state.joins is not None:
             parents = {s.claim.row[s.claim.holder.at["parent_id"]] for s in ended if s.kind in FINAL}

@@ -8,6 +8,7 @@ to its lanes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
@@ -130,9 +131,7 @@ class Operators:
             with contextlib.suppress(RowmillError):
                 await self._audit.complete(noted, "failed", f"cut off{target.progress}")
             raise
-        nothing = document.get("count") == 0 or ("resumed" in document and document["resumed"] is None)
-        detail = counted(document["count"], "row") if "count" in document else None
-        await self._audit.complete(noted, "nothing" if nothing else "done", detail)
+        await self._audit.complete(noted, *actions.audited(document))
         return document
 
 
@@ -144,13 +143,17 @@ async def _bounded(target: ActionTarget, verb: str, rows: ChosenRows, at_most: i
         )
 
 
-@contextlib.contextmanager
-def _told() -> Any:
-    """A mistake as the tool's answer: what is wrong, and what to do."""
-    try:
-        yield
-    except RowmillError as error:
-        raise ToolError(f"{error.message}. Try: {error.hint}" if error.hint else error.message) from None
+def _told(function: Callable[..., Awaitable[Document]]) -> Callable[..., Awaitable[Document]]:
+    """A tool whose mistakes are answers: what is wrong, and what to do."""
+
+    @functools.wraps(function)
+    async def told(*args: Any, **given: Any) -> Document:
+        try:
+            return await function(*args, **given)
+        except RowmillError as error:
+            raise ToolError(f"{error.message}. Try: {error.hint}" if error.hint else error.message) from None
+
+    return told
 
 
 def server(operators: Operators) -> MCPServer[Any]:
@@ -160,13 +163,13 @@ def server(operators: Operators) -> MCPServer[Any]:
     )
 
     def tool(annotations: ToolAnnotations) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return made.tool(annotations=annotations, structured_output=False)
+        add = made.tool(annotations=annotations, structured_output=False)
+        return lambda function: add(_told(function))
 
     @tool(_READ)
     async def status(lane: SomeLane = None, environment: Environment = None) -> Document:
         """Count the rows of every lane by state, and list what is paused."""
-        with _told():
-            return await questions.status(await operators.directory(lane, environment))
+        return await questions.status(await operators.directory(lane, environment))
 
     @tool(_READ)
     async def jobs(
@@ -176,22 +179,19 @@ def server(operators: Operators) -> MCPServer[Any]:
         limit: Limit = 20,
     ) -> Document:
         """List rows, the newest first; without a state, those that are not over."""
-        with _told():
-            return await questions.jobs(await operators.directory(lane, environment), state, limit)
+        return await questions.jobs(await operators.directory(lane, environment), state, limit)
 
     @tool(_READ)
     async def job(lane: Lane, id: Id, environment: Environment = None) -> Document:
         """Show one row with all its columns."""
-        with _told():
-            directory = await operators.directory(lane, environment)
-            return await questions.row(directory, operators.environment(lane, environment), lane, id)
+        directory = await operators.directory(lane, environment)
+        return await questions.row(directory, operators.environment(lane, environment), lane, id)
 
     @tool(_READ)
     async def why(lane: Lane, id: Id, environment: Environment = None) -> Document:
         """Say why a row is not running, or what it is doing."""
-        with _told():
-            directory = await operators.directory(lane)
-            return await questions.why(directory, operators.environment(lane, environment), lane, id)
+        directory = await operators.directory(lane)
+        return await questions.why(directory, operators.environment(lane, environment), lane, id)
 
     @tool(_READ)
     async def errors(
@@ -201,26 +201,22 @@ def server(operators: Operators) -> MCPServer[Any]:
         family: Annotated[str | None, Field(description="only this family")] = None,
     ) -> Document:
         """Group the failures of the last hours in families of the same message."""
-        with _told():
-            return await questions.errors(await operators.directory(lane, environment), hours, family)
+        return await questions.errors(await operators.directory(lane, environment), hours, family)
 
     @tool(_READ)
     async def gates(lane: SomeLane = None, key: str | None = None, limit: Limit = 20) -> Document:
         """Show limits, rates, breakers and budgets, the keys that are held back first."""
-        with _told():
-            return await questions.gates(await operators.directory(lane), lane, key, limit=limit)
+        return await questions.gates(await operators.directory(lane), lane, key, limit=limit)
 
     @tool(_READ)
     async def workers() -> Document:
         """List the workers: what each runs, and when it was last heard of."""
-        with _told():
-            return await questions.workers(await operators.directory())
+        return await questions.workers(await operators.directory())
 
     @tool(_READ)
     async def health() -> Document:
         """List what needs an operator: stuck rows, dead workers, lanes that no worker serves, slow claims."""
-        with _told():
-            return await questions.health(await operators.directory())
+        return await questions.health(await operators.directory())
 
     @tool(_WRITE)
     async def retry(
@@ -232,14 +228,13 @@ def server(operators: Operators) -> MCPServer[Any]:
         at_most: AtMost = MOST,
     ) -> Document:
         """Make rows ready now, with all their attempts. Give exactly one of ids, state, error."""
-        with _told():
-            rows = ChosenRows(ids=ids, state=state, error=error)
+        rows = ChosenRows(ids=ids, state=state, error=error)
 
-            async def work(target: ActionTarget) -> Document:
-                await _bounded(target, "retry", rows, at_most)
-                return await actions.retry(target, rows)
+        async def work(target: ActionTarget) -> Document:
+            await _bounded(target, "retry", rows, at_most)
+            return await actions.retry(target, rows)
 
-            return await operators.act("retry", lane, environment, _about(ids=ids, state=state, error=error), work)
+        return await operators.act("retry", lane, environment, _about(ids=ids, state=state, error=error), work)
 
     @tool(_CANCEL)
     async def cancel(
@@ -252,15 +247,14 @@ def server(operators: Operators) -> MCPServer[Any]:
         at_most: AtMost = MOST,
     ) -> Document:
         """Cancel rows that are not running. Give exactly one of ids, state, error."""
-        with _told():
-            rows = ChosenRows(ids=ids, state=state, error=error)
+        rows = ChosenRows(ids=ids, state=state, error=error)
 
-            async def work(target: ActionTarget) -> Document:
-                await _bounded(target, "cancel", rows, at_most)
-                return await actions.cancel(target, rows, reason=reason)
+        async def work(target: ActionTarget) -> Document:
+            await _bounded(target, "cancel", rows, at_most)
+            return await actions.cancel(target, rows, reason=reason)
 
-            about = _about(ids=ids, state=state, error=error, reason=reason)
-            return await operators.act("cancel", lane, environment, about, work)
+        about = _about(ids=ids, state=state, error=error, reason=reason)
+        return await operators.act("cancel", lane, environment, about, work)
 
     @tool(_WRITE)
     async def pause(
@@ -271,22 +265,18 @@ def server(operators: Operators) -> MCPServer[Any]:
         environment: Environment = None,
     ) -> Document:
         """Claim nothing more of an environment, a lane, or a key. What runs goes on."""
-        with _told():
-            end = timedelta(seconds=seconds) if seconds is not None else None
-            about = _about(key=key, reason=reason, seconds=seconds)
-            return await operators.act(
-                "pause", lane, environment, about, lambda t: actions.pause(t, key=key, reason=reason, end=end)
-            )
+        end = timedelta(seconds=seconds) if seconds is not None else None
+        about = _about(key=key, reason=reason, seconds=seconds)
+        return await operators.act(
+            "pause", lane, environment, about, lambda t: actions.pause(t, key=key, reason=reason, end=end)
+        )
 
     @tool(_WRITE)
     async def resume(
         lane: SomeLane = None, key: str | None = None, environment: Environment = None
     ) -> Document:  # fmt: skip
         """End a pause."""
-        with _told():
-            return await operators.act(
-                "resume", lane, environment, _about(key=key), lambda t: actions.resume(t, key=key)
-            )
+        return await operators.act("resume", lane, environment, _about(key=key), lambda t: actions.resume(t, key=key))
 
     return made
 

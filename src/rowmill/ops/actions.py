@@ -88,6 +88,13 @@ class ActionTarget:
         return await lane_gates(view)
 
 
+def audited(document: Document) -> tuple[str, str | None]:
+    """How an action ended, for the audit log: the outcome, and how many rows it wrote."""
+    nothing = document.get("count") == 0 or ("resumed" in document and document["resumed"] is None)
+    rows = counted(document["count"], "row").replace(",", "") if "count" in document else None  # for programs as well
+    return "nothing" if nothing else "done", rows
+
+
 # -- rows
 
 

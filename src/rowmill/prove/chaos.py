@@ -86,7 +86,7 @@ class Chaos:
         workers: list[subprocess.Popen[bytes]] = []
         try:
             self._store = await open_lane(hurried(self.lane), "prove", database, Clock(), "watch")
-            notes = self._store.notes
+            notes = self._store.gate_learning
             self._dims = tuple(notes.dims.values()) if notes is not None else ()
             self._watch = CommitChecks(self._store, self._dims, Clock())
             await self._prepare(database)

@@ -100,7 +100,7 @@ class Interleaver:
         self._opened = Database.open(self.url, schema=self.schema)
         opened.push_async_callback(self._opened.close)
         self._store = await open_lane(self.lane, "prove", self._opened, self.clock, "watch")
-        notes = self._store.notes
+        notes = self._store.gate_learning
         self.dims: tuple[BoundGates, ...] = tuple(notes.dims.values()) if notes is not None else ()
         self.watch = CommitChecks(self._store, self.dims, self.clock)
         self._look = self.watch.text()

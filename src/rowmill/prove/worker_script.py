@@ -284,9 +284,9 @@ class ScriptedWorker:
             self.watch.told(self.actor, report)
             over = {id(s.claim) for s in (*report.written, *report.lost)}
             self._drop(lambda claim: id(claim) in over)
-            if self.store.notes is not None:
+            if self.store.gate_learning is not None:
                 self.watch.announce(self.actor, "note")
-                await self.store.notes.note(report.written)
+                await self.store.gate_learning.note(report.written)
 
     async def renew(self, actor: Actor | None = None, store: LaneStore | None = None) -> None:
         actor, store = actor or self.actor, store or self.store

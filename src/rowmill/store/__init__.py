@@ -103,7 +103,7 @@ async def open_gates(store: LaneStore, own: schema.OwnTables) -> None:
 def set_gates(store: LaneStore, dims: Sequence[BoundGates]) -> None:
     """Let a store's claim mind gates that are bound already."""
     rows = GateRows.open(store.database, store.clock, store.lane.name)
-    store.notes = GateLearning(store, dims, rows)
+    store.gate_learning = GateLearning(store, dims, rows)
     # One statement where all gates look at one key; what only a transaction of several can tell goes the longer way.
     if isinstance(store, PostgresLane) and len(dims) == 1 and dims[0].phrase is not None:
         store.gated = ClaimByKey(store, dims[0], rows.table)

@@ -16,7 +16,6 @@ from ..declare.options import Options
 from ..errors import DeclarationError
 from ..ops import actions
 from ..ops.actions import SETTABLE, ActionTarget, ChosenRows
-from ..plural import counted
 from . import audit
 from .access import require, who
 from .problem import Problem, of
@@ -50,9 +49,7 @@ async def perform(request: Request, action: str, environment: str, lane: str | N
     except BaseException:  # cut off by the time limit or by the server's shutdown
         await asyncio.shield(entry.write("failed", f"cut off{target.progress}"))
         raise
-    nothing = document.get("count") == 0 or ("resumed" in document and document["resumed"] is None)
-    detail = counted(document["count"], "row").replace(",", "") if "count" in document else None  # for programs as well
-    await entry.write("nothing" if nothing else "done", detail)
+    await entry.write(*actions.audited(document))
     return document
 
 

@@ -142,7 +142,7 @@ async def held_back(store: LaneStore) -> HeldBack | None:
     if store.statements.gates is None:
         return None
     rows, say = GateRows.open(store.database, store.clock, store.lane.name), store.statements
-    dims = [dim for dim in (store.notes.dims.values() if store.notes else ()) if dim.phrase is not None]
+    dims = [dim for dim in (store.gate_learning.dims.values() if store.gate_learning else ()) if dim.phrase is not None]
 
     def verb(run: Run) -> HeldBack | None:
         labels = {"", *(dim.label for dim in dims)}

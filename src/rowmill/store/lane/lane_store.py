@@ -87,7 +87,7 @@ class LaneStore:
         self.look_again: float | None = None
         #: The claim where gates hold rows back, and what gates learn from runs; None on a lane without gates.
         self.gated: ClaimByKey | LockingClaim | None = None
-        self.notes: GateLearning | None = None
+        self.gate_learning: GateLearning | None = None
         #: What all workers remember about single rows; None where the tables for that are not there.
         self.watched: RowWatch | None = None
         #: Rows that wait for a condition; None where the table for that is not there, or nothing holds a row back.
@@ -365,8 +365,8 @@ class LaneStore:
         locks for its own short length what was ready when it began to look.
         """
         try:
-            if self.notes is not None:
-                await self.notes.hear(batch)
+            if self.gate_learning is not None:
+                await self.gate_learning.hear(batch)
             report = await self._settle_batch(batch)
             for pause in self.locked_pauses:
                 if not report.locked:

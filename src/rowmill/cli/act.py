@@ -128,7 +128,7 @@ def release(
 def _only_one(**given: Any) -> None:
     names = [f"--{name}" for name, value in given.items()]
     if sum(bool(value) for value in given.values()) != 1:
-        raise typer.BadParameter(f"which rows? Give exactly one of {', '.join(names)}")
+        raise typer.BadParameter(f"give exactly one of {', '.join(names)}")
 
 
 @dataclass
@@ -178,7 +178,7 @@ class _Command:
         what = {"retry": "dead or waiting", "cancel": "ready or waiting"}[self.verb]
         raise NothingMatched(
             f"no row is {what} with its latest failure in the family {family!r}",
-            hint="nothing, if its rows have succeeded since; rowmill jobs --state dead lists what is dead",
+            hint="rowmill jobs --state dead lists dead rows; rows that have succeeded since need no retry",
         )
 
     def _consent(self, impact: Impact) -> None:

@@ -241,7 +241,7 @@ def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str
     (chosen,) = mill.select([lane]) if lane is not None else (None,)
     served = [name for name in mill.environments if chosen is None or chosen.serves(name)]
     if env is None and len(served) > 1:
-        raise UsageError("which environment?", hint=" or ".join(f"--env {e}" for e in served))
+        raise UsageError("there are several environments: name one", hint=" or ".join(f"--env {e}" for e in served))
     if env is not None and env not in mill.environments:
         raise DeclarationError(f"there is no environment {env!r}", hint=did_you_mean(env, mill.environments))
     return env or next(iter(served or mill.environments))
@@ -250,7 +250,7 @@ def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str
 def one_lane(mill: Mill, name: str | None) -> str:
     """The lane that a command uses."""
     if name is None and len(mill.lanes) > 1:
-        raise UsageError("which lane?", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
+        raise UsageError("there are several lanes: name one", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
     return mill.select([name] if name is not None else None)[0].name
 
 

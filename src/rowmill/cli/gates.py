@@ -96,7 +96,7 @@ def pause(
     Example: `rowmill pause app:mill --lane fetch --for 10m --reason deploy`
     """
     if span and until:
-        raise typer.BadParameter("--for and --until exclude each other")
+        raise typer.BadParameter("--for and --until cannot be used together")
     end = duration(span, "--for") if span else moment(until, "--until") if until else None
     mill, environment, lane = _place(reference, lane, key, by, env)
     document = _act(
@@ -215,7 +215,7 @@ def gates(
         _list(load(reference), rest[0] if rest else None, env, key, by, limit, as_json)
         return
     if env and len(env) > 1:
-        raise UsageError("one environment at a time", hint=f"--env {env[0]}")
+        raise UsageError("gates are changed in one environment at a time", hint=f"--env {env[0]}")
     reference, rest = worded(given, *(["LANE"] if verb == "set" else ["LANE", "KEY"]), more=verb == "set")
     mill = load(reference)
     lane = one_lane(mill, rest.pop(0) if rest else None)

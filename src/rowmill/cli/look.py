@@ -61,7 +61,7 @@ def status(
     Example: `rowmill status app:mill --lane fetch`
     """
     if watch and as_json:
-        raise typer.BadParameter("--watch and --json exclude each other")
+        raise typer.BadParameter("--watch and --json cannot be used together")
     mill = load(reference)
     several = asked(mill, env)
     if watch:

@@ -57,7 +57,7 @@ def token(
         raise UsageError(f"there is no token {verb}", hint=f"rowmill token {_VERBS}")
     reference, names = worded(rest, *([] if verb == "list" else ["NAME"]))
     if verb != "list" and not names:
-        raise UsageError("which token?", hint=f"rowmill token {verb} [APP] NAME")
+        raise UsageError("no token name given", hint=f"rowmill token {verb} [APP] NAME")
     if verb != "create" and (scope or lane or days):
         raise UsageError("--scope, --lane and --days are for create", hint=f"rowmill token {verb} without them")
     mill = load(reference)

@@ -77,7 +77,7 @@ def try_command(
     """
     reference, rest = worded(words, "LANE", "ID")
     if not rest:
-        raise UsageError("which row?", hint="try [APP] LANE ID")
+        raise UsageError("no row given", hint="rowmill try [APP] LANE ID")
     mill = load(reference)
     name = one_lane(mill, rest[0] if len(rest) > 1 else None)
     environment = one_environment(mill, env, name)

@@ -54,7 +54,7 @@ def why(
     """
     reference, rest = worded(words, "LANE", "ID")
     if not rest:
-        raise UsageError("which row?", hint="why [APP] LANE ID")
+        raise UsageError("no row given", hint="rowmill why [APP] LANE ID")
     mill = load(reference)
     name = one_lane(mill, rest[0] if len(rest) > 1 else None)
     environment = one_environment(mill, env, name)

@@ -29,6 +29,7 @@ from .app import (
     not_empty,
     one_environment,
     one_lane,
+    one_of,
     plain,
     print_json,
 )
@@ -39,6 +40,8 @@ ASK_ABOVE = 100
 _MONTH = 24.0 * 30
 _PAST = {"retry": "made ready", "cancel": "canceled", "release": "released"}
 
+Retryable = Literal["dead", "canceled", "waiting", "excluded"]
+Cancelable = Literal["ready", "waiting", "excluded", "running"]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="this row (repeatable); a composite key: a,b")]
 Family = Annotated[
     str | None, typer.Option("--error", help="rows of this family (see `rowmill errors`)", callback=not_empty)
@@ -53,15 +56,16 @@ def retry(
     lane: OneLane = None,
     ids: Ids = None,
     state: Annotated[
-        Literal["dead", "canceled", "waiting", "excluded"] | None, typer.Option(help="all rows in this state")
+        Retryable | None, typer.Option(metavar="STATE", help=f"all rows in this state: {one_of(Retryable)}")
     ] = None,
     error: Family = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make rows ready now, with all their attempts again. Running rows are never touched.
+    """Retry rows now, with all their attempts again.
 
-    With --error, retry the dead and waiting rows whose latest failure is in that family.
+    Running rows are never touched. With --error, retry the dead and waiting rows whose latest failure is in that
+    family.
 
     Example: `rowmill retry app:mill --lane fetch --state dead`
     """
@@ -77,7 +81,7 @@ def cancel(
     lane: OneLane = None,
     ids: Ids = None,
     state: Annotated[
-        Literal["ready", "waiting", "excluded", "running"] | None, typer.Option(help="all rows in this state")
+        Cancelable | None, typer.Option(metavar="STATE", help=f"all rows in this state: {one_of(Cancelable)}")
     ] = None,
     error: Family = None,
     running: Annotated[bool, typer.Option("--running", help="also running rows; their outcome is dropped")] = False,
@@ -85,7 +89,7 @@ def cancel(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel rows that are ready, waiting or excluded; with --running also running ones.
+    """Cancel rows before they run; with --running, cancel running rows, too.
 
     They move to canceled, or to dead if the lane has no such state. With --error, cancel those whose latest failure
     is in that family.
@@ -114,9 +118,9 @@ def release(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take running rows back from their worker. They are ready again, and no attempt is lost.
+    """Take running rows back from their worker, and make them ready again.
 
-    If the worker still finishes one of them, its outcome is dropped.
+    No attempt is lost. If the worker still finishes one of them, its outcome is dropped.
 
     Example: `rowmill release app:mill --worker host-4711-k7xq`
     """

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.console import Console, RenderableType
@@ -120,12 +120,21 @@ class CommandPanels(TyperGroup):
 
 def _show_plainly(parameter: Any) -> None:
     """In the help, a flag has no type, and a value has a word of ours, not the name of a Python type."""
+    if parameter.help:
+        parameter.help = _as_phrase(parameter.help)
     if parameter.param_type_name == "argument":
         parameter.display_type_rich = lambda ctx: ""
+        if " " in (parameter.metavar or ""):  # it says itself what may be left out or repeated
+            parameter.get_usage_pieces = lambda ctx: [parameter.metavar]
     elif getattr(parameter, "is_flag", False):
         parameter.metavar = ""
     elif parameter.metavar is None and parameter.name in _METAVARS:
         parameter.metavar = _METAVARS[parameter.name]
+
+
+def _as_phrase(text: str) -> str:
+    """The help of an option as ours are written: Typer's own begin with a capital and end with a full stop."""
+    return text[0].lower() + text[1:-1] if text.startswith(("Show ", "Install ", "Print ")) else text
 
 
 def _plain_help(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -174,7 +183,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def rowmill(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="print the version and exit", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Turn any database table into a job queue."""
@@ -185,6 +194,12 @@ App = Annotated[
     typer.Argument(metavar="APP", help="module:mill, as with uvicorn (default: ROWMILL_APP)", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
+
+
+def one_of(choices: Any) -> str:
+    """The choices of an option in words, for its help: a list of more than three does not fit the column of types."""
+    *most, last = get_args(choices)
+    return f"{', '.join(most)} or {last}"
 
 
 def not_empty(param: typer.CallbackParam, value: Any) -> Any:

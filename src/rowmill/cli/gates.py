@@ -89,9 +89,9 @@ def pause(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop claims of an environment, a lane, or one key of a gate. Running rows go on.
+    """Pause a lane, one key of a gate, or a whole environment.
 
-    Takes effect at once, for all workers, until its end or until *resume*. No row is changed.
+    Workers stop claiming at once, until the pause ends or until *resume*. Running rows go on. No row is changed.
 
     Example: `rowmill pause app:mill --lane fetch --for 10m --reason deploy`
     """
@@ -119,7 +119,9 @@ def resume(
     env: OneEnvironment = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a pause, and wake idle workers. Exit code 4: it was not paused.
+    """End a pause, and wake idle workers.
+
+    Exit code 4: it was not paused.
 
     Example: `rowmill resume app:mill --lane fetch`
     """
@@ -198,7 +200,9 @@ def gates(
     yes: Annotated[bool, typer.Option("--yes", help="reset all keys without asking")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the gates by key, those that hold rows back first. Change them by hand.
+    """Show the state of gates by key, or change it by hand.
+
+    Keys that hold rows back come first.
 
     `gates set APP LANE KEY NAME=VALUE ...` sets *most* (another limit for this key, or no), *tokens*, *streak*,
     *delay* (of an adaptive rate), *open* and *closed* (for a duration, or no). Without KEY it sets the gate of the

@@ -101,7 +101,10 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="number of entries, newest first")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List what was done through the dashboard and the HTTP API: who, what, when, and how it ended."""
+    """List what was done through the dashboard, the HTTP API and MCP: who, what, when, and how it ended.
+
+    Example: `rowmill audit app:mill --limit 20`
+    """
     mill = load(reference)
 
     async def main() -> dict[str, Any]:

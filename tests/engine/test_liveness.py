@@ -703,7 +703,7 @@ async def test_a_container_of_the_same_host_name_takes_no_id_from_a_live_one(
         beats.cancel()
     worker = mill.worker(worker_id="w", drain=True)
     if lives:
-        with pytest.raises(WorkerIdTaken, match="a live worker has the id 'w' already"):
+        with pytest.raises(WorkerIdTaken, match="a live worker already has the id 'w'"):
             await worker.run()
         assert not beats.done()
     else:

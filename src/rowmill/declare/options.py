@@ -47,7 +47,7 @@ class Key:
             letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in self.value
         ):
             raise WrongArguments(
-                f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} letters, no NUL or surrogate",
+                f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} characters, no NUL or surrogate",
                 hint="use a hash of it",
             )
         if self.debounce is not None or self.at_most is not None:
@@ -61,7 +61,8 @@ class Key:
                 )
         if self.conflict not in CONFLICTS:
             raise WrongArguments(
-                f"key {self.value!r}: conflict={self.conflict!r}", hint=did_you_mean(str(self.conflict), CONFLICTS)
+                f"key {self.value!r}: conflict={self.conflict!r} is not valid",
+                hint=did_you_mean(str(self.conflict), CONFLICTS),
             )
         if self.within is not None and not (isinstance(self.within, timedelta) and _ZERO < self.within <= FARTHEST):
             raise WrongArguments(f"key {self.value!r}: within must be a positive timedelta, not {self.within!r}")
@@ -82,7 +83,8 @@ class Key:
             )
         if self.within is not None or self.states or self.conflict != "ignore":
             raise WrongArguments(
-                f"key {self.value!r}: debounce says what a second call does", hint="leave out within, states, conflict"
+                f"key {self.value!r}: debounce cannot be combined with within, states or conflict",
+                hint="leave them out, or debounce",
             )
         object.__setattr__(self, "states", (READY,))
         object.__setattr__(self, "conflict", "replace")
@@ -127,7 +129,9 @@ class Keep:
             return cls(age=given, dead=max(given, timedelta(days=30)))
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
             return cls(count=given)
-        raise DeclarationError(f"{where}: keep={given!r}", hint="keep=timedelta(days=7), keep=1000 or keep=Keep(...)")
+        raise DeclarationError(
+            f"{where}: keep={given!r} is not valid", hint="keep=timedelta(days=7), keep=1000 or keep=Keep(...)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ class Options:
             Key(self.key)
         if isinstance(self.key, Key) and self.key.debounce is not None and after is not None:
             raise WrongArguments(
-                f"key {self.key.value!r}: debounce says when the job runs", hint="leave out run_after, or debounce"
+                f"key {self.key.value!r}: debounce and run_after cannot be combined", hint="leave out one of them"
             )
 
     def under(self, common: Options) -> Options:

@@ -389,7 +389,7 @@ class Environment:
         self._renewer = self._workers_table = None
         self.looked()
         await self.database.rest()
-        self._worker.events.emit("environment_rests", logging.DEBUG, environment=self.name)
+        self._worker.events.emit("environment_idle", logging.DEBUG, environment=self.name)
 
     async def leave(self) -> None:
         """Close it for good: it is no longer listed. Claims that it still holds are lost."""
@@ -499,7 +499,7 @@ class Environment:
             holder = await workers_table.register(me, holder["incarnation"])
         if holder is not None:
             raise WorkerIdTaken(
-                f"a live worker has the id {me.id!r} already: pid {holder['pid']} on {holder['host']},"
+                f"a live worker already has the id {me.id!r}: pid {holder['pid']} on {holder['host']},"
                 f" last heard of {holder['silent_for']:.0f} s ago",
                 hint="choose another --worker-id, or stop that worker first",
             )

@@ -566,7 +566,7 @@ async def test_an_environment_that_rests_is_opened_when_a_row_waits_no_more(db: 
     running = asyncio.create_task(worker.run())
     try:
         await until(lambda: row(db, 2)["status"] == "dead")
-        await until(lambda: "environment_rests" in told)
+        await until(lambda: "environment_idle" in told)
         approve(db)
         await until(lambda: row(db)["status"] == "done")
     finally:

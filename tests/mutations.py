@@ -570,6 +570,16 @@ MUTATIONS = (
         f"{MODEL}[sqlite-limit by key]",
     ),
     one(
+        "a replaced job's steps are forgotten", "store/jobs/enqueue.py",
+        'yield say.forget_steps(), {"id": id}', "pass",
+        "tests/client/test_debounce.py::test_a_job_that_waits_for_its_retry_begins_again_with_the_new_call",
+    ),
+    one(
+        "one transaction at a time adds a key on SQLite", "store/jobs/enqueue.py",
+        'return f"update {self.table} set id = id where 1 = 0", {}', 'return "select 1", {}',
+        "tests/client/test_debounce.py::test_of_two_transactions_on_sqlite_the_second_waits_for_the_first",
+    ),
+    one(
         "the key of an enqueued job", "store/jobs/enqueue.py",
         '"only_one": unique is None or unique.strict,', '"only_one": False,',
         f"{MODEL}[sqlite-rowmill's own table]",

@@ -31,11 +31,13 @@ def test_the_version_is_told(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_is_a_sentence_and_its_example_fits(name: str) -> None:
-    """The first line says what the command does; an example names options that it has."""
+    """Issue 21: the first paragraph is one sentence; an example names options that the command has."""
     text = COMMANDS[name].help
-    assert re.match(r"[A-Z][a-z]+,? .*\.$", text.split("\n")[0]), text
+    assert re.fullmatch(r"[A-Z][a-z]+,? [^.]*\.", text.split("\n\n")[0].replace("\n", " ")), text
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
-    for example in re.findall(r"Example: `(.+)`", text):
+    examples = re.findall(r"Example: `(.+)`", text)
+    assert examples, "every command shows one"
+    for example in examples:
         program, command_name, *words = shlex.split(example)
         assert (program, command_name) == ("rowmill", name)
         assert {word for word in words if word.startswith("--")} <= options
@@ -49,6 +51,7 @@ def test_the_help_shows_no_python_types(
     shown = Command(tmp_path, monkeypatch, capsys)(*([name] if name else []), "--help").out
     assert "Usage: rowmill" in shown
     assert not re.search(r"<[a-z]+(\[[a-z]+\]| range)?>", shown), "such as <bool> or <list[str]>"
+    assert "Show this message" not in shown, "an option's help begins in lower case"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

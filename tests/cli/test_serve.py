@@ -56,7 +56,7 @@ def test_what_makes_no_token_says_what_to_do(lite: Db, command: Command) -> None
     for words, code, said in (
         (["create", "x", "--scope", "raed"], 1, "did you mean 'read'?"),
         (["create", "x", "--lane", "fetsch"], 1, "did you mean 'fetch'?"),
-        (["create"], 2, "which token?"),
+        (["create"], 2, "no token name given"),
         (["make", "x"], 2, "create [APP] NAME"),
         (["list", "--scope", "read"], 2, "are for create"),
     ):

@@ -239,9 +239,9 @@ async def _many(*texts: list[str]) -> None: ...
 async def test_a_parameter_that_is_not_a_list_is_refused_before_anything_is_enqueued(db: Db, handler: Any) -> None:
     mill = Mill(db.url)
     task = mill.task(name="embed", chunk=4)(handler)
-    with pytest.raises(DeclarationError, match="With chunk= each parameter gets a list, one value for each job"):
+    with pytest.raises(DeclarationError, match="With chunk= each parameter is a list, one value for each job"):
         await task.enqueue("a")
-    with pytest.raises(DeclarationError, match="is no list"):
+    with pytest.raises(DeclarationError, match="is not a list"):
         mill.worker()
 
 

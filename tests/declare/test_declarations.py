@@ -99,7 +99,7 @@ AT_ONCE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown isolation": ({"isolation": "proces"}, ("isolation='proces'", "did you mean 'process'?")),
     "chunk of nothing": ({"chunk": 0}, ("chunk must be a whole number of at least 1, not 0", "chunk=64")),
     "chunk as a flag": ({"chunk": True}, ("chunk must be a whole number", "not True")),
-    "chunk_wait without a chunk": ({"chunk_wait": td(seconds=1)}, ("chunk_wait", "there is no chunk", "chunk=64")),
+    "chunk_wait without a chunk": ({"chunk_wait": td(seconds=1)}, ("chunk_wait is given without chunk", "chunk=64")),
     "chunk_wait in seconds": ({"chunk_wait": 0.2}, ("chunk_wait must be a positive timedelta, not 0.2",)),
     "a batch that fills no chunk": ({"chunk": 64, "batch": 10}, ("batch=10", "cannot fill a chunk of 64", "batch=64")),
     "backoff in seconds": ({"backoff": 30}, ("backoff must be", "fixed(")),
@@ -151,8 +151,8 @@ def test_a_chunk_may_not_wait_as_long_as_its_lease() -> None:
 @pytest.mark.parametrize(
     ("handler", "options", "words"),
     [
-        (single, {"chunk": 4}, ("gets a list of jobs, and its first parameter is one job", "single(jobs: list[Job])")),
-        (hinted, {"chunk": 4}, ("gets a list of jobs, and its first parameter is one job",)),
+        (single, {"chunk": 4}, ("gets a list of jobs, but its first parameter is one job", "single(jobs: list[Job])")),
+        (hinted, {"chunk": 4}, ("gets a list of jobs, but its first parameter is one job",)),
         (yielding, {"chunk": 4}, ("the handler yields", "a mapping by job.id")),
         (listed, {}, ("'jobs' is a list of jobs", "one job at a time", "chunk=64")),
     ],

@@ -209,7 +209,7 @@ async def test_a_list_of_the_wrong_length_settles_no_row_by_it(db: Db, count: in
 
     steps = await stepped(db, work, max_attempts=1)
     assert [step.outcome for step in steps] == ["dead"] * 3
-    assert steps[0].error == "the handler returned 0 outcomes for 1 job, so nobody can say which outcome is whose"
+    assert steps[0].error == "the handler returned 0 outcomes for 1 job, so outcomes cannot be matched to jobs"
     assert rows(db, "result") == {None: 3}
 
 

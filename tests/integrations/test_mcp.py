@@ -158,7 +158,7 @@ async def test_without_the_right_token_nothing_is_changed(lite: Db) -> None:
             assert "needs a token with the scope operate" in await call(client, tool, **arguments)
     reader, parser = await token(db, "reader", "read"), await token(db, "parser", "read", "operate", lanes=["parse"])
     async with near(db, reader) as client:
-        assert "has not the scope operate" in await call(client, "retry", lane="fetch", ids=["1"])
+        assert "lacks the scope operate" in await call(client, "retry", lane="fetch", ids=["1"])
     async with near(db, parser) as client:
         assert [lane["lane"] for lane in (await call(client, "status"))["lanes"]] == ["parse"]
         assert "not for lane 'fetch'" in await call(client, "jobs", lane="fetch")

@@ -194,7 +194,7 @@ async def test_a_take_over_from_a_living_worker_is_caught(pg: Db, monkeypatch: p
         return await whole(store, id, incarnation, started, succeeds=True)
 
     monkeypatch.setattr(worker_script, "take_over", careless)
-    await caught(pg, "plain", "taken from a worker that lives")
+    await caught(pg, "plain", "taken from a live worker")
 
 
 async def test_waiting_rows_are_ended_at_their_time_and_not_before(db: Db) -> None:

@@ -14,7 +14,7 @@ from ..ops.actions import CANCELED, ActionTarget, ChosenRows, Impact
 from ..ops.directory import LaneDirectory
 from ..plural import counted, plural
 from .app import NOTHING_MATCHED, NothingMatched, app, ask, consent, console, errors, plain, print_json
-from .options import App, AsJson, OneEnvironment, OneLane, load, not_empty, one_environment, one_lane
+from .options import App, AsJson, OneEnvironment, OneLane, load, not_empty, one_environment, one_lane, one_of
 
 #: More rows than this are changed only after a question, or with --yes.
 ASK_ABOVE = 100
@@ -22,6 +22,8 @@ ASK_ABOVE = 100
 _MONTH = 24.0 * 30
 _PAST = {"retry": "made ready", "cancel": "canceled", "release": "released"}
 
+Retryable = Literal["dead", "canceled", "waiting", "excluded"]
+Cancelable = Literal["ready", "waiting", "excluded", "running"]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="this row (repeatable); a composite key: a,b")]
 Family = Annotated[
     str | None, typer.Option("--error", help="rows of this family (see `rowmill errors`)", callback=not_empty)
@@ -36,15 +38,16 @@ def retry(
     lane: OneLane = None,
     ids: Ids = None,
     state: Annotated[
-        Literal["dead", "canceled", "waiting", "excluded"] | None, typer.Option(help="all rows in this state")
+        Retryable | None, typer.Option(metavar="STATE", help=f"all rows in this state: {one_of(Retryable)}")
     ] = None,
     error: Family = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make rows ready now, with all their attempts again. Running rows are never touched.
+    """Retry rows now, with all their attempts again.
 
-    With --error, retry the dead and waiting rows whose latest failure is in that family.
+    Running rows are never touched. With --error, retry the dead and waiting rows whose latest failure is in that
+    family.
 
     Example: `rowmill retry app:mill --lane fetch --state dead`
     """
@@ -60,7 +63,7 @@ def cancel(
     lane: OneLane = None,
     ids: Ids = None,
     state: Annotated[
-        Literal["ready", "waiting", "excluded", "running"] | None, typer.Option(help="all rows in this state")
+        Cancelable | None, typer.Option(metavar="STATE", help=f"all rows in this state: {one_of(Cancelable)}")
     ] = None,
     error: Family = None,
     running: Annotated[bool, typer.Option("--running", help="also running rows; their outcome is dropped")] = False,
@@ -68,7 +71,7 @@ def cancel(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel rows that are ready, waiting or excluded; with --running also running ones.
+    """Cancel rows before they run; with --running, cancel running rows, too.
 
     They move to canceled, or to dead if the lane has no such state. With --error, cancel those whose latest failure
     is in that family.
@@ -97,9 +100,9 @@ def release(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take running rows back from their worker. They are ready again, and no attempt is lost.
+    """Take running rows back from their worker, and make them ready again.
 
-    If the worker still finishes one of them, its outcome is dropped.
+    No attempt is lost. If the worker still finishes one of them, its outcome is dropped.
 
     Example: `rowmill release app:mill --worker host-4711-k7xq`
     """
@@ -111,7 +114,7 @@ def release(
 def _only_one(**given: Any) -> None:
     names = [f"--{name}" for name, value in given.items()]
     if sum(bool(value) for value in given.values()) != 1:
-        raise typer.BadParameter(f"which rows? Give exactly one of {', '.join(names)}")
+        raise typer.BadParameter(f"give exactly one of {', '.join(names)}")
 
 
 @dataclass
@@ -161,7 +164,7 @@ class _Command:
         what = {"retry": "dead or waiting", "cancel": "ready or waiting"}[self.verb]
         raise NothingMatched(
             f"no row is {what} with its latest failure in the family {family!r}",
-            hint="nothing, if its rows have succeeded since; rowmill jobs --state dead lists what is dead",
+            hint="rowmill jobs --state dead lists dead rows; rows that have succeeded since need no retry",
         )
 
     def _consent(self, impact: Impact) -> None:

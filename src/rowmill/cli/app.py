@@ -114,12 +114,21 @@ class CommandPanels(TyperGroup):
 
 def _show_plainly(parameter: Any) -> None:
     """In the help, a flag has no type, and a value has a word of ours, not the name of a Python type."""
+    if parameter.help:
+        parameter.help = _as_phrase(parameter.help)
     if parameter.param_type_name == "argument":
         parameter.display_type_rich = lambda ctx: ""
+        if " " in (parameter.metavar or ""):  # it says itself what may be left out or repeated
+            parameter.get_usage_pieces = lambda ctx: [parameter.metavar]
     elif getattr(parameter, "is_flag", False):
         parameter.metavar = ""
     elif parameter.metavar is None and parameter.name in _METAVARS:
         parameter.metavar = _METAVARS[parameter.name]
+
+
+def _as_phrase(text: str) -> str:
+    """The help of an option as ours are written: Typer's own begin with a capital and end with a full stop."""
+    return text[0].lower() + text[1:-1] if text.startswith(("Show ", "Install ", "Print ")) else text
 
 
 def _plain_help(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -168,7 +177,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def rowmill(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="print the version and exit", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Turn any database table into a job queue."""

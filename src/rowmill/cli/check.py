@@ -26,7 +26,9 @@ def check(
     """Check every lane against every environment.
 
     Prints errors, warnings, the resolved roles, and how the claim finds its rows. Writes nothing: triggers are
-    tried in a transaction that is rolled back. Exit codes: 0 no errors; 1 errors, or warnings with --strict.
+    tried in a transaction that is rolled back.
+
+    Exit codes: 0 no errors; 1 errors, or warnings with --strict.
 
     Example: `rowmill check app:mill --strict`
     """

@@ -74,9 +74,13 @@ def demo(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a demo: two tables, two workers, failures, retries and one killed worker. About 20 seconds.
+    """Run a demo: two tables, two workers, failures, retries and one killed worker.
 
-    Needs no configuration and leaves nothing behind. Exit code 0: every row ended exactly once.
+    Takes about 20 seconds, needs no configuration, and leaves nothing behind.
+
+    Exit code 0: every row ended exactly once.
+
+    Example: `rowmill demo --keep demo`
     """
     with _folder(keep) as folder:
         _write_files(folder)

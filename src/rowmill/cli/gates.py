@@ -88,14 +88,14 @@ def pause(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop claims of an environment, a lane, or one key of a gate. Running rows go on.
+    """Pause a lane, one key of a gate, or a whole environment.
 
-    Takes effect at once, for all workers, until its end or until *resume*. No row is changed.
+    Workers stop claiming at once, until the pause ends or until *resume*. Running rows go on. No row is changed.
 
     Example: `rowmill pause app:mill --lane fetch --for 10m --reason deploy`
     """
     if span and until:
-        raise typer.BadParameter("--for and --until exclude each other")
+        raise typer.BadParameter("--for and --until cannot be used together")
     end = duration(span, "--for") if span else moment(until, "--until") if until else None
     mill, environment, lane = _place(reference, lane, key, by, env)
     document = _act(
@@ -115,7 +115,9 @@ def resume(
     env: OneEnvironment = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a pause, and wake idle workers. Exit code 4: it was not paused.
+    """End a pause, and wake idle workers.
+
+    Exit code 4: it was not paused.
 
     Example: `rowmill resume app:mill --lane fetch`
     """
@@ -190,7 +192,9 @@ def gates(
     yes: Annotated[bool, typer.Option("--yes", help="reset all keys without asking")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the gates by key, those that hold rows back first. Change them by hand.
+    """Show the state of gates by key, or change it by hand.
+
+    Keys that hold rows back come first.
 
     `gates set APP LANE KEY NAME=VALUE ...` sets *most* (another limit for this key, or no), *tokens*, *streak*,
     *delay* (of an adaptive rate), *open* and *closed* (for a duration, or no). Without KEY it sets the gate of the
@@ -207,7 +211,7 @@ def gates(
         _list(load(reference), rest[0] if rest else None, env, key, by, limit, as_json)
         return
     if env and len(env) > 1:
-        raise UsageError("one environment at a time", hint=f"--env {env[0]}")
+        raise UsageError("gates are changed in one environment at a time", hint=f"--env {env[0]}")
     reference, rest = worded(given, *(["LANE"] if verb == "set" else ["LANE", "KEY"]), more=verb == "set")
     mill = load(reference)
     lane = one_lane(mill, rest.pop(0) if rest else None)

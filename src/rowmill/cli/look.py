@@ -29,7 +29,7 @@ from .app import (
     print_json,
     print_out,
 )
-from .options import App, AsJson, Env, OneLane, SomeLanes, asked, load, one_lane
+from .options import App, AsJson, Env, OneLane, SomeLanes, asked, load, one_lane, one_of
 
 EVERY = 2.0
 MOST_PAUSES = 10
@@ -53,7 +53,7 @@ def status(
     Example: `rowmill status app:mill --lane fetch`
     """
     if watch and as_json:
-        raise typer.BadParameter("--watch and --json exclude each other")
+        raise typer.BadParameter("--watch and --json cannot be used together")
     mill = load(reference)
     several = asked(mill, env)
     if watch:
@@ -105,6 +105,8 @@ def workers(
     """List the workers: what each runs, and when it was last seen.
 
     A worker counts as dead when its process is gone, or when it has not been seen for a minute.
+
+    Example: `rowmill workers app:mill --all`
     """
     mill = load(reference)
     document = ask(mill, lambda directory: questions.workers(directory, everyone=everyone), env)
@@ -121,7 +123,12 @@ def stuck(
     limit: Annotated[int, typer.Option(min=1, help="rows per lane")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List running rows whose worker gave no heartbeat for longer than the lease, or never gave one."""
+    """List running rows whose worker sent no heartbeat for longer than the lease, or never sent one.
+
+    Workers take such rows back by themselves; `rowmill release --stuck` does it now.
+
+    Example: `rowmill stuck app:mill --lane fetch`
+    """
     mill = load(reference)
     document = ask(mill, lambda directory: questions.stuck(directory, limit), env, lane)
     rows = document["rows"]
@@ -138,14 +145,19 @@ def jobs(
     reference: App = None,
     env: Env = None,
     lane: OneLane = None,
-    state: Annotated[State | None, typer.Option(help="only rows in this state")] = None,
+    state: Annotated[
+        State | None, typer.Option(metavar="STATE", help=f"only rows in this state: {one_of(State)}")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="rows per environment")] = 20,
-    key: Annotated[str | None, typer.Option("--id", help="one row, with all its columns; a composite key: a,b")] = None,
+    key: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="one row, with all its columns; a composite key: a,b")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the rows of a lane: ready ones in the order of their claim, others newest first.
+    """List the rows of a lane, or show one row with all its columns.
 
-    Without --state it lists rows of all states, newest first: by their creation time, or else by their key.
+    Ready rows come in the order in which they will be claimed, others newest first: by their creation time, or else
+    by their key. Without --state it lists rows of all states, newest first.
 
     Example: `rowmill jobs app:mill --lane fetch --state dead`
     """
@@ -172,7 +184,10 @@ def _none(document: dict[str, Any], text: str) -> Text | None:
 
 @app.command()
 def health(reference: App = None, env: Env = None, lane: SomeLanes = None, as_json: AsJson = False) -> None:
-    """Show what slows the queues down, and what to do about it, the worst first."""
+    """Show what slows the queues down, worst first, and what to do about it.
+
+    Example: `rowmill health app:mill`
+    """
     document = ask(load(reference), questions.health, env, lane)
     several = len(document["environments"]) > 1
     parts: list[RenderableType] = []

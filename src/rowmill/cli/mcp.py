@@ -14,10 +14,10 @@ from .options import App, load
 
 @app.command()
 def mcp(reference: App = None) -> None:
-    """Serve operators' tools to an assistant over stdio, by the Model Context Protocol.
+    """Let an AI assistant operate your lanes, over the Model Context Protocol (MCP) on stdio.
 
-    Read: status, jobs, job, why, errors, gates, workers, health. Actions (retry, cancel, pause, resume) need a token
-    with the scope *operate* in `ROWMILL_TOKEN`, and are written to the audit log.
+    Tools that read: status, jobs, job, why, errors, gates, workers, health. Tools that act (retry, cancel, pause,
+    resume) need a token with the scope *operate* in `ROWMILL_TOKEN`. The audit log records what they do.
 
     Example: `rowmill mcp app:mill`
     """

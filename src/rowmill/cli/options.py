@@ -7,7 +7,7 @@ import io
 import os
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -15,6 +15,12 @@ from ..config import find_app
 from ..errors import DeclarationError, did_you_mean
 from ..mill import Mill
 from .app import UsageError
+
+
+def one_of(choices: Any) -> str:
+    """The choices of an option in words, for its help: a list of more than three does not fit the column of types."""
+    *most, last = get_args(choices)
+    return f"{', '.join(most)} or {last}"
 
 
 def not_empty(param: typer.CallbackParam, value: Any) -> Any:
@@ -73,7 +79,7 @@ def one_row(words: Sequence[str], env: str | None, command: str) -> tuple[Mill, 
     """``[APP] LANE ID``: the application, the lane, the environment, the row's id, and the application as given."""
     reference, rest = worded(words, "LANE", "ID")
     if not rest:
-        raise UsageError("which row?", hint=f"{command} [APP] LANE ID")
+        raise UsageError("no row given", hint=f"rowmill {command} [APP] LANE ID")
     mill = load(reference)
     lane = one_lane(mill, rest[0] if len(rest) > 1 else None)
     return mill, lane, one_environment(mill, env, lane), rest[-1], reference
@@ -92,7 +98,7 @@ def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str
     (chosen,) = mill.select([lane]) if lane is not None else (None,)
     served = [name for name in mill.environments if chosen is None or chosen.serves(name)]
     if env is None and len(served) > 1:
-        raise UsageError("which environment?", hint=" or ".join(f"--env {e}" for e in served))
+        raise UsageError("there are several environments: name one", hint=" or ".join(f"--env {e}" for e in served))
     if env is not None and env not in mill.environments:
         raise DeclarationError(f"there is no environment {env!r}", hint=did_you_mean(env, mill.environments))
     return env or next(iter(served or mill.environments))
@@ -101,7 +107,7 @@ def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str
 def one_lane(mill: Mill, name: str | None) -> str:
     """The lane that a command uses."""
     if name is None and len(mill.lanes) > 1:
-        raise UsageError("which lane?", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
+        raise UsageError("there are several lanes: name one", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
     return mill.select([name] if name is not None else None)[0].name
 
 

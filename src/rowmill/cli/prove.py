@@ -26,7 +26,8 @@ _SEEDS = 10**6
 def prove_command(
     reference: App = None,
     lane: Annotated[
-        list[str] | None, typer.Argument(help="only these lanes", autocompletion=lane_names, show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="LANE", help="only these lanes", autocompletion=lane_names, show_default=False),
     ] = None,
     env: Annotated[
         str | None,
@@ -46,7 +47,9 @@ def prove_command(
     """Test your lanes under hundreds of interleavings and killed workers.
 
     Works on a copy of your tables' structure, which it makes and drops. Your own database is only read, and your
-    handlers are not run. Exit codes: 0 every promise held; 1 something broke, or could not be tried.
+    handlers are not run.
+
+    Exit codes: 0 every promise held; 1 something broke, or could not be tried.
 
     Example: `rowmill prove app:mill fetch`
     """

@@ -91,8 +91,10 @@ def run(
     """Run workers for the lanes of APP until stopped.
 
     On Ctrl-C or SIGTERM it claims nothing more, lets runs finish within the grace period, and gives the other
-    rows back. A second signal stops it at once. Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows
-    died; 6 drained, but ready rows are paused; 130 or 143 stopped before it was drained.
+    rows back. A second signal stops it at once.
+
+    Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 6 drained, but ready rows are paused;
+    130 or 143 stopped before it was drained.
 
     Example: `rowmill run app:mill --processes 4`
     """

@@ -96,7 +96,7 @@ def sql(
     if role is None and (hide or writes):
         raise UsageError("--hide and --writes need --role", hint="--role NAME")
     if role is not None and functions:
-        raise UsageError("--role and --functions exclude each other")
+        raise UsageError("--role and --functions cannot be used together")
     if not functions and (prefix is not None or name or schema or grant or apply or remove or security != "invoker"):
         raise UsageError("that option needs --functions", hint="add --functions")
     if role is not None:
@@ -123,7 +123,7 @@ def sql(
 def _lane(words: list[str], env: str | None) -> tuple[Mill, str, str]:
     """``[APP] LANE``: the application, the lane, and the environment, by default the first that the lane works in."""
     if not words and "ROWMILL_APP" not in os.environ:
-        raise UsageError("which lane?", hint="sql [APP] LANE")
+        raise UsageError("no lane given", hint="rowmill sql [APP] LANE")
     named = len(words) == 2 and ":" not in words[0]
     reference, rest = (words[0], words[1:]) if named else worded(words, "LANE")
     mill = load(reference)

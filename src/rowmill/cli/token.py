@@ -45,7 +45,7 @@ def token(
         raise UsageError(f"there is no token {verb}", hint=f"rowmill token {_VERBS}")
     reference, names = worded(rest, *([] if verb == "list" else ["NAME"]))
     if verb != "list" and not names:
-        raise UsageError("which token?", hint=f"rowmill token {verb} [APP] NAME")
+        raise UsageError("no token name given", hint=f"rowmill token {verb} [APP] NAME")
     if verb != "create" and (scope or lane or days):
         raise UsageError("--scope, --lane and --days are for create", hint=f"rowmill token {verb} without them")
     mill = load(reference)
@@ -85,7 +85,10 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="number of entries, newest first")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List what was done through the dashboard and the HTTP API: who, what, when, and how it ended."""
+    """List what was done through the dashboard, the HTTP API and MCP: who, what, when, and how it ended.
+
+    Example: `rowmill audit app:mill --limit 20`
+    """
     mill = load(reference)
 
     async def main() -> dict[str, Any]:

@@ -45,6 +45,8 @@ def top(
 
     Keys: up and down (or k, j) choose a lane, p pauses or resumes it, r retries its dead rows, q quits. Counts stop
     at 10,000.
+
+    Example: `rowmill top app:mill --lane fetch`
     """
     mill = load(reference)
     if not (once or as_json) and not (sys.stdin.isatty() and console.is_terminal):

@@ -169,7 +169,7 @@ def _number(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise Unfit(f"a number that JSON has, not {value}")
     if isinstance(value, int) and value.bit_length() > _BITS:
-        raise Unfit("a number of less than a thousand digits")
+        raise Unfit("a number of fewer than 1,000 digits")
     return value
 
 
@@ -293,9 +293,9 @@ class Signature:
             hint = self.hints.get(parameter.name, Any)
             if not plain or parameter.default is not parameter.empty or (hint is not Any and not _is_list(hint)):
                 raise DeclarationError(
-                    f"{where}: {parameter} is no list. With chunk= each parameter gets a list, one value for each job",
+                    f"{where}: {parameter} is not a list. With chunk= each parameter is a list, one value for each job",
                     hint=f"{parameter.name}: list[{_name(hint) if plain and hint is not Any else 'str'}], without a"
-                    " default; what a call may leave out belongs into a dataclass",
+                    " default; put what a call may leave out into a dataclass",
                 )
         self.hints = {name: _item(hint) for name, hint in self.hints.items()}
         items = {name: self.hints.get(name, p.empty) for name, p in self._whole.parameters.items()}
@@ -351,7 +351,7 @@ class Signature:
                     packed[name] = encode(value, hint)
             except Unfit as unfit:
                 raise WrongArguments(
-                    f"{where}: {name}={_shown(value)} does not fit: it wants {unfit}", hint=f"its handler takes {self}"
+                    f"{where}: {name}={_shown(value)} does not fit: expected {unfit}", hint=f"its handler takes {self}"
                 ) from None
         return packed
 

@@ -35,7 +35,7 @@ def validate(where: str, chunk: Any, wait: Any, batch: int | None, lease: timede
     if chunk is None:
         if wait is not None:
             raise DeclarationError(
-                f"{where}: chunk_wait says how long a chunk waits for more rows, and there is no chunk",
+                f"{where}: chunk_wait is given without chunk: it says how long a chunk waits for more rows",
                 hint="chunk=64, chunk_wait=timedelta(milliseconds=200)",
             )
         return
@@ -63,18 +63,18 @@ def validate_handler(where: str, handler: Callable[..., Any], chunk: Any) -> Non
     if chunk is None:
         if re.search(r"\[.*\b(Sync)?Job\b", hint):
             raise DeclarationError(
-                f"{where}: {first.name!r} is a list of jobs, and the lane gives its handler one job at a time",
+                f"{where}: {first.name!r} is a list of jobs, but the lane gives its handler one job at a time",
                 hint="chunk=64: the handler gets a list of up to 64 jobs",
             )
         return
     if first.name == "job" or re.fullmatch(r"(.*\.)?(Sync)?Job", hint):
         raise DeclarationError(
-            f"{where}: with chunk={chunk!r} the handler gets a list of jobs, and its first parameter is one job",
+            f"{where}: with chunk={chunk!r} the handler gets a list of jobs, but its first parameter is one job",
             hint=f"async def {getattr(handler, '__name__', 'handler')}(jobs: list[Job]): ...",
         )
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise DeclarationError(
-            f"{where}: the handler yields, and a chunk needs one answer for all of its jobs",
+            f"{where}: the handler yields, but a chunk needs one answer for all of its jobs",
             hint="return a list of outcomes, in the order of the jobs, or a mapping by job.id",
         )
 
@@ -98,7 +98,7 @@ def in_order(returned: Any, handed: Sequence[Any], given: Sequence[Any]) -> Any:
     if same or not isinstance(returned, (list, tuple)):
         return returned
     wrong = WrongResult(
-        "the handler changed the list that it was given, so nobody can say which outcome is whose; change a copy, or"
+        "the handler changed the list that it was given, so outcomes cannot be matched to jobs; change a copy, or"
         " return a mapping by job.id"
     )
     return [wrong] * len(given)
@@ -106,7 +106,7 @@ def in_order(returned: Any, handed: Sequence[Any], given: Sequence[Any]) -> Any:
 
 def answers(jobs: Sequence[Any], returned: Any) -> list[Any]:
     """How the run of each job ended, by what the handler returned for all of them: a list in the same order, a mapping
-    by id, or one end for all (None, an outcome). Raises WrongAnswer where nobody can say whose outcome is whose.
+    by id, or one end for all (None, an outcome). Raises WrongAnswer where outcomes cannot be matched to jobs.
     """
     if returned is None or isinstance(returned, BaseException):
         return [returned] * len(jobs)
@@ -115,8 +115,8 @@ def answers(jobs: Sequence[Any], returned: Any) -> list[Any]:
     if isinstance(returned, (list, tuple)):
         if len(returned) != len(jobs):
             raise WrongAnswer(
-                f"the handler returned {counted(len(returned), 'outcome')} for {counted(len(jobs), 'job')}, so nobody"
-                " can say which outcome is whose"
+                f"the handler returned {counted(len(returned), 'outcome')} for {counted(len(jobs), 'job')}, so"
+                " outcomes cannot be matched to jobs"
             )
         return list(returned)
     if isinstance(returned, Mapping):

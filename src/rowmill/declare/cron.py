@@ -50,7 +50,8 @@ class Cron:
             ) from None
         if self.missed not in MISSED:
             raise DeclarationError(
-                f"cron {self.expression!r}: missed={self.missed!r}", hint=did_you_mean(str(self.missed), MISSED)
+                f"cron {self.expression!r}: missed={self.missed!r} is not valid",
+                hint=did_you_mean(str(self.missed), MISSED),
             )
 
     def after(self, moment: datetime) -> Iterator[datetime]:

@@ -37,7 +37,8 @@ class Concurrency:
         _check_by("Concurrency", self.by)
         if self.scope not in ("all", "process"):
             raise DeclarationError(
-                f"Concurrency: scope={self.scope!r}", hint=did_you_mean(str(self.scope), ("all", "process"))
+                f"Concurrency: scope={self.scope!r} is not valid",
+                hint=did_you_mean(str(self.scope), ("all", "process")),
             )
 
 
@@ -184,13 +185,15 @@ class Breaker:
         if not callable(self.counts):
             for word in self.counts:
                 if word not in CLASSES:
-                    raise DeclarationError(f"Breaker: counts={word!r}", hint=did_you_mean(str(word), CLASSES))
+                    raise DeclarationError(
+                        f"Breaker: counts={word!r} is not valid", hint=did_you_mean(str(word), CLASSES)
+                    )
         if isinstance(self.columns, Mapping) or (self.columns is None and self.table is not None):
             given: dict[str, Any] = dict(self.columns or {})
             known = set(BreakerColumns.__dataclass_fields__)
             for name in given:
                 if name not in known:
-                    raise DeclarationError(f"Breaker: columns[{name!r}]", hint=did_you_mean(name, known))
+                    raise DeclarationError(f"Breaker: columns[{name!r}] is not valid", hint=did_you_mean(name, known))
             if self.table is not None:
                 given["table"] = self.table
             if "table" not in given:

@@ -157,7 +157,7 @@ class Lane:
         for column in self.running:
             if isinstance(self.ready, Mapping) and self.ready.get(column) is states.NOW:
                 raise DeclarationError(
-                    f"{where}: running writes {column!r}, and a row that goes back could not get its old time again",
+                    f"{where}: running writes {column!r}, so a row that goes back could not get its old time again",
                     hint=f"leave {column!r} out of running",
                 )
         if isinstance(self.ready, Mapping) and self.backfills is None and not self.leads_to_ready(self.retry_values):
@@ -219,12 +219,12 @@ class Lane:
         if expires and self.canceled is None and self.expired is None:
             what = "expires_after" if self.expires_after is not None else 'roles["expires_at"]'
             raise DeclarationError(
-                f"{where}: {what} is given, and no state says what an expired row looks like",
+                f"{where}: {what} is given, but no state says what an expired row looks like",
                 hint='canceled={"status": "canceled"}, or a state of its own: expired={"status": "expired"}',
             )
         if self.expired is not None and not expires:
             raise DeclarationError(
-                f"{where}: expired is given, and nothing says when a row expires",
+                f"{where}: expired is given, but nothing says when a row expires",
                 hint='expires_after=timedelta(hours=1), or roles={"expires_at": "a column with a time"}',
             )
 
@@ -290,7 +290,7 @@ class Lane:
         most, time = self.backfill_pace if isinstance(self.backfill_pace, tuple) else (None, None)
         if self.version is None or not isinstance(most, int) or most < 1 or not isinstance(time, timedelta):
             raise DeclarationError(
-                f"{where}: backfill_pace={self.backfill_pace!r}",
+                f"{where}: backfill_pace={self.backfill_pace!r} is not valid",
                 hint="with a version: backfill_pace=(10, timedelta(seconds=1)), ten rows a second",
             )
 
@@ -302,7 +302,9 @@ class Lane:
             )
         self.inputs = tuple(dict.fromkeys(given))
         if self.stale not in STALE:
-            raise DeclarationError(f"{where}: stale={self.stale!r}", hint=did_you_mean(str(self.stale), STALE))
+            raise DeclarationError(
+                f"{where}: stale={self.stale!r} is not valid", hint=did_you_mean(str(self.stale), STALE)
+            )
         runs, time = self.settle_bound or (None, None)
         wrong = runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1)
         wrong = wrong or (time is not None and (not isinstance(time, timedelta) or time <= timedelta(0)))
@@ -314,7 +316,7 @@ class Lane:
         for name, default in (("stale", STALE[0]), ("settle_after", SETTLE_AFTER)):
             if not self.inputs and getattr(self, name) != default:
                 raise DeclarationError(
-                    f"{where}: {name} is given, and no column is an input", hint='inputs=["url", "body"]'
+                    f"{where}: {name} is given, but no column is an input", hint='inputs=["url", "body"]'
                 )
 
     @property
@@ -363,10 +365,12 @@ class Lane:
                     hint=f"{name}=timedelta(seconds=30)",
                 )
         if self.renew is not None and self.renew not in RENEWALS:
-            raise DeclarationError(f"{where}: renew={self.renew!r}", hint=did_you_mean(self.renew, RENEWALS))
+            raise DeclarationError(
+                f"{where}: renew={self.renew!r} is not valid", hint=did_you_mean(self.renew, RENEWALS)
+            )
         if self.isolation not in ("auto", "process"):
             raise DeclarationError(
-                f"{where}: isolation={self.isolation!r}",
+                f"{where}: isolation={self.isolation!r} is not valid",
                 hint=did_you_mean(self.isolation, ("auto", "process")),
             )
         if not callable(self.backoff):

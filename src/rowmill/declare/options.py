@@ -27,7 +27,8 @@ class Key:
     ago, if given). By default ``states`` are the unfinished ones; with ``within``, done too.
 
     ``conflict`` is what a second call does: ``ignore`` (it gets the handle of the first), ``replace`` (the first gets
-    its arguments, time and priority, if it has not started) or ``raise``.
+    its arguments, time and priority, unless it is running; a job that waits for its retry begins again with all its
+    attempts and without the results of its steps) or ``raise``.
 
     ``debounce``: the job waits this long after the last call, and runs once with that call's arguments, but at most
     ``at_most`` after the first call. A call while it runs makes the next job.
@@ -47,7 +48,7 @@ class Key:
             letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in self.value
         ):
             raise WrongArguments(
-                f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} letters, no NUL or surrogate",
+                f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} characters, no NUL or surrogate",
                 hint="use a hash of it",
             )
         if self.debounce is not None or self.at_most is not None:
@@ -61,7 +62,8 @@ class Key:
                 )
         if self.conflict not in CONFLICTS:
             raise WrongArguments(
-                f"key {self.value!r}: conflict={self.conflict!r}", hint=did_you_mean(str(self.conflict), CONFLICTS)
+                f"key {self.value!r}: conflict={self.conflict!r} is not valid",
+                hint=did_you_mean(str(self.conflict), CONFLICTS),
             )
         if self.within is not None and not (isinstance(self.within, timedelta) and _ZERO < self.within <= FARTHEST):
             raise WrongArguments(f"key {self.value!r}: within must be a positive timedelta, not {self.within!r}")
@@ -82,7 +84,8 @@ class Key:
             )
         if self.within is not None or self.states or self.conflict != "ignore":
             raise WrongArguments(
-                f"key {self.value!r}: debounce says what a second call does", hint="leave out within, states, conflict"
+                f"key {self.value!r}: debounce cannot be combined with within, states or conflict",
+                hint="leave them out, or debounce",
             )
         object.__setattr__(self, "states", (READY,))
         object.__setattr__(self, "conflict", "replace")
@@ -127,7 +130,9 @@ class Keep:
             return cls(age=given, dead=max(given, timedelta(days=30)))
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
             return cls(count=given)
-        raise DeclarationError(f"{where}: keep={given!r}", hint="keep=timedelta(days=7), keep=1000 or keep=Keep(...)")
+        raise DeclarationError(
+            f"{where}: keep={given!r} is not valid", hint="keep=timedelta(days=7), keep=1000 or keep=Keep(...)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,7 @@ class Options:
             Key(self.key)
         if isinstance(self.key, Key) and self.key.debounce is not None and after is not None:
             raise WrongArguments(
-                f"key {self.key.value!r}: debounce says when the job runs", hint="leave out run_after, or debounce"
+                f"key {self.key.value!r}: debounce and run_after cannot be combined", hint="leave out one of them"
             )
 
     def under(self, common: Options) -> Options:

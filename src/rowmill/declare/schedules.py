@@ -129,7 +129,7 @@ def _arguments(task: Task[Any, Any], text: str | None) -> Mapping[str, Any]:
     try:
         args = json.loads(text) if text and text.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise WrongArguments(f"its args are no JSON: {error}") from None
+        raise WrongArguments(f"its args are not JSON: {error}") from None
     if not isinstance(args, dict):
         raise WrongArguments(f"its args must be a JSON object: task {task.name!r} takes {task.signature}")
     task.signature.unpack(args)

@@ -29,7 +29,7 @@ def url(alias: str) -> str:
     connection = connections[alias]
     if connection.vendor not in _URLS:
         raise DeclarationError(
-            f"database {alias!r} is {connection.display_name}, and rowmill works on PostgreSQL and SQLite",
+            f"database {alias!r} is {connection.display_name}, but rowmill works on PostgreSQL and SQLite",
             hint='name another one: Mill("...")',
         )
     return _URLS[connection.vendor](alias, connection.settings_dict)

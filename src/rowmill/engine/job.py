@@ -388,7 +388,7 @@ class Finish:
                 hint="write another column, or leave that one out of inputs",
             )
         self._job.inputs_changed = True
-        raise InputsChanged(f"{row}: its inputs changed while it was worked on; it is ready again")
+        raise InputsChanged(f"{row}: its inputs changed during the run; it is ready again")
 
     async def _commit(self, settlement: Settlement) -> None:
         try:

@@ -76,7 +76,7 @@ class JobSteps:
         """A second of the same name would be given what the first one got, without having run."""
         if (what, name) in self._used:
             raise Dead(
-                f"job.{what} {name!r} stands twice in one run: each needs a name of its own, f'{name} {{number}}'"
+                f"job.{what} {name!r} is used twice in one run: each needs a name of its own, f'{name} {{number}}'"
             )
         self._used.add((what, name))
 
@@ -152,7 +152,7 @@ class JobSteps:
             if not isinstance(call, Call):
                 raise RowmillError(f"job.spawn takes calls, not {call!r}", hint="job.spawn(task.call(...), ...)")
             if call.options.tx is not None or call.options.env not in (None, self._job.environment):
-                raise RowmillError("a child is added where its parent is: without tx and env of its own")
+                raise RowmillError("a child is stored with its parent, so its call cannot have tx or another env")
             if call.options.key is not None:
                 raise RowmillError("a child cannot have a key: an existing job cannot become its child")
         joined = await self.joined(branch)

@@ -48,7 +48,7 @@ class WaitLooker:
         try:
             lanes = await lanes_with_waits(watched[0].store.database)
         except DatabaseError as error:
-            watched[0].emit("look_failed", logging.WARNING, error=error.message)
+            watched[0].emit("wait_check_failed", logging.WARNING, error=error.message)
             return
         some = woken = False
         for lane_state in watched:
@@ -59,7 +59,7 @@ class WaitLooker:
                 ended = await waits.look() if lane_state.store.lane.name in lanes else EndedWaits()
             except DatabaseError as error:
                 some = some or self._some
-                lane_state.emit("look_failed", logging.WARNING, error=error.message)
+                lane_state.emit("wait_check_failed", logging.WARNING, error=error.message)
                 continue
             some, woken = some or ended.waiting, woken or bool(ended.woken)
             lane_state.waits_ended(ended)
@@ -84,5 +84,5 @@ class WaitLooker:
                 await self.look()
             except Exception as error:  # whatever it is, the next look is tried
                 for lane_state in self._lane_states[:1]:
-                    lane_state.emit("look_failed", logging.ERROR, error=str(error))
+                    lane_state.emit("wait_check_failed", logging.ERROR, error=str(error))
             apart = max(_APART, _SHARE * (time.monotonic() - began))

@@ -243,7 +243,8 @@ def _names(binding: Binding, options: FunctionOptions, made: Mapping[str, Any]) 
             raise DeclarationError(f"--name: there is no function {verb!r}", hint=did_you_mean(verb, VERBS))
         if verb not in made and verb == "inputs":
             raise DeclarationError(
-                f"lane {binding.lane.name!r} has no function for inputs: it has none", hint='inputs=["url", "body"]'
+                f"lane {binding.lane.name!r} has no inputs, so it has no function for them",
+                hint='inputs=["url", "body"]',
             )
         if verb not in made:
             raise DeclarationError(

@@ -88,7 +88,7 @@ class Operators:
             name for name in self._directory.databases if lane is None or self._directory.mill.lanes[lane].serves(name)
         ]
         if given is None and len(served) > 1:
-            raise DeclarationError("which environment?", hint=" or ".join(served))
+            raise DeclarationError("there are several environments: name one", hint=" or ".join(served))
         if given is not None:
             self._directory.database(given)
         return given or served[0]
@@ -119,7 +119,7 @@ class Operators:
         target = ActionTarget(self._directory, place, lane, _PATIENCE)
         try:
             if "operate" not in token.scopes:
-                raise DeclarationError(f"the token {token.name!r} has not the scope operate", hint="--scope operate")
+                raise DeclarationError(f"the token {token.name!r} lacks the scope operate", hint="--scope operate")
             if token.lanes is not None and lane not in token.lanes:
                 what = f"lane {lane!r}" if lane else "more than its lanes"
                 raise DeclarationError(f"the token {token.name!r} is not for {what}")

@@ -46,7 +46,7 @@ async def create_token(
     if lanes:
         mill.select(lanes)
     if len(name) > _LONGEST_NAME:
-        raise DeclarationError(f"a token's name has at most {_LONGEST_NAME} letters")
+        raise DeclarationError(f"a token's name has at most {_LONGEST_NAME} characters")
     async with first_database(mill) as database:
         token, secret = await Tokens(database).create(name, scopes, lanes, days, by)
     return {"action": "create", **token.value(), "token": secret}

@@ -183,9 +183,9 @@ class CommitChecks:
         before, self.rows = self.rows, self.read(rows)
         doing = self.doing.get(actor, ActorVerb())
         if lost := before.keys() - self.rows.keys():
-            raise Broken(f"row {shown(min(lost, key=str))} is gone, after {actor.name} did: {doing.verb}")
+            raise Broken(f"row {shown(min(lost, key=str))} disappeared after {actor.name} did: {doing.verb}")
         if new := self.rows.keys() - before.keys():
-            raise Broken(f"row {shown(min(new, key=str))} has come from nowhere, after {actor.name} did: {doing.verb}")
+            raise Broken(f"row {shown(min(new, key=str))} appeared from nowhere after {actor.name} did: {doing.verb}")
         for key, now in self.rows.items():
             if now != before[key]:
                 self._changed(actor, doing, key, before[key], now)
@@ -201,7 +201,7 @@ class CommitChecks:
         if now.inputs != was.inputs:
             raise Broken(f"{what}: its inputs were {was.inputs} and now are {now.inputs}")
         if was.state in FINAL:
-            raise Broken(f"{what}: it was {was.state} for good, and now is {now.state}")
+            raise Broken(f"{what}: it was {was.state}, which is final, and now it is {now.state}")
         if doing.verb == "claim":
             self._claimed(what, doing, key, hold, was, now)
         elif key in doing.ends and doing.verb == "settle":
@@ -232,7 +232,7 @@ class CommitChecks:
         if self.paused is not None and self.paused <= doing.began:
             raise Broken(f"{what}: claimed while the lane is paused")
         if self._waits_still(key):
-            raise Broken(f"{what}: claimed while it waits for what is not true")
+            raise Broken(f"{what}: claimed while the condition it waits for is false")
         self._waiting.pop(key, None)
         self._count(what, was, now, (1, 0, 0))
         holder = now.worker if "worker" in self.store.binding.roles else what.split(": ")[1].split(",")[0]
@@ -257,9 +257,9 @@ class CommitChecks:
             if now.state == "ready" and hold.edited:
                 kind = "stale"
             elif was.inputs != hold.inputs:
-                raise Broken(f"{what}: settled as {kind} for inputs {hold.inputs}, and they are {was.inputs}")
+                raise Broken(f"{what}: settled as {kind} for inputs {hold.inputs}, but they are {was.inputs}")
         if now.state not in self._ends(kind):
-            raise Broken(f"{what}: settled as {kind}, and it is {now.state}")
+            raise Broken(f"{what}: settled as {kind}, but it is {now.state}")
         if self.store.lane.dead is not None or kind not in ("dead", "canceled", "retry"):
             self._count(what, was, now, _COUNTED[kind])
         self._end(key, kind)
@@ -276,7 +276,7 @@ class CommitChecks:
 
     def _timed_out(self, what: str, key: Key, was: Seen, now: Seen) -> None:
         if key not in self._waiting or self._waits_still(key):
-            raise Broken(f"{what}: ended, and its wait is not over")
+            raise Broken(f"{what}: ended before its wait was over")
         if self.store.lane.dead is not None:
             self._count(what, was, now, _COUNTED["dead"])
         del self._waiting[key]
@@ -294,7 +294,7 @@ class CommitChecks:
     def _swept(self, what: str, doing: ActorVerb, key: Key, hold: ObservedClaim | None, was: Seen, now: Seen) -> None:
         lease = self.store.lane.lease
         if hold is None:
-            raise Broken(f"{what}: swept, and nobody holds it")
+            raise Broken(f"{what}: swept, but no worker held it")
         passed = doing.shift - hold.shift + timedelta(seconds=time.monotonic() - hold.real) + _SLACK
         if passed < lease and not self.store.needs_workers_table:
             raise Broken(f"{what}: swept {passed.total_seconds():.0f} s after a sign of life; the lease is {lease}")
@@ -307,7 +307,7 @@ class CommitChecks:
         self, what: str, doing: ActorVerb, key: Key, hold: ObservedClaim | None, was: Seen, now: Seen
     ) -> None:
         if hold is None or not (hold.orphaned or self._was_presumed_dead(hold.holder, doing)):
-            raise Broken(f"{what}: taken from a worker that lives; {_held(hold)}")
+            raise Broken(f"{what}: taken from a live worker; {_held(hold)}")
         self.taken_from_presumed += not hold.orphaned
         if now.state == "ready":
             self._count(what, was, now, (0, 0, 1) if doing.started else _COUNTED["release"])
@@ -373,12 +373,16 @@ class CommitChecks:
             if hold is None or hold.ended != settlement.kind:
                 ended = hold.ended if hold else "nothing is known of it"
                 row = shown(settlement.claim.key)
-                raise Broken(f"{actor.name} was told that row {row} is settled as {settlement.kind}; it was: {ended}")
+                raise Broken(
+                    f"{actor.name} was told that row {row} is settled as {settlement.kind}, but it was: {ended}"
+                )
         for settlement in report.lost:
             hold = self.hold_of(settlement.claim)
             self.lost += 1
             if hold is None or hold.ended is None:
-                raise Broken(f"{actor.name} was told that row {shown(settlement.claim.key)} is lost; it holds it")
+                raise Broken(
+                    f"{actor.name} was told that row {shown(settlement.claim.key)} is lost, but it still holds it"
+                )
         if report.stuck or report.refused:
             words = [words for _, words in report.stuck] or [str(s.error) for s in report.refused]
             raise Broken(f"the database refused an outcome: {words[0]}")

@@ -240,7 +240,7 @@ class Interleaver:
                 await worker.settle(worker.done())
         left = self._left()
         if left:
-            raise Broken(f"row {left[0]} comes to no end: it stays {self.watch.rows[left[0]].state}")
+            raise Broken(f"row {left[0]} never ends: it stays {self.watch.rows[left[0]].state}")
 
     def _left(self) -> list[Any]:
         return [k for k, row in self.watch.rows.items() if row.state in ("ready", "running", "unknown")]

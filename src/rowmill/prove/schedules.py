@@ -99,7 +99,7 @@ class Schedule:
                 if all(actor.over for actor in self._actors):
                     return
                 self._step()
-            raise Broken(f"no end after {_MOST} steps")
+            raise Broken(f"the schedule did not end after {_MOST} steps")
         finally:
             for task in tasks:
                 task.cancel()
@@ -145,7 +145,7 @@ class Schedule:
                         self.waits += actor.blocked
             if loop.time() > ends:
                 raise Broken(
-                    f"{', '.join(a.name for a in self._actors if a.moving)} did not come back in {_PATIENCE} s"
+                    f"{', '.join(a.name for a in self._actors if a.moving)} did not return within {_PATIENCE} s"
                 )
 
     def _stuck(self) -> bool:

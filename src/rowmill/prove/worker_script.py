@@ -308,7 +308,7 @@ class ScriptedWorker:
         for claim in missing:
             hold = self.watch.hold_of(claim)
             if id(claim) in lost and hold is not None and hold.ended is None:
-                raise Broken(f"{actor.name} gave up row {shown(claim.key)}, and holds it")
+                raise Broken(f"{actor.name} gave up row {shown(claim.key)}, but still holds it")
         self._drop(lambda claim: id(claim) in lost)
 
     async def sweep(self) -> None:

@@ -112,7 +112,7 @@ def _dialect(name: str) -> Dialect:
     try:
         return dialect_named(name)
     except KeyError:
-        raise RowmillError(f"tx is a connection to {name}, and rowmill_jobs lives in PostgreSQL or SQLite") from None
+        raise RowmillError(f"tx is a connection to {name}, but rowmill_jobs is in PostgreSQL or SQLite") from None
 
 
 def _bound(tx: Any) -> Dialect:

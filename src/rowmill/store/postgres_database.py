@@ -322,7 +322,7 @@ class AsyncpgPool:
             async with asyncio.timeout(self._patience):
                 await self._free.acquire()
         except TimeoutError:
-            raise Unreachable(f"no connection to {redact(self._database.url)} came free") from None
+            raise Unreachable(f"no connection to {redact(self._database.url)} became free in time") from None
 
     def _failed(self, connection: Any, error: BaseException) -> None:
         """Raise what a driver's error means. What was no plain refusal leaves the connection in an unknown state."""

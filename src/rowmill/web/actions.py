@@ -82,7 +82,7 @@ async def _cancel(target: ActionTarget, given: Given) -> dict[str, Any]:
 
 async def _pause(target: ActionTarget, given: Given) -> dict[str, Any]:
     if given.get("seconds") is not None and given.get("until") is not None:
-        raise DeclarationError("seconds and until exclude each other")
+        raise DeclarationError("seconds and until cannot be used together")
     end: datetime | timedelta | None = None
     if given.get("seconds") is not None:
         end = timedelta(seconds=given["seconds"])

@@ -92,7 +92,7 @@ def _check(form: FormData) -> None:
     for name, value in form.multi_items():
         most = _LONGEST_MADE if name in ("back", "shape", "id", "key") else _LONGEST
         if not isinstance(value, str) or "\0" in value or len(value) > most:
-            raise Problem(422, f"{name[:50]!r} is not text of at most {most:,} letters")
+            raise Problem(422, f"{name[:50]!r} is not text of at most {most:,} characters")
 
 
 def _text(form: FormData, name: str) -> str | None:

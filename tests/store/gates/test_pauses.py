@@ -124,7 +124,7 @@ def test_a_pause_of_a_number_is_a_pause_of_that_number_however_it_is_written(db:
         assert command.json("pause", "--lane", "crawl", "--key", "008", "--by", "source_id")["key"] == "8"
         ended = command("pause", "--lane", "crawl", "--key", "seven", "--by", "source_id")
         assert ended.code == 1
-        assert "'seven' is no key of source_id" in ended.err
+        assert "'seven' is not a key of source_id" in ended.err
 
 
 def test_a_pause_has_an_end_and_is_over_then(db: Db, command: Command) -> None:
@@ -194,7 +194,7 @@ def test_what_cannot_be_meant_is_refused_with_the_way_out(lite: Db, command: Com
         (["--for", "10"], 2, "90s, 10m"),
         (["--for", "9999w"], 2, "ten years"),
         (["--until", "25:61"], 2, "is not a time"),
-        (["--for", "1m", "--until", "18:30"], 2, "exclude each other"),
+        (["--for", "1m", "--until", "18:30"], 2, "cannot be used together"),
         (["--reason", ""], 2, "--reason is empty"),
         (["--env", "prod"], 1, "there is no environment 'prod'"),
     ):

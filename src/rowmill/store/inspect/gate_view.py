@@ -115,7 +115,7 @@ class LaneGates:
             key_text = (await self.view.ask(f"select ({mark}::{dim.kind})::text", marks))[0][0]
         except Refused as error:
             raise DeclarationError(
-                f"lane {self.lane.name!r}: {key!r} is no key of {dim.group.by}: {error.message}",
+                f"lane {self.lane.name!r}: {key!r} is not a key of {dim.group.by}: {error.message}",
                 hint="rowmill gates lists keys",
             ) from error
         text = f"select 1 from {self.statements.table} where {dim.matches(mark)} limit 1"
@@ -194,7 +194,9 @@ where {own.quote(names.streak)} > 0 or {own.until(names.open_until)} > 0 limit {
     def change(dim: BoundGates, given: Mapping[str, Any]) -> dict[str, Any]:
         """Convert values that an operator sets (names as in ``SETTABLE``) to the columns of a key's row."""
         if "delay" in given and (dim.group.rate is None or dim.group.rate.adaptive is None):
-            raise DeclarationError("delay belongs to an adaptive rate, and this rate is not", hint="tokens=...")
+            raise DeclarationError(
+                "only an adaptive rate has a delay, and this rate is not adaptive", hint="tokens=..."
+            )
         columns = {f"{name}_until" if name in ("open", "closed") else name: value for name, value in given.items()}
         if "open_until" in columns and "streak" not in columns and dim.group.breaker is not None:
             # An open breaker needs both a streak and a time, so set or clear both.

@@ -217,7 +217,7 @@ def _place(database: Database, run: Run, relation: str) -> str:
     kind = run(_KIND, (relation,))
     if kind and kind[0][0] not in ("r", "p"):
         raise DeclarationError(
-            f"{relation} is no ordinary table, so it cannot have a wake trigger",
+            f"{relation} is not an ordinary table, so it cannot have a wake trigger",
             hint="leave out --wake; programs that write there can run: notify rowmill",
         )
     return database.schema or str(run("select current_schema()", ())[0][0])

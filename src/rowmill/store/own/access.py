@@ -92,7 +92,7 @@ class Tokens(_AccessTable):
         if not name.strip() or not scopes:
             raise DeclarationError("a token needs a name and a scope", hint="--scope read")
         if [token for token in await self.all() if token.name == name and token.valid]:
-            raise DeclarationError(f"there is a token {name!r} already", hint="another name, or revoke that one first")
+            raise DeclarationError(f"there is already a token {name!r}", hint="another name, or revoke that one first")
         ends = None if days is None else self.sql.later(str(days * 86400))
         return await self._add(name, scopes, lanes, None, by, ends)
 

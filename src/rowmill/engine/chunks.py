@@ -116,7 +116,7 @@ class ChunkRun:
         if not open_:
             return over
         if isinstance(ended, Misfits):
-            misfits = {id(self._given[index]): outcome for index, outcome in ended.outcomes.items()}
+            misfits = {id(self._given[place]): outcome for place, outcome in ended.outcomes.items()}
             self._wait([job for job in open_ if id(job) not in misfits])
             return over + self._settled([(job, misfits[id(job)]) for job in open_ if id(job) in misfits])
         if isinstance(ended, BaseException) and not isinstance(ended, Outcome):
@@ -144,8 +144,8 @@ class ChunkRun:
             return self._settled([(job, error) for job in jobs])
         if len(jobs) > 1:
             chosen = set(random.sample(range(len(jobs)), len(jobs) // 2))
-            self._wait([job for index, job in enumerate(jobs) if index not in chosen])
-            self._wait([job for index, job in enumerate(jobs) if index in chosen])
+            self._wait([job for place, job in enumerate(jobs) if place not in chosen])
+            self._wait([job for place, job in enumerate(jobs) if place in chosen])
             return []
         self._alone += 1
         over = self._settled([(jobs[0], error)])

@@ -133,11 +133,11 @@ class HandlerProcess:
                 if kind == "ready":  # later than the start was waited for
                     continue
                 if kind == "spend":
-                    index, budget, wait, amounts = value
-                    pipe.send(_portable(self._spend(jobs[index].spend(budget, wait=wait, **amounts), loop)))
+                    place, budget, wait, amounts = value
+                    pipe.send(_portable(self._spend(jobs[place].spend(budget, wait=wait, **amounts), loop)))
                 elif kind == "progress":
-                    index, fraction, note = value
-                    asyncio.run_coroutine_threadsafe(jobs[index].progress(fraction, note), loop)
+                    place, fraction, note = value
+                    asyncio.run_coroutine_threadsafe(jobs[place].progress(fraction, note), loop)
                 else:
                     return kind, value
         except (EOFError, OSError):
@@ -192,10 +192,10 @@ class HandlerProcess:
 class IsolatedJob(dict[str, Any]):
     """A job as a handler in its own process sees it: the row as a dict, and the same names around it."""
 
-    def __init__(self, facts: dict[str, Any], pipe: Connection, index: int) -> None:
+    def __init__(self, facts: dict[str, Any], pipe: Connection, place: int) -> None:
         super().__init__(facts.pop("row"))
         #: Where it stands in its chunk; 0 where it runs alone.
-        self._pipe, self._index = pipe, index
+        self._pipe, self._place = pipe, place
         self._workdir = Path(facts.pop("workdir"))
         self.id, self.attempt, self.lane = facts["id"], facts["attempt"], facts["lane"]
         self.environment, self.worker, self.slot = facts["environment"], facts["worker"], facts["slot"]
@@ -211,12 +211,12 @@ class IsolatedJob(dict[str, Any]):
 
     def progress(self, fraction: float, note: str | None = None) -> _Told:
         """Say how far the run is; with or without ``await``."""
-        self._pipe.send(("progress", (self._index, float(fraction), note_text(note))))
+        self._pipe.send(("progress", (self._place, float(fraction), note_text(note))))
         return _Told()
 
     def spend(self, budget: str, *, wait: timedelta = timedelta(minutes=1), **amounts: float) -> _Told:
         """Take from a budget of the Mill, all of it or nothing; with or without ``await``."""
-        self._pipe.send(("spend", (self._index, budget, wait, amounts)))
+        self._pipe.send(("spend", (self._place, budget, wait, amounts)))
         kind, value = self._pipe.recv()
         if kind == "raised":
             raise value
@@ -299,7 +299,7 @@ async def _serve_jobs(pipe: Connection, modules: list[str], name: str) -> None:
     while True:
         facts = await loop.run_in_executor(None, pipe.recv)
         tracer, trace = mill.events.tracer if mill is not None else None, facts.pop("trace")
-        jobs = [IsolatedJob(one, pipe, index) for index, one in enumerate(facts["jobs"])]
+        jobs = [IsolatedJob(one, pipe, place) for place, one in enumerate(facts["jobs"])]
         job: Any = list(jobs) if facts["chunk"] else jobs[0]
         try:
             given = await resources.get(lane.policy(jobs[0].__getitem__).resources())

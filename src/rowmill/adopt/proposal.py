@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,11 @@ from .table_facts import TableFacts
 
 SAID = "you said so"
 SURE, CERTAIN, LIKELY = 0.9, 0.7, 0.55
+
+
+def given(value: Any) -> str:
+    """A value as an option takes it; None means that there is no such state."""
+    return "none" if value is None else str(value[0] if isinstance(value, list) else value)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,16 @@ class Choice:
     def role(self) -> str | None:
         """The role that the choice is about."""
         return self.what.removeprefix("role ") if self.what.startswith("role ") else None
+
+    @property
+    def answer(self) -> str:
+        """The options of ``rowmill adopt`` that answer it: ``--done 3 or --done 4``."""
+        proposed = () if self.described else (self.value,)
+        values = dict.fromkeys(given(value) for value in (*proposed, *(self.others or ())))
+        if self.role:
+            columns = (shlex.quote(value) if value != "none" else "" for value in values)
+            return " or ".join(f"--role {self.role}={column}" for column in columns)
+        return " or ".join(f"--{self.what} {shlex.quote(value)}" for value in values)
 
     @property
     def word(self) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..adopt import vocabulary
 from ..adopt.lane_file import secret
-from ..adopt.proposal import Choice, Proposal
+from ..adopt.proposal import Choice, Proposal, given
 from ..adopt.propose import propose
 from ..adopt.survey import survey
 from ..adopt.table_facts import TableFacts
@@ -91,9 +91,9 @@ def adopt(
     address = url if len(words) == 2 else None  # from the environment: then the file reads it there, too
     known = f"--role attempts=retry_cnt; the roles are {', '.join(ROLES)}"
     roles = {role: column or None for role, column in pairs(role or (), "--role", "ROLE=COLUMN", known).items()}
-    given = {"state": state, "ready": ready, "running": running, "done": done, "retry": retry, "dead": dead,
+    answered = {"state": state, "ready": ready, "running": running, "done": done, "retry": retry, "dead": dead,
              "canceled": canceled, "roles": roles, "order_by": order_by}  # fmt: skip
-    answers = {key: value for key, value in given.items() if value}
+    answers = {key: value for key, value in answered.items() if value}
     for file in (write, types):
         if file is not None and file.exists() and not force:
             raise UsageError(f"{file} already exists", hint=f"choose another name, or add --force to overwrite {file}")
@@ -115,7 +115,7 @@ def adopt(
 
     adopted = run_async(main())
     if as_json:
-        print_json(_value(adopted))
+        print_json(adoption.value(adopted))
     made = adopted.proposal
     kept = write if not made.questions and (yes or not made.open) else None
     if not as_json:
@@ -199,7 +199,7 @@ def _ask(facts: TableFacts, answers: dict[str, Any]) -> Proposal:
             word, default = f"{word} ({shown})" if shown else word, None
         else:
             choice = made.open[0]
-            about, text, default = choice.what, f"{choice.what}: {choice.why}", _given(choice.value)
+            about, text, default = choice.what, f"{choice.what}: {choice.why}", given(choice.value)
             word = f"the value that means {about}" if not choice.role else f"the column of {about} (none: no column)"
         console.print(Text("? ", "bold yellow").append_text(plain(text)))
         answer = typer.prompt(word, default=default)
@@ -228,17 +228,12 @@ def _ask_wake() -> bool:
     return typer.confirm("Propose the trigger?", default=False)
 
 
-def _given(value: Any) -> str:
-    """A value as an option takes it; None means that there is no such state."""
-    return "none" if value is None else str(value[0] if isinstance(value, list) else value)
-
-
 def _open_questions(made: Proposal, url: str, table: str, *, accepted: bool) -> None:
     """Print the open questions, and which option answers each."""
     for question in made.questions:
         errors.print(Text("Cannot tell: ", "bold yellow").append_text(plain(question.text)), soft_wrap=True)
     for choice in () if made.questions else made.open:
-        value = plain(f"{choice.what} is {_given(choice.value)}? {choice.why}: {_answer(choice)}")
+        value = plain(f"{choice.what} is {given(choice.value)}? {choice.why}: {choice.answer}")
         errors.print(Text("Not certain: ", "bold yellow").append_text(value), soft_wrap=True)
     if made.questions:
         asked = made.questions[0]
@@ -246,21 +241,12 @@ def _open_questions(made: Proposal, url: str, table: str, *, accepted: bool) -> 
         others = f" (one of: {', '.join(map(str, asked.options))})" if len(asked.options) > 1 else ""
         hint = f"{options}{others}"
     elif made.open and not accepted:
-        hint = " ".join(_answer(choice).partition(" or ")[0] for choice in made.open)
+        hint = " ".join(choice.answer.partition(" or ")[0] for choice in made.open)
         hint += ", or your own values; --yes accepts the proposal"
     else:
         return
     line = plain(f"rowmill adopt {_shell(redact(url))} {_shell(table)} {hint}")
     errors.print(Text("Try: ", "bold").append_text(line), soft_wrap=True)
-
-
-def _answer(choice: Choice) -> str:
-    """The options that answer a choice: ``--done 3 or --done 4``."""
-    proposed = () if choice.described else (choice.value,)
-    values = dict.fromkeys(_given(value) for value in (*proposed, *(choice.others or ())))
-    if choice.role:
-        return " or ".join(f"--role {choice.role}={_shell(value) if value != 'none' else ''}" for value in values)
-    return " or ".join(f"--{choice.what} {_shell(value)}" for value in values)
 
 
 def _shell(value: Any) -> str:
@@ -346,67 +332,3 @@ def _next(adopted: Adoption, url: str, write: Path | None) -> list[Any]:
     steps.append((f"rowmill run {module}", "starts a worker"))
     width = max(len(step) for step, _ in steps) + 4
     return [_heading("Next"), *(labelled(Text(f"  {step}".ljust(width)), plain(why)) for step, why in steps)]
-
-
-def _value(adopted: Adoption) -> dict[str, Any]:
-    made, facts = adopted.proposal, adopted.proposal.facts
-    return {
-        "table": facts.fullname,
-        "rows": facts.rows,
-        "exact": facts.exact,
-        "lane": made.name,
-        "sure": made.sure,
-        "certain": not made.questions and not made.open,
-        "estimated": not facts.counted,
-        "options": {k: _jsonable(v) for k, v in made.options.items()},
-        "choices": [
-            {"what": c.what, "value": c.value, "sure": c.sure, "word": c.word, "why": c.why, "labels": made.labels(c)}
-            for c in made.choices
-        ],
-        "questions": [
-            *(
-                {"about": q.about, "text": q.text, "options": list(q.options), "answer": f"--{q.about} VALUE"}
-                for q in made.questions
-            ),
-            *(
-                {"about": c.what, "text": c.why, "options": [c.value, *(c.others or ())], "answer": _answer(c)}
-                for c in ([] if made.questions else made.open)
-            ),
-        ],
-        "states": _states_value(facts, made),
-        "notes": made.notes,
-        "unused": list(made.unused),
-        "needs_migrate": adopted.first,
-        "wake": adopted.wake,
-        "file": adopted.source or None,
-        "ddl": [{"kind": c.kind, "statement": c.statement, "why": c.why} for c in adopted.changes],
-        "plan": _plan_value(adopted.now),
-        "plan_with_index": _plan_value(adopted.later),
-    }
-
-
-def _states_value(facts: TableFacts, made: Proposal) -> list[dict[str, Any]]:
-    """The values of the state column, each with its word and its number of rows."""
-    name = next((c.value for c in made.choices if c.what == "state"), None)
-    column = facts.column(str(name)) if name else None
-    if column is None:
-        return []
-    values = dict.fromkeys((*column.allowed, *column.meanings, *column.seen))
-    return [
-        {"value": v, "label": column.meanings.get(v), "rows": column.seen.get(v, 0), "estimated": not column.counted}
-        for v in values
-    ]
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _jsonable(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_jsonable(v) for v in value]
-    return value if value is None or isinstance(value, (str, int, bool)) else repr(value)
-
-
-def _plan_value(plan: QueryPlan | None) -> dict[str, Any] | None:
-    if plan is None:
-        return None
-    return {"lines": list(plan.lines), "index": plan.index, "uses_index": plan.direct, "cost": plan.cost}

@@ -53,6 +53,11 @@ AtMost = Annotated[int, Field(ge=1, le=100_000, description="refuse if the actio
 Limit = Annotated[int, Field(ge=1, le=500, description="rows per lane")]
 
 
+Tool = Callable[..., Awaitable[Document]]
+#: Makes a tool of a function; what it does to the database is in the annotations.
+AddTool = Callable[[ToolAnnotations], Callable[[Tool], Tool]]
+
+
 class Operators:
     """What the tools do, for one token or none."""
 
@@ -143,7 +148,7 @@ async def _bounded(target: ActionTarget, verb: str, rows: ChosenRows, at_most: i
         )
 
 
-def _told(function: Callable[..., Awaitable[Document]]) -> Callable[..., Awaitable[Document]]:
+def _told(function: Tool) -> Tool:
     """A tool whose mistakes are answers: what is wrong, and what to do."""
 
     @functools.wraps(function)
@@ -162,10 +167,16 @@ def server(operators: Operators) -> MCPServer[Any]:
         "rowmill", instructions=INSTRUCTIONS, version=importlib.metadata.version("rowmill"), log_level="WARNING"
     )
 
-    def tool(annotations: ToolAnnotations) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def tool(annotations: ToolAnnotations) -> Callable[[Tool], Tool]:
         add = made.tool(annotations=annotations, structured_output=False)
         return lambda function: add(_told(function))
 
+    _add_questions(tool, operators)
+    _add_actions(tool, operators)
+    return made
+
+
+def _add_questions(tool: AddTool, operators: Operators) -> None:
     @tool(_READ)
     async def status(lane: SomeLane = None, environment: Environment = None) -> Document:
         """Count the rows of every lane by state, and list what is paused."""
@@ -218,6 +229,8 @@ def server(operators: Operators) -> MCPServer[Any]:
         """List what needs an operator: stuck rows, dead workers, lanes that no worker serves, slow claims."""
         return await questions.health(await operators.directory())
 
+
+def _add_actions(tool: AddTool, operators: Operators) -> None:
     @tool(_WRITE)
     async def retry(
         lane: Lane,
@@ -277,8 +290,6 @@ def server(operators: Operators) -> MCPServer[Any]:
     ) -> Document:  # fmt: skip
         """End a pause."""
         return await operators.act("resume", lane, environment, _about(key=key), lambda t: actions.resume(t, key=key))
-
-    return made
 
 
 def _about(**given: Any) -> str:

@@ -11,6 +11,7 @@ from ..adopt.lane_file import lane_source, quoted_table
 from ..adopt.proposal import Proposal
 from ..adopt.row_types import row_types
 from ..adopt.survey import survey
+from ..adopt.table_facts import TableFacts
 from ..clock import Clock
 from ..declare import lane as lanes_words
 from ..errors import DeclarationError, RowmillError
@@ -91,3 +92,62 @@ async def adopt(database: Database, made: Proposal, url: str | None, *, wake: bo
         except RowmillError:  # what could not be tried is not shown
             adoption.later = None
     return adoption
+
+
+def value(adopted: Adoption) -> dict[str, Any]:
+    """The result as a document."""
+    made, facts = adopted.proposal, adopted.proposal.facts
+    return {
+        "table": facts.fullname,
+        "rows": facts.rows,
+        "exact": facts.exact,
+        "lane": made.name,
+        "sure": made.sure,
+        "certain": not made.questions and not made.open,
+        "estimated": not facts.counted,
+        "options": {k: _jsonable(v) for k, v in made.options.items()},
+        "choices": [
+            {"what": c.what, "value": c.value, "sure": c.sure, "word": c.word, "why": c.why, "labels": made.labels(c)}
+            for c in made.choices
+        ],
+        "questions": [
+            *(
+                {"about": q.about, "text": q.text, "options": list(q.options), "answer": f"--{q.about} VALUE"}
+                for q in made.questions
+            ),
+            *(
+                {"about": c.what, "text": c.why, "options": [c.value, *(c.others or ())], "answer": c.answer}
+                for c in ([] if made.questions else made.open)
+            ),
+        ],
+        "states": _states_value(facts, made),
+        "notes": made.notes,
+        "unused": list(made.unused),
+        "needs_migrate": adopted.first,
+        "wake": adopted.wake,
+        "file": adopted.source or None,
+        "ddl": [{"kind": c.kind, "statement": c.statement, "why": c.why} for c in adopted.changes],
+        "plan": adopted.now.value() if adopted.now else None,
+        "plan_with_index": adopted.later.value() if adopted.later else None,
+    }
+
+
+def _states_value(facts: TableFacts, made: Proposal) -> list[dict[str, Any]]:
+    """The values of the state column, each with its word and its number of rows."""
+    name = next((c.value for c in made.choices if c.what == "state"), None)
+    column = facts.column(str(name)) if name else None
+    if column is None:
+        return []
+    values = dict.fromkeys((*column.allowed, *column.meanings, *column.seen))
+    return [
+        {"value": v, "label": column.meanings.get(v), "rows": column.seen.get(v, 0), "estimated": not column.counted}
+        for v in values
+    ]
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _jsonable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(v) for v in value]
+    return value if value is None or isinstance(value, (str, int, bool)) else repr(value)

@@ -540,10 +540,8 @@ def value(checked: CheckedLane) -> dict[str, Any]:
             "order": [{"column": column, "descending": down} for column, down in binding.order],
             "max_attempts": binding.max_attempts,
             "renew": binding.renew,
-            "plan": None if plan is None else {
-                "lines": list(plan.lines), "index": plan.index, "uses_index": plan.direct, "cost": plan.cost,
-            },
-        }  # fmt: skip
+            "plan": None if plan is None else plan.value(),
+        }
         if checked.examined.wake_trigger is not None:
             poll = binding.lane.poll.total_seconds()
             document["pickup"] = {"poll": poll, "wake_trigger": checked.examined.wake_trigger}

@@ -39,6 +39,10 @@ class QueryPlan:
     direct: bool
     cost: float | None = None
 
+    def value(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        return {"lines": list(self.lines), "index": self.index, "uses_index": self.direct, "cost": self.cost}
+
 
 def walk(statements: Statements, *, state_only: bool = False) -> str:
     """The rows that a claim would take, in its order; with gates by key, in the order of the keys."""

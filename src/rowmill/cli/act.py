@@ -21,6 +21,7 @@ from .app import (
     NothingMatched,
     OneEnvironment,
     OneLane,
+    UsageError,
     app,
     ask,
     console,
@@ -98,7 +99,7 @@ def cancel(
     """
     _only_one(id=ids, state=state, error=error)
     if state == "running" and not running:
-        raise typer.BadParameter("--state running needs --running, because it takes the rows from their workers")
+        raise UsageError("--state running takes rows from their workers", hint="add --running")
     rows = ChosenRows(ids=ids, state=state, error=error)
     _Command("cancel", rows, yes, as_json, running).run(
         reference, env, lane, lambda target: actions.cancel(target, rows, running=running, reason=reason)
@@ -130,9 +131,10 @@ def release(
 
 
 def _only_one(**given: Any) -> None:
-    names = [f"--{name}" for name, value in given.items()]
-    if sum(bool(value) for value in given.values()) != 1:
-        raise typer.BadParameter(f"give exactly one of {', '.join(names)}")
+    names = ", ".join(f"--{name}" for name in given)
+    chosen = sum(bool(value) for value in given.values())
+    if chosen != 1:
+        raise UsageError("no rows are chosen" if not chosen else "rows are chosen in two ways", hint=f"one of {names}")
 
 
 @dataclass

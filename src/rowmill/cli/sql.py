@@ -95,7 +95,7 @@ def sql(
     if role is None and (hide or writes):
         raise UsageError("--hide and --writes need --role", hint="--role NAME")
     if role is not None and functions:
-        raise UsageError("--role and --functions cannot be used together")
+        raise UsageError("--role and --functions cannot be used together", hint="one of them")
     if not functions and (prefix is not None or name or schema or grant or apply or remove or security != "invoker"):
         raise UsageError("that option needs --functions", hint="add --functions")
     if role is not None:
@@ -123,7 +123,9 @@ def _lane(words: list[str], env: str | None) -> tuple[Mill, str, str]:
     if not words and "ROWMILL_APP" not in os.environ:
         raise UsageError("no lane given", hint="rowmill sql [APP] LANE")
     if len(words) > 2:
-        raise typer.BadParameter(f"expected one application and one lane, got {len(words)} words")
+        raise UsageError(
+            f"expected one application and one lane, got {len(words)} words", hint="rowmill sql [APP] LANE"
+        )
     named = len(words) == 2 or (bool(words) and ":" in words[0])
     mill = load(words[0] if named else None)
     lane = one_lane(mill, words[-1] if len(words) == 2 or (words and not named) else None)

@@ -358,7 +358,7 @@ class ScriptedWorker:
             pass
 
     async def edit(self, key: Key, value: str) -> None:
-        """Another program writes an input of a row, whoever holds it."""
+        """Another program writes an input of a row, no matter who holds it."""
         self.watch.announce(self.actor, "edit")
         say, marks = self.store.statements, Placeholders(self.store.binding)
         written = {str(self._edited): say.literal(str(self._edited), value)}

@@ -238,7 +238,7 @@ async def _stuck(view: LaneView) -> list[HealthFinding]:
     text = (
         f"{are}: running, without a sign of life for longer than the lease of {span(view.lane.lease.total_seconds())}"
     )
-    todo = "A worker's next sweep takes them back. rowmill stuck lists them."
+    todo = "Keep a worker running: its next sweep takes them back. rowmill stuck lists them."
     return [_finding("stuck", "bad", text, todo, f"rowmill release APP --lane {lane} --stuck", lane)]
 
 
@@ -255,7 +255,7 @@ async def _workers(view: LaneView, workers: Sequence[dict[str, Any]] | None) -> 
             text = (
                 f"worker {holder.worker} died {span(silent[holder.worker])} ago and holds {counted(holder.rows, 'row')}"
             )
-            todo = "A live worker takes them back. rowmill stuck says when."
+            todo = "Keep a worker running: it takes them back. rowmill stuck says when."
             findings.append(_finding("workers", "look", text, todo, "rowmill stuck APP", lane))
     if not alive:
         counts, slow = await view.counted(["ready"], _MOST, _SECONDS, _SECONDS)

@@ -339,6 +339,24 @@ MUTATIONS = (
         "::test_rows_of_a_dead_worker_come_back_when_the_worker_that_found_it_dead_fails",
     ),
     one(
+        "a second look at what a dead worker held", "engine/environment.py",
+        "if dead.declared and done:", "if True:",
+        "tests/engine/test_liveness.py::test_a_row_that_somebody_had_locked_comes_back_when_it_is_free",
+        "tests/engine/test_liveness.py::test_a_claim_that_was_under_way_at_the_death_comes_back_too",
+    ),
+    one(
+        "a worker started again under its id looks after what it held", "engine/environment.py",
+        "return DeadWorker(worker.id, previous[\"incarnation\"]) if dead else None", "return None",
+        "tests/engine/test_liveness.py"
+        "::test_a_worker_that_is_started_again_under_its_id_gives_back_what_it_held",
+    ),
+    one(
+        "a successor leaves its own rows", "store/lane/sweep.py",
+        "    elif claims and at:", "    elif False:",
+        "tests/engine/test_liveness.py"
+        "::test_a_successor_leaves_its_own_rows_and_gives_back_what_was_locked_before",
+    ),
+    one(
         "rows of lanes that the finder does not serve come back", "store/own/workers.py",
         "if left := [lane for lane in json.loads(served) if lane not in lanes]:", "if left := []:",
         "tests/engine/test_liveness.py::test_rows_of_a_lane_that_the_finder_does_not_serve_come_back_too",
@@ -550,6 +568,16 @@ MUTATIONS = (
         "the lane's pause", "store/lane/statements.py",
         'if self.gates is None:\n            return "1 = 1"', 'if True:\n            return "1 = 1"',
         f"{MODEL}[sqlite-limit by key]",
+    ),
+    one(
+        "a replaced job's steps are forgotten", "store/jobs/enqueue.py",
+        'yield say.forget_steps(), {"id": id}', "pass",
+        "tests/client/test_debounce.py::test_a_job_that_waits_for_its_retry_begins_again_with_the_new_call",
+    ),
+    one(
+        "one transaction at a time adds a key on SQLite", "store/jobs/enqueue.py",
+        'return f"update {self.table} set id = id where 1 = 0", {}', 'return "select 1", {}',
+        "tests/client/test_debounce.py::test_of_two_transactions_on_sqlite_the_second_waits_for_the_first",
     ),
     one(
         "the key of an enqueued job", "store/jobs/enqueue.py",

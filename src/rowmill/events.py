@@ -25,6 +25,19 @@ class Event:
 
 
 Subscriber = Callable[[Event], None]
+#: Events that count rows of a lane: the counter's name, what it counts, and the field with the number of rows; without
+#: one, an event is about one row. Prometheus and OpenTelemetry count them.
+ROW_COUNTS = {
+    "claim_lost": ("lost", "Outcomes dropped: the claim was lost", ""),
+    "rows_expired": ("expired", "Rows not started in time", "expired_count"),
+    "rows_woken": ("woken", "Waiting rows whose condition is true", "woken_count"),
+    "waits_timed_out": ("timed_out", "Rows dead after their wait", "timed_out_count"),
+    "inputs_changed": ("inputs_changed", "Runs whose inputs changed meanwhile", "changed_count"),
+    "inputs_kept_changing": ("inputs_kept_changing", "Outcomes final although inputs changed", "settled_count"),
+    "row_swept": ("swept", "Rows taken back from their holder", ""),
+    "row_poisoned": ("poisoned", "Rows dead as poison", ""),
+    "rows_given_back": ("given_back", "Rows of dead workers given back before their lease ended", "count"),
+}
 
 
 class Events:

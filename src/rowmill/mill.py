@@ -109,7 +109,9 @@ class Mill:
         self._worker_id = worker_id
         listed = isinstance(environments, EnvironmentsTable) or callable(environments)
         self._given: Any = EnvironmentList(environments) if listed else environments  # type: ignore[arg-type]
-        self._order = _checked_order(order or ("fair" if listed else "strict"))
+        self._order = order or ("fair" if listed else "strict")
+        if self._order not in ORDERS:
+            raise DeclarationError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
         self._weights = weights or {}
         self._max_connections = _checked_limit(max_connections, listed)
         for name, duration in (("refresh", refresh), ("rest_after", rest_after)):
@@ -512,12 +514,6 @@ class Mill:
                 await database.notify(CHANNEL)
             finally:
                 await database.close()
-
-
-def _checked_order(order: str) -> str:
-    if order not in ORDERS:
-        raise DeclarationError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
-    return order
 
 
 def _checked_limit(most: int | None, listed: bool) -> int | None:

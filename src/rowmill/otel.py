@@ -13,7 +13,7 @@ from typing import Any
 
 from .engine.tracing import Carrier
 from .errors import DeclarationError
-from .events import Event
+from .events import ROW_COUNTS, Event
 from .mill import Mill
 from .scrub import scrubbed
 from .store.lane.claim import Settlement
@@ -67,10 +67,6 @@ def measure(mill: Mill, provider: MeterProvider | None = None) -> None:
     mill.on_event(_Meter(provider))
 
 
-#: Fields of an event that say of how many rows it tells.
-_COUNTS = ("expired_count", "woken_count", "timed_out_count", "changed_count", "settled_count", "count")
-
-
 class _Meter:
     def __init__(self, provider: MeterProvider | None) -> None:
         self._provider = provider
@@ -83,17 +79,8 @@ class _Meter:
         )
         self._outcomes = meter.create_counter("rowmill.outcomes", "{row}", "Outcomes written")
         self._counted = {
-            "claim_lost": meter.create_counter("rowmill.lost", "{row}", "Outcomes dropped: the claim was lost"),
-            "rows_expired": meter.create_counter("rowmill.expired", "{row}", "Rows not started in time"),
-            "rows_woken": meter.create_counter("rowmill.woken", "{row}", "Waiting rows whose condition is true"),
-            "waits_timed_out": meter.create_counter("rowmill.timed_out", "{row}", "Rows dead after their wait"),
-            "inputs_changed": meter.create_counter("rowmill.inputs_changed", "{row}", "Runs whose inputs changed"),
-            "inputs_kept_changing": meter.create_counter(
-                "rowmill.inputs_kept_changing", "{row}", "Outcomes final although inputs changed"
-            ),
-            "row_swept": meter.create_counter("rowmill.swept", "{row}", "Rows taken back from their holder"),
-            "row_poisoned": meter.create_counter("rowmill.poisoned", "{row}", "Rows dead as poison"),
-            "rows_given_back": meter.create_counter("rowmill.given_back", "{row}", "Rows of dead workers given back"),
+            event: meter.create_counter(f"rowmill.{name}", "{row}", about)
+            for event, (name, about, _) in ROW_COUNTS.items()
         }
         self._dead = meter.create_counter("rowmill.workers.dead", "{worker}", "Workers found dead by others")
 
@@ -116,8 +103,7 @@ class _Meter:
             case "worker_stopped":
                 self._flush()
             case name if name in self._counted:
-                many = next((fields[name] for name in _COUNTS if name in fields), 1)
-                self._counted[name].add(many, {"rowmill.lane": fields["lane"], **where})
+                self._counted[name].add(fields.get(ROW_COUNTS[name][2], 1), {"rowmill.lane": fields["lane"], **where})
 
     def _flush(self) -> None:
         provider: Any = self._provider or metrics_api.get_meter_provider()

@@ -10,7 +10,7 @@ from typing import Any
 
 from .declare.budget import Limit
 from .errors import DeclarationError, RowmillError, Unreachable
-from .events import Event
+from .events import ROW_COUNTS, Event
 from .mill import Mill
 from .store import Database
 from .store.gates.budgets import spent
@@ -33,6 +33,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _WHERE = ("lane", "environment")
 _SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _PATIENCE = 10.0
+#: Events that end a wait, and how: one counter has both.
+_WAITS = {"rows_woken": "true", "waits_timed_out": "timeout"}
 _counters: weakref.WeakKeyDictionary[Any, RunCounters] = weakref.WeakKeyDictionary()
 
 
@@ -40,57 +42,39 @@ class RunCounters:
     """The counters of one registry: made once, however many Mills are observed."""
 
     def __init__(self, registry: Any) -> None:
-        self.claims = Counter("rowmill_claims", "Rows claimed", _WHERE, registry=registry)
-        self.outcomes = Counter("rowmill_outcomes", "Outcomes written", (*_WHERE, "outcome"), registry=registry)
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"rowmill_{name}", about, labels, registry=registry)
+
+        self.claims = counter("claims", "Rows claimed", *_WHERE)
+        self.outcomes = counter("outcomes", "Outcomes written", *_WHERE, "outcome")
         self.seconds = Histogram(
             "rowmill_run_seconds", "How long runs took", _WHERE, buckets=_SECONDS, registry=registry
         )
-        self.lost = Counter("rowmill_lost", "Outcomes dropped: the claim was lost", _WHERE, registry=registry)
-        ended = "Waiting rows whose condition is true, or that timed out"
-        self.waits = Counter("rowmill_waits_ended", ended, [*_WHERE, "how"], registry=registry)
-        self.expired = Counter("rowmill_expired", "Rows not started in time", _WHERE, registry=registry)
-        self.changed = Counter(
-            "rowmill_inputs_changed", "Runs whose inputs changed meanwhile", _WHERE, registry=registry
-        )
-        self.kept_changing = Counter(
-            "rowmill_inputs_kept_changing", "Outcomes final although inputs changed", _WHERE, registry=registry
-        )
-        self.swept = Counter("rowmill_swept", "Rows taken back from their holder", _WHERE, registry=registry)
-        self.poisoned = Counter("rowmill_poisoned", "Rows dead as poison", _WHERE, registry=registry)
-        self.given_back = Counter(
-            "rowmill_given_back", "Rows of dead workers given back before their lease ended", _WHERE, registry=registry
-        )
-        self.dead = Counter("rowmill_workers_dead", "Workers found dead by others", ["environment"], registry=registry)
+        self.waits = counter("waits_ended", "Waiting rows whose condition is true, or that timed out", *_WHERE, "how")
+        self.dead = counter("workers_dead", "Workers found dead by others", "environment")
+        self.rows = {
+            event: counter(name, about, *_WHERE)
+            for event, (name, about, _) in ROW_COUNTS.items()
+            if event not in _WAITS
+        }
 
     def __call__(self, event: Event) -> None:
         fields = event.fields
-        match event.name:
-            case "job_settled" | "job_failed":
-                where = fields["lane"], fields["environment"]
-                self.outcomes.labels(*where, fields["outcome"]).inc()
-                self.seconds.labels(*where).observe(fields["job_duration_ms"] / 1000)
-            case "batch_claimed":
-                self.claims.labels(fields["lane"], fields["environment"]).inc(fields["batch_claimed_count"])
-            case "claim_lost":
-                self.lost.labels(fields["lane"], fields["environment"]).inc()
-            case "rows_woken":
-                self.waits.labels(fields["lane"], fields["environment"], "true").inc(fields["woken_count"])
-            case "waits_timed_out":
-                self.waits.labels(fields["lane"], fields["environment"], "timeout").inc(fields["timed_out_count"])
-            case "rows_expired":
-                self.expired.labels(fields["lane"], fields["environment"]).inc(fields["expired_count"])
-            case "inputs_changed":
-                self.changed.labels(fields["lane"], fields["environment"]).inc(fields["changed_count"])
-            case "inputs_kept_changing":
-                self.kept_changing.labels(fields["lane"], fields["environment"]).inc(fields["settled_count"])
-            case "row_swept":
-                self.swept.labels(fields["lane"], fields["environment"]).inc()
-            case "row_poisoned":
-                self.poisoned.labels(fields["lane"], fields["environment"]).inc()
-            case "rows_given_back":
-                self.given_back.labels(fields["lane"], fields["environment"]).inc(fields["count"])
-            case "worker_dead":
-                self.dead.labels(fields["environment"]).inc()
+        if event.name == "worker_dead":
+            self.dead.labels(fields["environment"]).inc()
+            return
+        if event.name not in ("job_settled", "job_failed", "batch_claimed", *ROW_COUNTS):
+            return
+        where = fields["lane"], fields["environment"]
+        if event.name == "batch_claimed":
+            self.claims.labels(*where).inc(fields["batch_claimed_count"])
+        elif event.name in ROW_COUNTS:
+            number = fields.get(ROW_COUNTS[event.name][2], 1)
+            how = _WAITS.get(event.name)
+            (self.waits.labels(*where, how) if how else self.rows[event.name].labels(*where)).inc(number)
+        else:
+            self.outcomes.labels(*where, fields["outcome"]).inc()
+            self.seconds.labels(*where).observe(fields["job_duration_ms"] / 1000)
 
 
 def observe(mill: Mill, registry: Any = REGISTRY) -> None:

@@ -53,13 +53,9 @@ def scrubbed(text: str) -> str:
     text = _GIVEN.sub(rf"\1\2{SECRET}", text)
     text = EMAIL.sub(EMAIL_SHOWN, text)
     text = _KNOWN.sub(SECRET, text)
-    text = _OPAQUE.sub(_opaque, text)
+    # A long word is no secret for the UUID in it: ``worker-0b5e…`` is how a worker is called.
+    text = _OPAQUE.sub(lambda match: SECRET if len(UUID.sub("", match[0])) >= _LONG else match[0], text)
     return without_addresses(text, ADDRESS_SHOWN)
-
-
-def _opaque(match: re.Match[str]) -> str:
-    """A long word is no secret for the UUID in it: ``worker-0b5e…`` is how a worker is called."""
-    return SECRET if len(UUID.sub("", match.group())) >= _LONG else match.group()
 
 
 def _plain_url(url: str) -> str:

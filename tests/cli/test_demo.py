@@ -123,7 +123,7 @@ def end_all(db: sqlite3.Connection) -> None:
 )
 def test_the_demo_would_notice(tmp_path: Path, spoil: str, noticed: list[str]) -> None:
     """Its checks are real: each kind of damage is found."""
-    demo._furnish(tmp_path)
+    demo._write_files(tmp_path)
     with closing(sqlite3.connect(tmp_path / "demo.db")) as db:
         end_all(db)
         db.execute(spoil)

@@ -13,13 +13,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta as td
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+import asyncpg
 import pytest
 
 from databases import Db
@@ -293,11 +295,46 @@ async def cut_off(worker: Worker) -> None:
     worker.shutdown.watch = lambda now: None  # type: ignore[method-assign]
 
 
+@asynccontextmanager
+async def dead_holder(mill: Mill, db: Db, rows: int, id: str = "lost") -> AsyncIterator[Worker]:
+    """A worker that holds these rows, and was cut off."""
+    lost = mill.worker(worker_id=id)
+    task = asyncio.create_task(lost.run())
+    await until(lambda: holders(db) == [id] * rows)
+    if db.dialect == "postgresql":
+        await until(lambda: db.value(f"select lock_id from rowmill_workers where id = '{id}'"))
+    await cut_off(lost)
+    yield lost
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def locked(pg: Db, id: int) -> AsyncIterator[Callable[[], None]]:
+    """A row that somebody has locked until he is told to let go."""
+    over, begun = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        connection = await asyncpg.connect(pg.direct)
+        async with connection.transaction():
+            await connection.execute(f"select 1 from jobs where id = {id} for update")
+            begun.set()
+            await over.wait()
+        await connection.close()
+
+    task = asyncio.create_task(hold())
+    await begun.wait()
+    yield over.set
+    over.set()
+    await task
+
+
 @pytest.fixture
 def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that seem to be on other hosts."""
     monkeypatch.setattr(identities, "_identity_of", lambda pid: None)
     monkeypatch.setattr(heartbeat_module, "BEAT_EVERY", 0.3)
+    monkeypatch.setattr(environment_module, "BEAT_EVERY", 0.3)
 
 
 async def test_rows_of_a_worker_whose_host_is_gone_are_taken_back_before_their_lease(pg: Db, no_kernel: None) -> None:
@@ -624,6 +661,59 @@ async def test_rows_of_a_lane_that_the_finder_does_not_serve_come_back_too(db: D
             await until(lambda: db.value("select count(*) from more_jobs where status = 'done'") == 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_row_that_somebody_had_locked_comes_back_when_it_is_free(pg: Db, no_kernel: None) -> None:
+    """A transaction of the user's own, in which the row is locked when its worker is found dead."""
+    jobs(pg, 3)
+    mill, _ = holding(pg)
+    async with dead_holder(mill, pg, 3) as lost, locked(pg, 2) as unlock, working(mill, worker_id="other") as other:
+        await other.started.wait()
+        other.take_over(DeadWorker("lost", lost.incarnation))
+        await until(lambda: holders(pg) == ["other", "lost", "other"], 60)
+        await until(lambda: not other._beside)
+        unlock()
+        await until(lambda: holders(pg) == ["other"] * 3, 60)
+        await until(lambda: pg.value("select lock_id from rowmill_workers where id = 'lost'") is None, 60)
+
+
+async def test_a_claim_that_was_under_way_at_the_death_comes_back_too(db: Db, no_kernel: None) -> None:
+    """The server commits it although its client is gone, after the other rows were given back."""
+    jobs(db, 2)
+    mill, _ = holding(db)
+    async with dead_holder(mill, db, 2) as lost, working(mill, worker_id="other") as other:
+        await other.started.wait()
+        db.execute("update rowmill_workers set process = 'boot namespace 1 1' where id = 'lost'")
+        other.take_over(DeadWorker("lost", lost.incarnation))
+        await until(lambda: holders(db) == ["other"] * 2 and not other._beside, 60)
+        now = "now()" if db.dialect == "postgresql" else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+        db.execute("insert into jobs (status, worker, claimed_at, heartbeat_at, attempts)"
+                   f" values ('running', 'lost', {now}, {now}, 1)")  # fmt: skip
+        await until(lambda: holders(db) == ["other"] * 3, 60)
+        await until(lambda: db.value("select process from rowmill_workers where id = 'lost'") is None, 60)
+
+
+async def test_a_worker_that_is_started_again_under_its_id_gives_back_what_it_held(db: Db, no_kernel: None) -> None:
+    """With an id of its own and no supervisor that lived: nobody else looks after that name any more."""
+    jobs(db, 3)
+    mill, _ = holding(db)
+    async with dead_holder(mill, db, 3, "w"), working(mill, worker_id="w"):
+        runs = "select attempts, status from jobs"
+        await until(lambda: db.query(runs) == [{"attempts": 2, "status": "running"}] * 3, 60)
+
+
+async def test_a_successor_leaves_its_own_rows_and_gives_back_what_was_locked_before(pg: Db, no_kernel: None) -> None:
+    jobs(pg, 3)
+    mill, go = holding(pg)
+    seen = events_of(mill)
+    async with dead_holder(mill, pg, 3, "w"), locked(pg, 2) as unlock, working(mill, worker_id="w"):
+        runs = "select attempts from jobs order by id"
+        await until(lambda: pg.query(runs) == [{"attempts": n} for n in (2, 1, 2)], 60)
+        unlock()
+        await until(lambda: pg.query(runs) == [{"attempts": 2}] * 3, 60)
+        go.set()
+        await until(lambda: pg.value("select count(*) from jobs where status = 'done'") == 3)
+    assert sorted(event.fields["id"] for event in seen if event.name == "row_swept") == [1, 2, 3]
 
 
 @pytest.mark.parametrize("declared", [False, True])

@@ -52,7 +52,8 @@ async def test_a_row_that_may_not_go_back_holds_up_no_other(db: Db, lane: OpenLa
     db.insert("jobs", [{"id": i, "name": name} for i, name in enumerate("abc", 1)])
     assert len(await store.claim(3)) == 3
     db.insert("jobs", [{"id": 4, "name": "b"}])
-    released, swept = await take_over(store, "w", "", lambda _: started, succeeds=True)
+    released, swept, done = await take_over(store, "w", "", lambda _: started, succeeds=True)
+    assert done
     assert released == (0 if started else 2)
     assert {row.id: row.poison for row in swept} == ({1: False, 3: False} if started else {}) | {2: True}
     rows = {row["id"]: row for row in db.query("select * from jobs")}
@@ -70,11 +71,11 @@ async def test_a_row_without_a_time_to_wait_for_is_left_to_its_lease_the_third_t
     db.insert("jobs", [{"id": 1}])
     for _ in range(2):
         assert [claim.id for claim in await store.claim(1)] == [1]
-        _, swept = await take_over(store, "w", "", lambda _: True, succeeds=True)
-        assert [row.id for row in swept] == [1]
+        _, swept, done = await take_over(store, "w", "", lambda _: True, succeeds=True)
+        assert ([row.id for row in swept], done) == ([1], True)
     db.insert("jobs", [{"id": 2}])
     assert len(await store.claim(2)) == 2
-    _, swept = await take_over(store, "w", "", lambda _: True, succeeds=True)
-    assert [row.id for row in swept] == [2]
+    _, swept, done = await take_over(store, "w", "", lambda _: True, succeeds=True)
+    assert ([row.id for row in swept], done) == ([2], True)
     assert db.value("select status from jobs where id = 1") == "running"
-    assert await take_over(store, "w", "", lambda _: False, succeeds=True) == (1, []), "it had not started"
+    assert await take_over(store, "w", "", lambda _: False, succeeds=True) == (1, [], True), "it had not started"

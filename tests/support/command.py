@@ -68,7 +68,7 @@ class Command:
         self._capsys.readouterr()
         code = 0
         try:
-            main()
+            main(name="rowmill")
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0
         out, err = self._capsys.readouterr()

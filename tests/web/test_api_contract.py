@@ -108,7 +108,7 @@ def test_no_answer_breaks_the_description_or_is_a_mistake_of_ours(fresh: Callabl
             db.insert("pages", [{"url": "u", "domain": "d", "status": state} for state in states])
             secret = web.token(db, "read", "operate", "enqueue", name="fuzz")
             address, app = stack.enter_context(web.listening(web.make_mill(db), inserts=["fetch"]))
-            app.state.door.limiter = Limiter(10**9)  # wrong tokens are part of it
+            app.state.authenticator.limiter = Limiter(10**9)  # wrong tokens are part of it
             fuzz.servers.append((f"{address}/api/v1", web.bearer(secret)))
         described = httpx.get(f"{fuzz.servers[0][0]}/openapi.json").json()
         for mode in GenerationMode:

@@ -154,7 +154,7 @@ def test_a_stream_ends_with_its_token_and_outlives_an_outage(db: Db, monkeypatch
     monkeypatch.setattr(live, "EVERY", 0.05)
     headers = web.bearer(web.token(db, "read", name="ann")) | HTML
     with web.listening(web.make_mill(db)) as (url, app):
-        tokens = app.state.door.tokens
+        tokens = app.state.authenticator.tokens
         find, away = tokens.find, 0
 
         async def none(secret: str) -> Any:

@@ -24,7 +24,7 @@ def secret(url: str) -> bool:
     return redact(url) != url
 
 
-def sketch(made: Proposal, url: str | None) -> str:
+def lane_source(made: Proposal, url: str | None) -> str:
     """The file. ``url`` None, or one with a password: then it is read from ROWMILL_DATABASE_URL."""
     facts = made.facts
     uses_now = any("NOW" in repr(made.options.get(k)) for k in DECLARED)

@@ -87,7 +87,7 @@ def _valued(made: Proposal, reading: StateReading, roles: Roles, answers: Mappin
     name = {state: values[0] if len(values) == 1 else values}
     made.options["ready"] = {**name, **idle, **made.options.pop("ready", {})}
     made.options["running"] = running
-    back = {c: v for c, v in idle.items() if c != roles.found.get("claimed_at") and v is False}
+    back = {c: v for c, v in idle.items() if c != roles.by_role.get("claimed_at") and v is False}
     made.options["done"] = {state: done, **back, **roles.times_of(DONE)}
     if retry is not None:
         made.options["retry"] = {state: retry, **{c: False if v == [False, None] else v for c, v in idle.items()}}
@@ -162,7 +162,6 @@ def _ends(
     answers: Mapping[str, Any],
     ready: Any,
 ) -> tuple[Any, Any]:
-    """Dead and retry."""
     retry = answers.get("retry")
     failed, dead = by_class.get(FAILED, []), by_class.get(DEAD, [])
     again = by_class.get(RETRY, [])
@@ -174,7 +173,7 @@ def _ends(
     if "dead" in answers:
         made.say("dead", answers["dead"], 1.0, SAID)
         return answers["dead"], retry
-    counted = {"attempts", "failures"} & roles.found.keys() and "run_after" in roles.found
+    counted = {"attempts", "failures"} & roles.by_role.keys() and "run_after" in roles.by_role
     if failed and dead and retry is None and counted:
         retry = failed[0][0]
         made.say("retry", retry, CERTAIN, f"{dead[0][0]!r} is final, and the table has an attempt counter and a due"
@@ -196,7 +195,7 @@ def _ends(
         made.say("dead", word, 0.6, "no failed row was seen, and the column takes any text", tuple(strange))
         return word, retry
     others = [value for value, _ in by_class.get(CANCELED, [])]
-    if others and not {"attempts", "failures"} & roles.found.keys():
+    if others and not {"attempts", "failures"} & roles.by_role.keys():
         why = "no value means failed, no column counts failures, and this is another final value"
         made.say("dead", others[0], 0.5, why, tuple(others[1:]))
         return others[0], retry
@@ -325,7 +324,7 @@ def _marked(
     made: Proposal, roles: Roles, lack: str, listed: str = "", strange: tuple[Any, ...] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Running as a time that is set: a column that is there, or one to be added."""
-    name = roles.found.get("claimed_at")
+    name = roles.by_role.get("claimed_at")
     held = made.facts.column(name) if name else None
     if name is None or held is None or not held.nullable:
         name = roles.own_name("claimed_at")
@@ -394,9 +393,9 @@ def _flagged(made: Proposal, reading: StateReading, roles: Roles, answers: Mappi
     ends = any(word in vocabulary.words(column.name).split() for word in _PLAIN_ENDS)
     if dead is not None:
         made.say("dead", f"{next(iter(dead))} is set", 0.8, "its name says so")
-    elif ends and "error" in roles.found and not {"attempts", "failures"} & roles.found.keys():
+    elif ends and "error" in roles.by_role and not {"attempts", "failures"} & roles.by_role.keys():
         dead = {name: value for name, value in done.items() if name == column.name}
-        made.say("dead", f"{column.name}, too", 0.6, f"a row that failed ends as well, with {roles.found['error']}")
+        made.say("dead", f"{column.name}, too", 0.6, f"a row that failed ends as well, with {roles.by_role['error']}")
     else:
         made.say("dead", None, 0.7, "no column means failed: a counter excludes rows without attempts left")
     busy = reading.flag(RUNNING)
@@ -440,28 +439,30 @@ def _finish(made: Proposal, reading: StateReading, roles: Roles, answers: Mappin
     made.choices.sort(key=lambda choice: listed.index(choice.what))
     used = {c for state in made.options.values() for c in state}
     declared = roles.declared(used)
-    for role, column in roles.found.items():
+    for role, column in roles.by_role.items():
         sure, others = (0.6, (None,)) if role in roles.by_rows else (1.0 if role not in declared else 0.8, None)
         made.say(f"role {role}", column, sure, roles.why.get(role, "its name says so"), others)
     made.notes += roles.notes
-    if "dead" not in made.options and not {"attempts", "failures"} & roles.found.keys():
+    if "dead" not in made.options and not {"attempts", "failures"} & roles.by_role.keys():
         made.wanted = (*made.wanted, roles.own_name("attempts"))
     if declared:
         made.options["roles"] = declared
-    fenced = {"worker", "claimed_at"} & roles.found.keys() or made.wanted
+    fenced = {"worker", "claimed_at"} & roles.by_role.keys() or made.wanted
     if not fenced:
         made.options["unfenced"] = True
-        lost = "" if {"updated_at", "heartbeat_at"} & roles.found.keys() else ", and a dead worker's row stays running"
+        lost = (
+            "" if {"updated_at", "heartbeat_at"} & roles.by_role.keys() else ", and a dead worker's row stays running"
+        )
         made.notes.append(
             "nothing in the table tells two claims apart, so a worker that comes back late could overwrite another's"
             f" outcome{lost}; the columns that `rowmill migrate` adds close that gap, with no change to the file"
         )
-    taken = {reading.column.name, *used, *roles.found.values()}
+    taken = {reading.column.name, *used, *roles.by_role.values()}
     _order(made, taken, answers.get("order_by"))
     taken |= {made.order, *made.facts.key}
     made.unused = tuple(column.name for column in made.facts.columns if column.name not in taken)
-    if "priority" in roles.found:
-        column = roles.found["priority"]
+    if "priority" in roles.by_role:
+        column = roles.by_role["priority"]
         made.notes.append(
             f"{column}: lower goes first; if higher is more urgent in your table:"
             f' roles={{"priority": None}}, order_by=["{column} desc", ...]'
@@ -490,9 +491,4 @@ def _order(made: Proposal, taken: set[str], chosen: str | None) -> None:
     made.say("order", name, sure, why)
     made.order = name
     if roles_words.snake(name) not in roles_words.CREATED:
-        made.options["order_by"] = [_ordered(name)]
-
-
-def _ordered(name: str) -> str:
-    """A column's name as ``order_by`` reads it."""
-    return name if re.fullmatch(r"\w+", name) else '"' + name.replace('"', '""') + '"'
+        made.options["order_by"] = [name if re.fullmatch(r"\w+", name) else '"' + name.replace('"', '""') + '"']

@@ -33,7 +33,7 @@ class Roles:
     """Columns by role, the roles to declare, and the columns that were passed over."""
 
     facts: TableFacts
-    found: dict[str, str] = field(default_factory=dict)
+    by_role: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     #: Roles that only the rows speak for, not the names of their columns: to be asked.
@@ -48,14 +48,14 @@ class Roles:
         by_name = roles_words.resolve({}, [c.name for c in self.facts.columns], self._fits_by_name)
         by_declaration: dict[str, str | None] = {}
         for role in roles_words.ROLES:
-            mine, taken = self.found.get(role), by_name.get(role)
+            mine, taken = self.by_role.get(role), by_name.get(role)
             if mine is not None and mine != taken:
                 by_declaration[role] = mine
             elif mine is None and taken is not None and (role in self.refused or taken in state_columns):
                 by_declaration[role] = None
-        if self.found.get("max_attempts") and not {"attempts", "failures"} & self.found.keys():
+        if self.by_role.get("max_attempts") and not {"attempts", "failures"} & self.by_role.keys():
             by_declaration["max_attempts"] = None
-            del self.found["max_attempts"]
+            del self.by_role["max_attempts"]
         return by_declaration
 
     def _fits_by_name(self, column: str, kind: str) -> bool:
@@ -67,9 +67,8 @@ class Roles:
         return dict(self._times.get(state, {}))
 
     def want(self, role: str, column: str) -> None:
-        """A column that is to be added."""
         self._wanted[role] = column
-        self.found.pop(role, None)
+        self.by_role.pop(role, None)
 
     def own_name(self, role: str) -> str:
         """What a column for this role would be called in this table."""
@@ -98,7 +97,7 @@ def propose_roles(facts: TableFacts, reading: StateReading, given: Mapping[str, 
     for role, chosen in given.items():
         _check_given(facts, role, chosen)
         if chosen:
-            made.found[role], made.why[role] = chosen, SAID
+            made.by_role[role], made.why[role] = chosen, SAID
             taken.add(chosen)
         else:
             made.refused.add(role)
@@ -121,7 +120,7 @@ def propose_roles(facts: TableFacts, reading: StateReading, given: Mapping[str, 
                     made.refused.add(role)
                 made.notes.append(f"{column.name} does not get the role {role}: {against}")
                 continue
-            made.found[role] = column.name
+            made.by_role[role] = column.name
             made.refused.discard(role)
             taken.add(column.name)
             break
@@ -146,7 +145,7 @@ def _named(facts: TableFacts, role: str, twins: Sequence[str]) -> list[tuple[Col
 def _perhaps(made: Roles, taken: set[str], given: Mapping[str, str | None]) -> None:
     """Mention columns whose names mean a role and something else, such as ``ocr_started_at``; they take no role."""
     for role in ("worker", "claimed_at", "attempts", "run_after", "error"):
-        if role in made.found or role in given:
+        if role in made.by_role or role in given:
             continue
         for column in made.facts.columns:
             free = column.name not in taken and column.name not in made.facts.key and not column.generated
@@ -173,7 +172,7 @@ def _by_rows(made: Roles, reading: StateReading, taken: set[str], given: Mapping
         ("worker", (RUNNING,), (READY,), "running"),
         ("error", (FAILED, DEAD), (READY, RUNNING, DONE), "failed"),
     ):
-        if role in made.found or role in given or role in made.refused:
+        if role in made.by_role or role in given or role in made.refused:
             continue
         columns = [
             column
@@ -185,7 +184,7 @@ def _by_rows(made: Roles, reading: StateReading, taken: set[str], given: Mapping
         ]  # fmt: skip
         if len(columns) == 1:
             name = columns[0].name
-            made.found[role] = name
+            made.by_role[role] = name
             made.why[role] = f"filled in on rows that are {where}, empty on those that are ready"
             made.by_rows.add(role)
             taken.add(name)

@@ -95,7 +95,6 @@ class TableFacts:
     partitioned: bool = False
 
     def column(self, name: str) -> Column | None:
-        """A column by its name."""
         return next((column for column in self.columns if column.name == name), None)
 
     def bare(self, name: str) -> str:

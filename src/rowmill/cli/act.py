@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -14,26 +13,8 @@ from ..ops import actions, questions
 from ..ops.actions import CANCELED, ActionTarget, ChosenRows, Impact
 from ..ops.directory import LaneDirectory
 from ..plural import counted, plural
-from .app import (
-    NOTHING_MATCHED,
-    App,
-    AsJson,
-    NothingMatched,
-    OneEnvironment,
-    OneLane,
-    UsageError,
-    app,
-    ask,
-    console,
-    errors,
-    load,
-    not_empty,
-    one_environment,
-    one_lane,
-    one_of,
-    plain,
-    print_json,
-)
+from .app import NOTHING_MATCHED, NothingMatched, UsageError, app, ask, consent, console, errors, plain, print_json
+from .options import App, AsJson, OneEnvironment, OneLane, load, not_empty, one_environment, one_lane, one_of
 
 #: More rows than this are changed only after a question, or with --yes.
 ASK_ABOVE = 100
@@ -199,15 +180,12 @@ class _Command:
             what += f", including those of {' and '.join(map(repr, others))}, which {have} the same state"
         if foreign:
             many = counted(foreign, "row")
-            own = impact.error_column
+            own = impact.view.binding.roles["error"]
             what += f", including {many} that another program ended ({own} is null, another error column is not)"
-        if not sys.stdin.isatty():
-            hint = "--yes, or name the rows with --id"
-            if foreign:
-                hint = f"make dead match only this lane's rows, with {own!r}: NOT_NULL; or {hint}"
-            raise RowmillError(f"this would {what}", hint=hint)
-        if not typer.confirm(f"This will {what}. Continue?", err=True):
-            raise typer.Exit(1)
+        hint = "--yes, or name the rows with --id"
+        if foreign:
+            hint = f"make dead match only this lane's rows, with {own!r}: NOT_NULL; or {hint}"
+        consent(what, hint)
 
     def _tell(self, document: dict[str, Any]) -> None:
         count, passed, past = document["count"], document["passed_over"], _PAST[self.verb]

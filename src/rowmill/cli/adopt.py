@@ -27,7 +27,8 @@ from ..errors import RowmillError, did_you_mean
 from ..ops import adopt as adoption
 from ..ops.adopt import Adoption, QueryPlan, redact
 from . import show
-from .app import AsJson, UsageError, app, console, errors, labelled, plain, print_json, print_out, run_async
+from .app import UsageError, app, console, errors, labelled, plain, print_json, print_out, run_async
+from .options import AsJson, pairs
 
 UNSURE = 5  # exit code: something has to be said first
 _UNUSED = 20  # columns without a role that are named
@@ -88,8 +89,10 @@ def adopt(
     """
     url, table = _target(words)
     address = url if len(words) == 2 else None  # from the environment: then the file reads it there, too
+    known = f"--role attempts=retry_cnt; the roles are {', '.join(ROLES)}"
+    roles = {role: column or None for role, column in pairs(role or (), "--role", "ROLE=COLUMN", known).items()}
     given = {"state": state, "ready": ready, "running": running, "done": done, "retry": retry, "dead": dead,
-             "canceled": canceled, "roles": _roles(role or ()), "order_by": order_by}  # fmt: skip
+             "canceled": canceled, "roles": roles, "order_by": order_by}  # fmt: skip
     answers = {key: value for key, value in given.items() if value}
     for file in (write, types):
         if file is not None and file.exists() and not force:
@@ -107,7 +110,7 @@ def adopt(
                 made = _ask(facts, answers)
             if made.questions:
                 return Adoption(made)
-            wakes = adoption.can_wake(database) and (wake or (asking and _ask_wake()))
+            wakes = database.sql.notify is not None and (wake or (asking and _ask_wake()))
             return await adoption.adopt(database, made, address, wake=wakes)
 
     adopted = run_async(main())
@@ -123,17 +126,6 @@ def adopt(
         raise typer.Exit(UNSURE)
     if kept is not None:
         kept.write_text(adopted.source, encoding="utf-8")
-
-
-def _roles(given: Sequence[str]) -> dict[str, str | None]:
-    """Parse ``attempts=retry_cnt`` into the role and its column; without a column, the role is off."""
-    for one in given:
-        if "=" not in one:
-            raise UsageError(
-                f"--role {one}: expected ROLE=COLUMN",
-                hint=f"--role attempts=retry_cnt; the roles are {', '.join(ROLES)}",
-            )
-    return {role.strip(): column.strip() or None for role, _, column in (one.partition("=") for one in given)}
 
 
 def _target(words: Sequence[str]) -> tuple[str, str]:

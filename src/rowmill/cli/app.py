@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.metadata
-import io
 import json
-import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -20,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from ..config import find_app
-from ..errors import DeclarationError, RowmillError, did_you_mean
+from ..errors import RowmillError, did_you_mean
 from ..mill import Mill
 from ..ops.directory import LaneDirectory
 
@@ -40,7 +36,6 @@ class NothingMatched(RowmillError):
 
 
 def exit_code(error: RowmillError) -> int:
-    """The exit code for an error."""
     return {UsageError: WRONG_USAGE, NothingMatched: NOTHING_MATCHED}.get(type(error), 1)
 
 
@@ -114,7 +109,6 @@ class CommandPanels(TyperGroup):
         return params
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of the panels."""
         return [name for names in PANELS.values() for name in names]
 
 
@@ -189,86 +183,6 @@ def rowmill(
     """Turn any database table into a job queue."""
 
 
-App = Annotated[
-    str | None,
-    typer.Argument(metavar="APP", help="module:mill, as with uvicorn (default: ROWMILL_APP)", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
-
-
-def one_of(choices: Any) -> str:
-    """The choices of an option in words, for its help: a list of more than three does not fit the column of types."""
-    *most, last = get_args(choices)
-    return f"{', '.join(most)} or {last}"
-
-
-def not_empty(param: typer.CallbackParam, value: Any) -> Any:
-    """Refuse an empty option: it comes from a variable that is not set, and never means all."""
-    if any(not word.strip() for word in ([value] if isinstance(value, str) else value or ())):
-        name = param.opts[0]
-        raise UsageError(f"{name} is empty", hint=f"leave {name} out, or set the variable that should fill it")
-    return value
-
-
-Env = Annotated[list[str] | None, typer.Option("--env", help="only this environment (repeatable)", callback=not_empty)]
-OneEnvironment = Annotated[
-    str | None, typer.Option("--env", help="the environment; required if there are several", callback=not_empty)
-]
-
-
-def lane_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete lane names in the shell, from the application that the line names. Ignores mistakes."""
-    # A line that ends in an option without its value is not parsed; bash, besides, makes three words of module:mill.
-    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    named = re.search(r"(?<!\S)([\w.]+)\s?:\s?([\w.]+)", line)
-    given = ":".join(named.groups()) if named else context.params.get("reference") or os.environ.get("ROWMILL_APP")
-    with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
-        return [name for name in find_app(given).lanes if name.startswith(incomplete)]
-    return []
-
-
-OneLane = Annotated[
-    str | None,
-    typer.Option("--lane", help="the lane; optional if there is only one", autocompletion=lane_names),
-]
-SomeLanes = Annotated[
-    list[str] | None, typer.Option("--lane", help="only this lane (repeatable)", autocompletion=lane_names)
-]
-
-
-def load(reference: str | None) -> Mill:
-    """The application that a command uses."""
-    if not (reference or os.environ.get("ROWMILL_APP")):
-        raise UsageError("no application given", hint="rowmill COMMAND module:mill, or set ROWMILL_APP")
-    return find_app(reference)
-
-
-def worded(words: Sequence[str], *after: str, more: bool = False) -> tuple[str | None, list[str]]:
-    """``[APP] LANE ...`` taken apart: the application, if the first word names one, and the rest."""
-    reference, rest = (words[0], list(words[1:])) if words and ":" in words[0] else (None, list(words))
-    if len(rest) > len(after) and not more:
-        raise UsageError(f"too many arguments: {' '.join(rest[len(after) :])}", hint=f"[APP] {' '.join(after)}")
-    return reference, rest
-
-
-def one_environment(mill: Mill, env: str | None, lane: str | None = None) -> str:
-    """The environment that a command uses; required if there are several, because ids differ in each."""
-    (chosen,) = mill.select([lane]) if lane is not None else (None,)
-    served = [name for name in mill.environments if chosen is None or chosen.serves(name)]
-    if env is None and len(served) > 1:
-        raise UsageError("there are several environments: name one", hint=" or ".join(f"--env {e}" for e in served))
-    if env is not None and env not in mill.environments:
-        raise DeclarationError(f"there is no environment {env!r}", hint=did_you_mean(env, mill.environments))
-    return env or next(iter(served or mill.environments))
-
-
-def one_lane(mill: Mill, name: str | None) -> str:
-    """The lane that a command uses."""
-    if name is None and len(mill.lanes) > 1:
-        raise UsageError("there are several lanes: name one", hint=" or ".join(f"--lane {lane}" for lane in mill.lanes))
-    return mill.select([name] if name is not None else None)[0].name
-
-
 def plain(value: Any) -> Text:
     """Foreign text in one line, without control characters."""
     return Text("".join(c if c.isprintable() else " " for c in str(value)))
@@ -312,8 +226,10 @@ def failure_line(failure: dict[str, Any]) -> Text:
     return line.append(". Try: ", "bold").append_text(plain(failure["hint"])) if failure["hint"] else line
 
 
-def answer(document: dict[str, Any], shown: RenderableType | None, *, as_json: bool) -> None:
-    """Print a document as JSON or as ``shown``, then its failures. Exits with 1 if there are any."""
+def answer(document: dict[str, Any], shown: RenderableType | None, *, as_json: bool, nothing: bool = False) -> None:
+    """Print a document as JSON or as ``shown``, then its failures. Exits with 1 if there are any; otherwise with 4 if
+    there is ``nothing``.
+    """
     failures = document.get("errors", []) + [f for part in document.get("environments", []) for f in part["errors"]]
     if as_json:
         print_json(document)
@@ -322,13 +238,21 @@ def answer(document: dict[str, Any], shown: RenderableType | None, *, as_json: b
             print_out(shown)
         for failure in failures:
             errors.print(failure_line(failure), soft_wrap=True)
-    if failures:
-        raise typer.Exit(1)
+    if failures or nothing:
+        raise typer.Exit(1 if failures else NOTHING_MATCHED)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's async part."""
     return asyncio.run(work)
+
+
+def consent(what: str, hint: str) -> None:
+    """Ask at a terminal before much is written; in a script, refuse to."""
+    if not sys.stdin.isatty():
+        raise RowmillError(f"this would {what}", hint=hint)
+    if not typer.confirm(f"This will {what}. Continue?", err=True):
+        raise typer.Exit(1)
 
 
 def ask(
@@ -344,11 +268,6 @@ def ask(
             return await question(directory)
 
     return run_async(main())
-
-
-def asked(mill: Mill, environments: Sequence[str] | None) -> int:
-    """How many environments a command is about."""
-    return len(set(environments)) if environments else len(mill.environments)
 
 
 def main(words: Sequence[str] | None = None, name: str | None = None) -> None:

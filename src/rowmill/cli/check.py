@@ -11,7 +11,8 @@ from rich.text import Text
 
 from ..ops.check import ERROR, SMALL, WARNING, CheckedLane, ExaminedLane, check_mill, value
 from ..plural import counted
-from .app import App, AsJson, Env, app, for_app, labelled, load, plain, print_json, print_out, run_async
+from .app import app, for_app, labelled, plain, print_json, print_out, run_async
+from .options import App, AsJson, Env, load
 
 
 @app.command()
@@ -75,15 +76,13 @@ def _page(
     for name, need in needs.items():
         if need["at_most"] is not None:
             where = f"{name}: " if several else ""
+            many = counted(processes, "process needs", "processes need")
+            most = counted(need["at_most"], "connection")
             free = "behind a pooler" if need["pooler"] else f"{need['free']} of {need['allowed']} are free"
-            parts.append(plain(f"{where}{_need(processes, need)}; {free}"))
+            parts.append(plain(f"{where}{many} up to {most}; {free}"))
     verdict = f"{counted(bad, 'error')}, {counted(poor, 'warning')}" if bad or poor else "No problems found."
     parts.append(Text(verdict, "red" if bad else "yellow" if poor else "green"))
     return Group(*parts)
-
-
-def _need(processes: int, need: dict[str, Any]) -> str:
-    return f"{counted(processes, 'process needs', 'processes need')} up to {counted(need['at_most'], 'connection')}"
 
 
 def _pickup(examined: ExaminedLane, reference: str | None) -> str:

@@ -31,7 +31,8 @@ from ..engine.processes.supervisor import Supervisor
 from ..errors import RowmillError
 from ..events import Events, configure_logs
 from ..plural import counted
-from .app import AsJson, app, console, errors, print_json
+from .app import app, console, errors, print_json
+from .options import AsJson
 from .run import child_command
 
 _TABLES = """
@@ -82,7 +83,7 @@ def demo(
     Example: `rowmill demo --keep demo`
     """
     with _folder(keep) as folder:
-        _furnish(folder)
+        _write_files(folder)
         play = Demo(folder)
         with DemoView(console, play.scene, quiet=as_json) as view:
             asyncio.run(play.run(view))
@@ -114,7 +115,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep.resolve()
 
 
-def _furnish(folder: Path) -> None:
+def _write_files(folder: Path) -> None:
     """The application, and two tables as a user might have them."""
     shutil.copy(Path(__file__).with_name("demo_app.py"), folder / "app.py")
 
@@ -189,8 +190,8 @@ class Demo:
         for name, text in _COUNTS.items():
             self.scene.tables[name] = Counter({_MEANING[state]: n for state, n in self._db.execute(text)})
         held = self._held()
-        for name, seat in self.scene.workers.items():
-            seat.rows = sum(worker == name and row not in self._waiting for worker, row in held)
+        for name, worker in self.scene.workers.items():
+            worker.rows = sum(worker == name and row not in self._waiting for worker, row in held)
         self.scene.workers[_VICTIM].left = len(self._waiting)
         total = sum(self.scene.tables.values(), Counter[str]())
         if self.killed is None and total["done"] > total.total() / 4 and self.scene.workers[_VICTIM].rows >= 4:
@@ -240,22 +241,22 @@ class Demo:
         self._swept.clear()
 
     def _happened(self, name: str, event: dict[str, Any]) -> None:
-        seat = self.scene.workers.get(event.get("worker", ""), DemoWorker())
+        worker = self.scene.workers.get(event.get("worker", ""), DemoWorker())
         match name:
             case "process_started":
-                seat.pid = event["pid"]
-                seat.state = "starting" if seat.state == "" else "restarting"
+                worker.pid = event["pid"]
+                worker.state = "starting" if worker.state == "" else "restarting"
             case "process_ended":
-                seat.state = "stopped"
+                worker.state = "stopped"
             case "worker_dead":
                 self._waiting.clear()
             case "worker_started":
-                again = seat.state != "starting"
+                again = worker.state != "starting"
                 words = "is back: the supervisor restarted it" if again else "started"
-                self.scene.say(f"{event['worker']} {words} (pid {seat.pid})", "green" if again else "")
-                seat.state = "alive"
+                self.scene.say(f"{event['worker']} {words} (pid {worker.pid})", "green" if again else "")
+                worker.state = "alive"
             case "process_died":
-                seat.state = "killed"
+                worker.state = "killed"
                 rows = f"its {counted(len(self.orphans), 'row is', 'rows are')} given to the others"
                 self.scene.say(f"{event['worker']} was killed; {rows}", "bold red")
             case "job_failed":
@@ -365,7 +366,7 @@ def _top(scene: DemoScene, width: int) -> RenderableType:
     for name, counts in scene.tables.items():
         title = Text.assemble((name, "bold"), f"  {counted(counts.total(), 'row')}")
         parts += [title, _bar(counts, min(width, 100)), _legend(counts), ""]
-    return Group(*parts, _seats(scene), "")
+    return Group(*parts, _workers(scene), "")
 
 
 def _commentary(scene: DemoScene, room: int) -> RenderableType:
@@ -394,15 +395,15 @@ def _legend(counts: Counter[str]) -> Text:
     return Text.assemble(*parts)
 
 
-def _seats(scene: DemoScene) -> Table:
+def _workers(scene: DemoScene) -> Table:
     table = Table.grid(padding=(0, 2))
     for _ in range(5):
         table.add_column(no_wrap=True)
-    for name, seat in scene.workers.items():
-        state = Text(seat.state, {"alive": "green", "killed": "bold red"}.get(seat.state, "yellow"))
-        held = f"{counted(seat.rows, 'row')} running" if seat.state == "alive" else ""
-        left = f"{counted(seat.left, 'row')} left by the killed process" if seat.left else ""
-        table.add_row(Text(name, "bold"), f"pid {seat.pid or ''}", state, held, Text(left, "yellow"))
+    for name, worker in scene.workers.items():
+        state = Text(worker.state, {"alive": "green", "killed": "bold red"}.get(worker.state, "yellow"))
+        held = f"{counted(worker.rows, 'row')} running" if worker.state == "alive" else ""
+        left = f"{counted(worker.left, 'row')} left by the killed process" if worker.left else ""
+        table.add_row(Text(name, "bold"), f"pid {worker.pid or ''}", state, held, Text(left, "yellow"))
     return table
 
 

@@ -13,22 +13,9 @@ from ..ops import questions
 from ..ops.questions import SAMPLE
 from ..plural import counted
 from . import show
-from .app import (
-    NOTHING_MATCHED,
-    App,
-    AsJson,
-    Env,
-    SomeLanes,
-    answer,
-    app,
-    ask,
-    console,
-    for_app,
-    load,
-    not_empty,
-    plain,
-)
+from .app import NOTHING_MATCHED, answer, app, ask, console, for_app, plain
 from .app import errors as complaints
+from .options import App, AsJson, Env, SomeLanes, load, not_empty
 
 BARS = " ▁▂▃▄▅▆▇█"
 _WIDE = 120  # columns of a terminal from which on there is room for the bars
@@ -132,7 +119,6 @@ def _dead_now(family: dict[str, Any]) -> str:
 
 
 def _one(family: dict[str, Any], hours: float) -> list[RenderableType]:
-    """One family in full."""
     example, unrecorded = family["example"], family["unrecorded"]
     seen = "not recorded"
     if family["count"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -14,33 +13,33 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import RowmillError, did_you_mean
+from ..errors import did_you_mean
 from ..mill import Mill
 from ..ops import actions, questions
 from ..ops.actions import SETTABLE, ActionTarget
 from ..plural import counted
 from . import show
 from .app import (
-    NOTHING_MATCHED,
-    App,
-    AsJson,
-    Env,
     NothingMatched,
-    OneEnvironment,
     UsageError,
     answer,
     app,
     ask,
-    asked,
+    consent,
     errors,
+    plain,
+)
+from .options import (
+    App,
+    AsJson,
+    Env,
+    OneEnvironment,
+    asked,
     lane_names,
     load,
     not_empty,
     one_environment,
     one_lane,
-    plain,
-    print_json,
-    print_out,
     worded,
 )
 
@@ -102,11 +101,8 @@ def pause(
     document = _act(
         mill, environment, lane, lambda target: actions.pause(target, key=key, by=by, reason=reason, end=end)
     )
-    if as_json:
-        print_json(document)
-        return
-    print_out(show.pause_line(document, len(mill.environments)))
-    for note in document["notes"]:
+    answer(document, show.pause_line(document, len(mill.environments)), as_json=as_json)
+    for note in document["notes"] if not as_json else ():
         errors.print(plain(note), soft_wrap=True)
 
 
@@ -127,15 +123,11 @@ def resume(
     """
     mill, environment, lane = _place(reference, lane, key, by, env)
     document = _act(mill, environment, lane, lambda target: actions.resume(target, key=key, by=by))
-    if as_json:
-        print_json(document)
-    else:
-        ended = "is no longer paused" if document["resumed"] else "was not paused"
-        print_out(plain(f"{show.pause_name(document)} {ended}"))
-        for left in document["still_paused"][:_STILL_PAUSED]:
-            print_out(Text("still: ").append_text(show.pause_line(left, len(mill.environments))))
-    if document["resumed"] is None:
-        raise typer.Exit(NOTHING_MATCHED)
+    ended = "is no longer paused" if document["resumed"] else "was not paused"
+    left = [show.pause_line(pause, len(mill.environments)) for pause in document["still_paused"][:_STILL_PAUSED]]
+    lines = (Text("still: ").append_text(line) for line in left)
+    shown = Group(plain(f"{show.pause_name(document)} {ended}"), *lines)
+    answer(document, shown, as_json=as_json, nothing=document["resumed"] is None)
 
 
 def _place(
@@ -261,41 +253,24 @@ def _set(
         document = _act(mill, environment, lane, lambda target: actions.set_gate(target, changes, key=key, by=by))
     except actions.WrongGate as error:  # what does not go with this gate is the command's mistake
         raise UsageError(error.message, hint=error.hint) from None
-    if as_json:
-        print_json(document)
-    else:
-        print_out(Group(_heading(document, len(mill.environments)), _keys_table([document])))
+    answer(document, Group(_heading(document, len(mill.environments)), _keys_table([document])), as_json=as_json)
 
 
 def _reset(mill: Mill, environment: str, lane: str, key: str | None, by: str | None, yes: bool, as_json: bool) -> None:
     async def work(target: ActionTarget) -> dict[str, Any]:
-        if key is None and not yes:
-            _consent(await actions.resettable(target, by=by), lane, environment)
+        if key is None and not yes and (many := await actions.resettable(target, by=by)):
+            what = f"reset {counted(many, 'gate')} of lane {lane!r} in {environment!r}"
+            consent(what, "--yes, or reset one key: gates reset APP LANE KEY")
         return await actions.reset_gates(target, key=key, by=by)
 
     document = _act(mill, environment, lane, work)
     number, nothing = document["count"], key is not None and not document["count"]
-    if as_json:
-        print_json(document)
-        if nothing:
-            raise typer.Exit(NOTHING_MATCHED)
-    elif nothing:
+    if nothing and not as_json:
         name = f"{document['by']} {document['key']}"
         why = f"{name} has no state" if document["known"] else f"no row has {name}"
         raise NothingMatched(f"nothing to reset: {why}", hint=f"rowmill gates {lane} lists the keys that have one")
-    else:
-        print_out(f"{counted(number, 'gate')} reset" if number else "Nothing to reset: no gate has any state.")
-
-
-def _consent(number: int, lane: str, environment: str) -> None:
-    """Ask before resetting all keys."""
-    if not number:
-        return
-    what = f"reset {counted(number, 'gate')} of lane {lane!r} in {environment!r}"
-    if not sys.stdin.isatty():
-        raise RowmillError(f"this would {what}", hint="--yes, or reset one key: gates reset APP LANE KEY")
-    if not typer.confirm(f"This will {what}. Continue?", err=True):
-        raise typer.Exit(1)
+    reset = f"{counted(number, 'gate')} reset" if number else "Nothing to reset: no gate has any state."
+    answer(document, reset, as_json=as_json, nothing=nothing)
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:

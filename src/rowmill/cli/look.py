@@ -18,28 +18,19 @@ from ..ops.directory import LaneDirectory
 from ..plural import counted
 from . import show
 from .app import (
-    NOTHING_MATCHED,
-    App,
-    AsJson,
-    Env,
-    OneLane,
-    SomeLanes,
     UsageError,
     answer,
     app,
     ask,
-    asked,
     console,
     failure_line,
     for_app,
     labelled,
-    load,
-    one_lane,
-    one_of,
     plain,
     print_json,
     print_out,
 )
+from .options import App, AsJson, Env, OneLane, SomeLanes, asked, load, one_lane, one_of
 
 EVERY = 2.0
 MOST_PAUSES = 10
@@ -184,9 +175,7 @@ def jobs(
             shown = Group(shown, note)
     else:
         shown = Group(*(show.whole_table(row) for row in document["rows"]))
-    answer(document, shown, as_json=as_json)
-    if key is not None and not document["rows"]:
-        raise typer.Exit(NOTHING_MATCHED)
+    answer(document, shown, as_json=as_json, nothing=key is not None and not document["rows"])
 
 
 def _none(document: dict[str, Any], text: str) -> Text | None:

@@ -8,7 +8,8 @@ import os
 import sys
 
 from ..errors import RowmillError
-from .app import App, app, load, run_async
+from .app import app, run_async
+from .options import App, load
 
 
 @app.command()

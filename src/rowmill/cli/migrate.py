@@ -12,7 +12,8 @@ from rich.text import Text
 from ..ops.migrate import Tell
 from ..ops.migrate import migrate as migrate_mill
 from ..plural import counted
-from .app import App, AsJson, Env, app, console, errors, failure_line, load, plain, print_json, run_async
+from .app import app, console, errors, failure_line, plain, print_json, run_async
+from .options import App, AsJson, Env, load
 
 
 @app.command()

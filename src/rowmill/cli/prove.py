@@ -16,20 +16,8 @@ from rich.text import Text
 from ..mill import Mill
 from ..plural import counted
 from ..prove.trial import ProofResult, ProofSettings, Tell, provable, prove, value
-from .app import (
-    App,
-    AsJson,
-    UsageError,
-    app,
-    errors,
-    lane_names,
-    load,
-    not_empty,
-    plain,
-    print_json,
-    print_out,
-    run_async,
-)
+from .app import app, errors, plain, print_json, print_out, run_async
+from .options import App, AsJson, lane_names, load, not_empty, pairs
 
 _SEEDS = 10**6
 
@@ -67,9 +55,8 @@ def prove_command(
     """
     mill = load(reference)
     first = random.randrange(1, _SEEDS)
-    terms = ProofSettings(
-        reference or os.environ["ROWMILL_APP"], schedules, seconds, first, seed, on, _values(given or [])
-    )
+    values = pairs(given or (), "--set", "COLUMN=VALUE", "--set kind=pdf")
+    terms = ProofSettings(reference or os.environ["ROWMILL_APP"], schedules, seconds, first, seed, on, values)
     results = run_async(_prove(mill, lane or None, env, terms))
     if as_json:
         print_json({"held": all(p.held for p in results), "first_seed": first, "lanes": [value(p) for p in results]})
@@ -77,13 +64,6 @@ def prove_command(
         print_out(_page(results, terms))
     if not all(proved.held for proved in results):
         raise typer.Exit(1)
-
-
-def _values(given: Sequence[str]) -> dict[str, str]:
-    for pair in given:
-        if not pair.partition("=")[0] or "=" not in pair:
-            raise UsageError(f"--set {pair!r} is not COLUMN=VALUE", hint="--set kind=pdf")
-    return {name: text for name, _, text in (pair.partition("=") for pair in given)}
 
 
 async def _prove(mill: Mill, names: Sequence[str] | None, env: str | None, terms: ProofSettings) -> list[ProofResult]:

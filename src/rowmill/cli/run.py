@@ -31,7 +31,8 @@ from ..ops.directory import LaneDirectory
 from ..ops.questions import COUNTED
 from ..plural import counted, plural
 from . import show
-from .app import App, AsJson, Env, app, errors, exit_code, load, not_empty, plain, print_json
+from .app import app, errors, exit_code, plain, print_json
+from .options import App, AsJson, Env, load, not_empty
 
 DIED, HELD_BACK = 3, 6  # exit codes of a drain after which rows are dead, or are left because they are paused
 
@@ -282,7 +283,6 @@ def _resume(left: Left, several: int) -> list[Text]:
 
 
 def _close(supervisor: Supervisor, left: Left, *, drained: bool, several: int, events: Events, log: LogForm) -> None:
-    """Print the summary."""
     numbers, hints = _numbers(supervisor), _hints(left, several)
     if log is LogForm.JSON:
         hint: dict[str, Any] = {"hint": "; ".join(line.plain for line in hints)} if hints else {}

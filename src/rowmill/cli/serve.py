@@ -12,7 +12,8 @@ import typer
 from ..errors import RowmillError
 from ..events import configure_logs
 from ..ops.access import has_token
-from .app import App, UsageError, app, errors, load, not_empty, run_async
+from .app import UsageError, app, errors, run_async
+from .options import App, load, not_empty
 
 Address = Annotated[str, typer.Option("--host", help="the address to listen on", callback=not_empty)]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="the port; 0: any free port")]

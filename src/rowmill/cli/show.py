@@ -26,7 +26,6 @@ _ERROR = 24
 
 
 def span(seconds: float | None) -> str:
-    """A duration in one unit."""
     return "" if seconds is None else documents.span(max(round(seconds), 0))
 
 
@@ -248,7 +247,6 @@ def when(row: Document) -> str:
 
 
 def whole_table(row: Document) -> Table:
-    """All columns of one row."""
     made = table()
     made.add_column(plain(f"{row['environment']} / {row['lane']}"), style="cyan", no_wrap=True)
     made.add_column(plain(f"{row['key']}: " + (row["state"] or "in none of this lane's states")), overflow="fold")

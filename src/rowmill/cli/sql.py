@@ -12,7 +12,8 @@ from ..mill import Mill
 from ..ops import sql as lane_sql
 from ..ops.directory import LaneDirectory
 from ..ops.sql import FunctionOptions, commented, one_line
-from .app import AsJson, UsageError, app, ask, errors, load, not_empty, one_lane, print_json, worded
+from .app import UsageError, app, ask, errors, print_json
+from .options import AsJson, load, not_empty, one_lane, pairs, worded
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[APP] LANE", help="the application and the lane")]
 _FUNCTIONS, _ROLE = "Functions", "Role"
@@ -101,7 +102,8 @@ def sql(
     if role is not None:
         _role(words, env, role, hide or [], writes or [], as_json)
         return
-    options = FunctionOptions(prefix, _pairs(name or []), schema, security == "definer", grant or ())
+    names = pairs(name or (), "--name", "VERB=NAME", "--name claim=claim_next_job")
+    options = FunctionOptions(prefix, names, schema, security == "definer", grant or ())
     mill, lane, environment = _lane(words, env)
     if not functions:
         document = _of_lane(mill, lane, environment, lane_sql.statements)
@@ -122,13 +124,10 @@ def _lane(words: list[str], env: str | None) -> tuple[Mill, str, str]:
     """``[APP] LANE``: the application, the lane, and the environment, by default the first that the lane works in."""
     if not words and "ROWMILL_APP" not in os.environ:
         raise UsageError("no lane given", hint="rowmill sql [APP] LANE")
-    if len(words) > 2:
-        raise UsageError(
-            f"expected one application and one lane, got {len(words)} words", hint="rowmill sql [APP] LANE"
-        )
-    named = len(words) == 2 or (bool(words) and ":" in words[0])
-    mill = load(words[0] if named else None)
-    lane = one_lane(mill, words[-1] if len(words) == 2 or (words and not named) else None)
+    named = len(words) == 2 and ":" not in words[0]
+    reference, rest = (words[0], words[1:]) if named else worded(words, "LANE")
+    mill = load(reference)
+    lane = one_lane(mill, rest[0] if rest else None)
     served = (name for name in mill.environments if mill.lanes[lane].serves(name))
     return mill, lane, env or next(served, next(iter(mill.environments)))
 
@@ -140,16 +139,6 @@ def _of_lane(
         return await question(await directory.view(environment, lane))
 
     return ask(mill, of_lane, [environment], [lane])
-
-
-def _pairs(words: list[str]) -> dict[str, str]:
-    pairs = {}
-    for word in words:
-        verb, equals, name = word.partition("=")
-        if not (equals and name):
-            raise UsageError(f"--name {word} is not VERB=NAME", hint="--name claim=claim_next_job")
-        pairs[verb] = name
-    return pairs
 
 
 def _statements(document: dict[str, Any]) -> None:

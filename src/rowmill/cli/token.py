@@ -7,24 +7,12 @@ import socket
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from ..ops import access, questions
 from . import show
-from .app import (
-    NOTHING_MATCHED,
-    App,
-    AsJson,
-    UsageError,
-    app,
-    errors,
-    load,
-    not_empty,
-    plain,
-    print_json,
-    print_out,
-    run_async,
-    worded,
-)
+from .app import UsageError, answer, app, errors, plain, run_async
+from .options import App, AsJson, load, not_empty, worded
 
 _VERBS = "create [APP] NAME | list [APP] | revoke [APP] NAME"
 
@@ -67,24 +55,20 @@ def token(
         document = run_async(access.revoke_token(mill, names[0]))
     else:
         document = run_async(access.tokens(mill))
-    if as_json:
-        print_json(document)
-    elif verb == "create":
-        print_out(document["token"])
-        errors.print("The token is shown only once. Send it as: Authorization: Bearer ...", highlight=False)
+    if verb == "create":
+        answer(document, document["token"], as_json=as_json)
     elif verb == "revoke":
         ended = f"{names[0]} is no longer valid" if document["token"] else f"There is no valid token {names[0]}."
-        print_out(plain(ended))
+        answer(document, plain(ended), as_json=as_json, nothing=document["token"] is None)
     else:
-        _list(document["tokens"])
-    if verb == "revoke" and document["token"] is None:
-        raise typer.Exit(NOTHING_MATCHED)
+        answer(document, _table(document["tokens"]), as_json=as_json)
+    if verb == "create" and not as_json:
+        errors.print("The token is shown only once. Send it as: Authorization: Bearer ...", highlight=False)
 
 
-def _list(tokens: list[dict[str, Any]]) -> None:
+def _table(tokens: list[dict[str, Any]]) -> RenderableType:
     if not tokens:
-        print_out("No tokens.")
-        return
+        return "No tokens."
     made = show.table("Id", "Name", "Scopes", "Lanes", "Made", "Used", "State")
     for one in tokens:
         state = "valid" if one["valid"] else "revoked" if one["revoked_at"] else "ended"
@@ -92,7 +76,7 @@ def _list(tokens: list[dict[str, Any]]) -> None:
         used = (one["used_at"] or "never")[:16]
         cells = [one["name"], " ".join(one["scopes"]), lanes, one["created_at"][:16], used, state]
         made.add_row(one["id"], *map(plain, cells))
-    print_out(made)
+    return made
 
 
 @app.command()
@@ -112,18 +96,13 @@ def audit(
             return await questions.audit(database, limit)
 
     document = run_async(main())
-    if as_json:
-        print_json(document)
-        return
-    if not document["entries"]:
-        print_out("Nothing was done through the dashboard or the HTTP API.")
-        return
     made = show.table("When", "Who", "Action", "Lane", "What", "Outcome")
     for entry in document["entries"]:
         where = "/".join(entry[name] for name in ("environment", "lane") if entry[name])
         cells = [entry["at"][:19], entry["who"], entry["action"], where, entry["target"] or "", entry["outcome"]]
         made.add_row(*map(plain, cells))
-    print_out(made)
+    nothing = "Nothing was done through the dashboard or the HTTP API."
+    answer(document, made if document["entries"] else nothing, as_json=as_json)
 
 
 def operator() -> str:

@@ -24,22 +24,9 @@ from ..ops.top import STATES, busiest, rates
 from ..ops.top import top as look
 from ..plural import counted
 from . import show
-from .app import (
-    App,
-    AsJson,
-    Env,
-    SomeLanes,
-    UsageError,
-    app,
-    console,
-    failure_line,
-    load,
-    plain,
-    print_json,
-    print_out,
-    run_async,
-)
+from .app import UsageError, app, console, failure_line, plain, print_json, print_out, run_async
 from .errors import bars
+from .options import App, AsJson, Env, SomeLanes, load
 
 EVERY = 2.0
 _FAMILIES, _WORKERS = 5, 8

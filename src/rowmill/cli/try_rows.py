@@ -19,22 +19,8 @@ from ..config import find_app
 from ..events import configure_logs
 from ..ops import try_rows
 from ..plural import counted
-from .app import (
-    AsJson,
-    NothingMatched,
-    OneEnvironment,
-    UsageError,
-    app,
-    ask,
-    errors,
-    load,
-    one_environment,
-    one_lane,
-    plain,
-    print_json,
-    print_out,
-    worded,
-)
+from .app import NothingMatched, answer, app, ask, errors, plain, print_json, print_out
+from .options import AsJson, OneEnvironment, load, one_environment, one_lane, one_row, worded
 
 #: The exit code of a run that failed.
 RUN_FAILED = 3
@@ -75,22 +61,14 @@ def try_command(
 
     Example: `rowmill try app:mill fetch 7`
     """
-    reference, rest = worded(words, "LANE", "ID")
-    if not rest:
-        raise UsageError("no row given", hint="rowmill try [APP] LANE ID")
-    mill = load(reference)
-    name = one_lane(mill, rest[0] if len(rest) > 1 else None)
-    environment = one_environment(mill, env, name)
+    mill, name, environment, id, _ = one_row(words, env, "try")
     limit = timedelta(seconds=timeout) if timeout is not None else None
     with _foreground(as_json):
         document = ask(
-            mill, lambda d: try_rows.try_row(d, environment, name, rest[-1], commit=commit, timeout=limit),
+            mill, lambda d: try_rows.try_row(d, environment, name, id, commit=commit, timeout=limit),
             [environment], [name],
         )  # fmt: skip
-    if as_json:
-        print_json(document)
-    else:
-        print_out(_tried(document))
+    answer(document, _tried(document), as_json=as_json)
     if document["outcome"] in try_rows.FAILED:
         raise typer.Exit(RUN_FAILED)
 

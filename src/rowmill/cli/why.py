@@ -11,21 +11,8 @@ from rich.text import Text
 from ..ops import questions
 from ..ops.documents import span
 from . import show
-from .app import (
-    NOTHING_MATCHED,
-    AsJson,
-    OneEnvironment,
-    UsageError,
-    app,
-    ask,
-    load,
-    one_environment,
-    one_lane,
-    plain,
-    print_json,
-    print_out,
-    worded,
-)
+from .app import answer, app, ask, plain
+from .options import AsJson, OneEnvironment, one_row
 
 #: How a reason's start is told, where not as "for 5 min so far"; and reasons whose text already says when they end.
 _SINCE = {"done": "{} ago", "dead": "{} ago", "canceled": "{} ago", "untouched_for": "changed {} ago",
@@ -52,19 +39,10 @@ def why(
 
     Example: `rowmill why app:mill fetch 7`
     """
-    reference, rest = worded(words, "LANE", "ID")
-    if not rest:
-        raise UsageError("no row given", hint="rowmill why [APP] LANE ID")
-    mill = load(reference)
-    name = one_lane(mill, rest[0] if len(rest) > 1 else None)
-    environment = one_environment(mill, env, name)
-    document = ask(mill, lambda directory: questions.why(directory, environment, name, rest[-1]))
-    if as_json:
-        print_json(document)
-    else:
-        print_out(_shown(document, len(mill.environments), reference))
-    if document["state"] == "none":
-        raise typer.Exit(NOTHING_MATCHED)
+    mill, name, environment, id, reference = one_row(words, env, "why")
+    document = ask(mill, lambda directory: questions.why(directory, environment, name, id))
+    shown = _shown(document, len(mill.environments), reference)
+    answer(document, shown, as_json=as_json, nothing=document["state"] == "none")
 
 
 def _shown(document: dict[str, Any], environments: int, reference: str | None) -> RenderableType:

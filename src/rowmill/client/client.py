@@ -171,7 +171,7 @@ class Client:
         return self.environment(call.options.env or (served[0] if served else None))
 
     def _say(self, sql: Dialect) -> EnqueueStatements:
-        return EnqueueStatements(sql, sql.own(self._schema, "rowmill_jobs"), self._clock)
+        return EnqueueStatements.of(sql, self._schema, self._clock)
 
     async def _in_tx(self, tx: Any, calls: Sequence[Call]) -> list[int]:
         theirs = caller(tx)

@@ -92,7 +92,7 @@ class EnvironmentConnection:
     async def _watch(self) -> None:
         """One look for all that is awaited here: when a word comes that something is done, and now and then."""
         wake_up = WakeUp()
-        listening = asyncio.create_task(listen(self.database, wake_up.ring, DONE))
+        listening = asyncio.create_task(listen(self.database, wake_up.wake, DONE))
         notify = self.database.sql.notify
         announced, pause, seen = 0.0, _POLL[0], time.monotonic()
         try:

@@ -27,7 +27,8 @@ class Key:
     ago, if given). By default ``states`` are the unfinished ones; with ``within``, done too.
 
     ``conflict`` is what a second call does: ``ignore`` (it gets the handle of the first), ``replace`` (the first gets
-    its arguments, time and priority, if it has not started) or ``raise``.
+    its arguments, time and priority, unless it is running; a job that waits for its retry begins again with all its
+    attempts and without the results of its steps) or ``raise``.
 
     ``debounce``: the job waits this long after the last call, and runs once with that call's arguments, but at most
     ``at_most`` after the first call. A call while it runs makes the next job.

@@ -25,7 +25,7 @@ from .isolate import HandlerProcess
 from .job import ChunkJobs, Job
 from .lane_state import LaneState
 from .recovery.running_marks import mark
-from .slots import _PREFETCH, _PREFETCH_GATED, AUTO_BATCH, Slot, Slots, swallow
+from .slots import _PREFETCH, _PREFETCH_GATED, AUTO_BATCH, Slot, Slots, consume_cancellation
 from .tracing import kept_with, wrote_row
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class ChunkSlots(Slots):
                 self._took = self._took * 0.9 + took * 0.1 if self._took > 0 else took
                 slot.job = None
             if slot.task is not None and slot.task.cancelling() and not self._closing:
-                await swallow(slot)
+                await consume_cancellation(slot)
             share = took / len(jobs)
             for job, settlement in run.end(ended):
                 outcome = settlement or job.finished

@@ -75,6 +75,8 @@ class Environment:
         self._due: list[float] = []
         self._poll = min((lane.poll.total_seconds() for lane in lanes), default=5.0)
         self._workers_table: WorkersTable | None = None
+        #: The process before this one, with the same worker id, if it died.
+        self._before: DeadWorker | None = None
         #: On PostgreSQL: the session on which the worker listens.
         self.session = worker.listeners.session(database)
         self._renewer: Heartbeat | None = None
@@ -278,9 +280,8 @@ class Environment:
         self._renewer = Heartbeat(self._worker, self, lane_states, [self.database] if self._workers_table else [])
         self._renewer.start()
         await self._renewer.connected()
-        if self._worker.fallen is not None and self._worker.replaces is not None and self._workers_table is not None:
-            before = DeadWorker(me.id, self._worker.replaces, self._worker.fallen)
-            await self._give_back(before, lane_states, succeeds=True)
+        if self._before is not None:
+            await self._give_back(self._before, lane_states, succeeds=True)
         sweeper = Sweeper(lane_states, self.wake, self._workers_table)
         looker = WaitLooker(lane_states, self.wake, self._poll)
         if self._worker.turns is None:
@@ -319,6 +320,8 @@ class Environment:
                 self.name, Minutes(self.database, self._worker.clock), self._worker.counters, self._worker.events
             )
             self._tasks.append(asyncio.create_task(self._minutes.run()))
+        if self._before is not None:
+            self._tasks.append(asyncio.create_task(self._give_back_rest(self._before, lane_states)))
         self.opened, self.worked_at = True, time.monotonic()
         self._examined_at = self.worked_at
         for store in stores:
@@ -435,16 +438,17 @@ class Environment:
                 found_by=self._worker.id,
                 presumed=dead.seen_at is not None,
             )
-        gave_back = await self._give_back(dead, self.lane_states)
-        await self._workers_table.rows_given_back(dead.id, dead.incarnation, self._worker.slots.keys())
-        if gave_back:
-            self.wake()
-            if notify := self.database.sql.notify:  # other workers may have room, too
-                await self.database.write(lambda run: run(notify, (CHANNEL, "")))
+        done = await self._give_back(dead, self.lane_states)
+        # A claim that was under way when the worker died may be committed only now, and somebody may have locked a row.
+        # So the next looks at the workers give back the rest, and only those say that all is done.
+        if dead.declared and done:
+            await self._workers_table.rows_given_back(dead.id, dead.incarnation, self._worker.slots.keys())
 
-    async def _give_back(self, dead: DeadWorker, lane_states: list[LaneState], *, succeeds: bool = False) -> bool:
-        """Give back what a dead worker held; whether there was any. Rows that had not started are not counted."""
-        count = 0
+    async def _give_back(
+        self, dead: DeadWorker, lane_states: list[LaneState], *, succeeds: bool = False, claims: bool = False
+    ) -> bool:
+        """Give back what a dead worker held; whether all is done. Rows that had not started are not counted."""
+        count, done = 0, True
         for lane_state in lane_states:
             if "worker" not in lane_state.store.binding.roles:
                 continue
@@ -452,13 +456,31 @@ class Environment:
             def started(key: tuple[Any, ...], salt: int = lane_state.salt) -> bool:
                 return dead.running is None or mark(key, salt) in dead.running
 
-            released, swept = await take_over(lane_state.store, dead.id, dead.incarnation, started, succeeds=succeeds)
-            count += released + len(swept)
-            for row in swept:
+            taken = await take_over(
+                lane_state.store, dead.id, dead.incarnation, started, succeeds=succeeds, claims=claims
+            )
+            done = done and taken.done
+            count += taken.released + len(taken.swept)
+            for row in taken.swept:
                 lane_state.swept(row)
-            if released:
-                lane_state.emit("rows_given_back", previous_worker=dead.id, count=released)
-        return count > 0
+            if taken.released:
+                lane_state.emit("rows_given_back", previous_worker=dead.id, count=taken.released)
+        if count and self.opened:
+            self.wake()
+            if notify := self.database.sql.notify:  # other workers may have room, too
+                await self.database.write(lambda run: run(notify, (CHANNEL, "")))
+        return done
+
+    async def _give_back_rest(self, before: DeadWorker, lane_states: list[LaneState]) -> None:
+        """Give back what the process before this one, with the same id, held and could not be given back at the start.
+
+        Its name in the workers table is this worker's now, so no other worker looks after it.
+        """
+        done = False
+        while not done:
+            await asyncio.sleep(BEAT_EVERY)
+            with contextlib.suppress(DatabaseError):
+                done = await self._give_back(before, lane_states, succeeds=True, claims=True)
 
     def _log_failures(self, own: OwnTables | None, lane_states: list[LaneState]) -> None:
         """Failures are written down where there is a table for them."""
@@ -478,7 +500,7 @@ class Environment:
         """Rows may be ready here: look now."""
         self.look = True
         if self._looker is not None:
-            self._looker.ring()
+            self._looker.look_soon()
         if self._scheduler is not None:
             self._scheduler.look()
         self._worker.wake()
@@ -494,8 +516,10 @@ class Environment:
             )  # fmt: skip
             return None
         me = self._worker.shutdown.snapshot()
+        previous, gone = await workers_table.find(me.id), False
         holder = await workers_table.register(me, self._worker.replaces)
         if holder is not None and await _is_gone(holder, me, workers_table):
+            previous, gone = await workers_table.find(me.id), True
             holder = await workers_table.register(me, holder["incarnation"])
         if holder is not None:
             raise WorkerIdTaken(
@@ -503,8 +527,20 @@ class Environment:
                 f" last heard of {holder['silent_for']:.0f} s ago",
                 hint="choose another --worker-id, or stop that worker first",
             )
+        self._before = self._predecessor(previous, gone=gone)
         await workers_table.forget()
         return workers_table
+
+    def _predecessor(self, previous: dict[str, Any] | None, *, gone: bool) -> DeadWorker | None:
+        """The process that had this worker's id before, if it is dead; ``previous`` is what the table said of it."""
+        worker = self._worker
+        if worker.replaces is not None:  # the supervisor started this one because that one ended
+            return None if worker.fallen is None else DeadWorker(worker.id, worker.replaces, worker.fallen)
+        if previous is None or previous["incarnation"] == worker.incarnation:
+            return None
+        dead = previous["state"] == "dead" or previous["process_gone"] or previous["lock_missing"]
+        dead = dead or (gone and previous["lock_id"] is None)
+        return DeadWorker(worker.id, previous["incarnation"]) if dead else None
 
     async def _stop(self) -> None:
         """Stop what runs beside the work."""
@@ -568,10 +604,8 @@ async def _is_gone(holder: dict[str, Any], me: WorkerState, workers_table: Worke
     # A container that was restarted, or another one with the same host name: its process cannot be seen from here.
     # A live one beats meanwhile.
     await asyncio.sleep(max(2 * BEAT_EVERY - holder["silent_for"], 0.0))
-    now = [worker for worker in await workers_table.all() if worker["id"] == me.id]
-    return [(worker["incarnation"], worker["seen_at"]) for worker in now] == [
-        (holder["incarnation"], holder["seen_at"])
-    ]
+    now = await workers_table.find(me.id)
+    return now is not None and (now["incarnation"], now["seen_at"]) == (holder["incarnation"], holder["seen_at"])
 
 
 def _lives(pid: int) -> bool:

@@ -88,7 +88,6 @@ class Execution:
         return RunPlan(handler, names, is_async, timeout, self.lane.isolation == "auto" and not is_async)
 
     def plan(self, claim: Claim) -> RunPlan:
-        """How this claim is run."""
         return self._plan
 
     def job(self, plan: RunPlan, claim: Claim, worker: str, slot: str) -> Job:
@@ -189,7 +188,6 @@ class TaskExecution(Execution):
         self._task_at = self.store.binding.columns.index("task")
 
     def plan(self, claim: Claim) -> RunPlan:
-        """By the task that the row is of."""
         name = claim.row[self._task_at]
         plan = self._plans.get(name)
         if plan is None:

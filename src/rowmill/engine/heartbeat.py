@@ -56,7 +56,6 @@ class HeartbeatThread:
             return asyncio.run_coroutine_threadsafe(beat.main(), self._loop), self._loop
 
     def remove(self, beat: Heartbeat) -> None:
-        """A heartbeat has ended."""
         with self._lock:
             self._beats.remove(beat)
 

@@ -36,7 +36,7 @@ from ..errors import (
     WrongResult,
     did_you_mean,
 )
-from ..store import LaneStore, Tx, uncut
+from ..store import LaneStore, Tx, shielded
 from ..store.gates.budgets import take as take_budget
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.result_values import note_text
@@ -338,7 +338,7 @@ class Finish:
                 await self._context.__aexit__(kind, error, trace)
                 return
             self._lane_state.ending.add(id(self._claim))
-            await uncut(self._end())
+            await shielded(self._end())
         finally:
             self._lane_state.ending.discard(id(self._claim))
             self._lane_state.end_settle([self._claim])

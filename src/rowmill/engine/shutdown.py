@@ -64,7 +64,7 @@ class Shutdown:
         """
         worker, self.watch_at = self._worker, now + _WATCH_EVERY
         for slots in worker.slots.values():
-            if slots.hoards(now):
+            if slots.prefetch_is_stuck(now):
                 self._give_back(slots.take_back())
             slot = slots.overdue(now, worker.grace)
             if slot is not None and not worker.recycling:
@@ -198,7 +198,7 @@ class Shutdown:
             return
         store = cast("PostgresLane | SqliteLane", lane_state.store)  # the only lane stores there are
         try:
-            view = LaneView(store, fleet=True)
+            view = LaneView(store, has_workers_table=True)
             holders, timeless = await view.holders(), await view.timeless()
         except DatabaseError:
             return

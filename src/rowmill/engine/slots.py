@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WAKEN = 4
 _PREFETCH = 0.25  # seconds of work that may wait in the buffer
 _PREFETCH_GATED = 0.005  # the same where a row that waits takes up its key: no longer than a claim takes
-_HOARD = 1.0  # seconds a run may take while others wait behind it
+_STUCK_AFTER = 1.0  # seconds a run may take while others wait behind it
 AUTO_BATCH = 1000
 
 
@@ -180,7 +180,9 @@ class Slots:
             except asyncio.CancelledError:
                 if self._closing:
                     raise
-                await swallow(slot)  # a timer that an earlier handler left behind: not for the run in the slot now
+                await consume_cancellation(
+                    slot
+                )  # a timer that an earlier handler left behind: not for the run in the slot now
                 if slot in self._idle:
                     self._idle.remove(slot)
 
@@ -213,7 +215,7 @@ class Slots:
                     self._took = self._took * 0.9 + took * 0.1 if self._took > 0 else took
                     slot.job = None
                 if slot.task is not None and slot.task.cancelling() and not self._closing:
-                    await swallow(slot)
+                    await consume_cancellation(slot)
                 if settlement is not None:
                     settlement.duration = took
                 elif job.finished is not None:
@@ -290,14 +292,14 @@ class Slots:
                 cut_off += [(job._lane_state, claim) for claim in claims]
         return cut_off
 
-    def hoards(self, now: float) -> bool:
+    def prefetch_is_stuck(self, now: float) -> bool:
         """Rows wait in the buffer behind runs that have turned slow: others could have them."""
         running = [slot for slot in self.all if slot.job is not None]
         full = bool(self._buffer) and len(running) >= min(self.lane.concurrency, self.capacity.limit)
-        return full and all(now - slot.began > _HOARD for slot in running)
+        return full and all(now - slot.began > _STUCK_AFTER for slot in running)
 
 
-async def swallow(slot: Slot) -> None:
+async def consume_cancellation(slot: Slot) -> None:
     """A cancellation that was meant for a run that has ended must not hit the next one."""
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)

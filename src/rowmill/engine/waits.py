@@ -30,7 +30,7 @@ class WaitLooker:
         #: There are waiting rows, as far as is known.
         self._some = False
 
-    def ring(self) -> None:
+    def look_soon(self) -> None:
         """Rows may have changed."""
         if self._some:
             self._rung.set()
@@ -68,7 +68,7 @@ class WaitLooker:
             self._wake()
 
     async def run(self, *, at_start: bool = False) -> None:
-        """Look at every poll, and soon after every ring, until cancelled. ``at_start``: nobody has looked yet."""
+        """Look at every poll, and soon after every wake-up, until cancelled. ``at_start``: nobody has looked yet."""
         if at_start:
             self._rung.set()
         apart = _APART

@@ -34,19 +34,19 @@ _KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_
 #: The channel on which it is said that jobs are done, where somebody awaits that; and the word by which he says so.
 DONE, AWAIT = "rowmill_done", "await"
 
-Ring = Callable[[], None]
+WakeCallback = Callable[[], None]
 
 
 class WakeUp:
-    """Rings when something may have happened; the worker waits for it."""
+    """Wakes when something may have happened; the worker waits for it."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         #: Wake the worker, now or when it next waits. Every run that ends does it.
-        self.ring = self._event.set
+        self.wake = self._event.set
 
     async def wait(self, seconds: float) -> None:
-        """Until it rings, or that long."""
+        """Until it wakes, or that long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0)):
                 await self._event.wait()
@@ -61,7 +61,7 @@ class Session:
     #: Since when (monotonic) the lock is held; None: it is not.
     locked_since: float | None = None
     #: End it, so that another one is opened.
-    end: Ring = lambda: None
+    end: WakeCallback = lambda: None
 
     @property
     def age(self) -> float | None:
@@ -80,8 +80,8 @@ class SecondLook:
     #: writer that notified may have been rolled back.
     _MANY, _LOOK_ON, _LONGEST = 10, 0.5, 1.0
 
-    def __init__(self, database: Database, ring: Ring) -> None:
-        self._database, self._ring = database, ring
+    def __init__(self, database: Database, wake: WakeCallback) -> None:
+        self._database, self._wake = database, wake
         self._notified: deque[float] = deque(maxlen=self._MANY)
         self._task: asyncio.Task[None] | None = None
 
@@ -106,7 +106,7 @@ class SecondLook:
                 committed = await self._database.read(lambda run: bool(run(ALL_COMMITTED, ())[0][0]))
             except DatabaseError:
                 return  # the poll finds what there is
-            self._ring()
+            self._wake()
             many = len(self._notified) == self._MANY and last - self._notified[0] < 1.0
             if committed and began - last >= (self._LOOK_ON if many else LOOK_AGAIN):
                 return
@@ -116,18 +116,18 @@ class SecondLook:
 
 async def listen(
     database: Database,
-    ring: Ring,
+    wake: WakeCallback,
     channel: str = CHANNEL,
-    awaited: Ring | None = None,
+    awaited: WakeCallback | None = None,
     session: Session | None = None,
 ) -> None:
-    """Ring whenever this database says that rows may be ready; ``awaited`` is called when somebody awaits results.
+    """Wake whenever this database says that rows may be ready; ``awaited`` is called when somebody awaits results.
     Runs until cancelled.
     """
     if database.file is not None:
-        await _watch_file(database.file, ring)
+        await _watch_file(database.file, wake)
     elif not database.pooled:  # a transaction pooler loses LISTEN with the transaction
-        await _listen(database, ring, channel, awaited or (lambda: None), session)
+        await _listen(database, wake, channel, awaited or (lambda: None), session)
 
 
 class Listeners:
@@ -153,12 +153,14 @@ class Listeners:
             return None
         return self._shared.setdefault(database.place, _SharedListener(database, Session(self._lock_id)))
 
-    async def listen(self, database: Database, ring: Ring, awaited: Ring | None, session: Session | None) -> None:
-        """Ring whenever this database says that rows may be ready. Runs until cancelled."""
+    async def listen(
+        self, database: Database, wake: WakeCallback, awaited: WakeCallback | None, session: Session | None
+    ) -> None:
+        """Wake whenever this database says that rows may be ready. Runs until cancelled."""
         if (shared := self._of(database)) is None:
-            await listen(database, ring, awaited=awaited, session=session)
+            await listen(database, wake, awaited=awaited, session=session)
         else:
-            await shared.join(ring, awaited or (lambda: None))
+            await shared.join(wake, awaited or (lambda: None))
 
 
 class _SharedListener:
@@ -167,22 +169,22 @@ class _SharedListener:
     def __init__(self, database: Database, session: Session) -> None:
         self.session = session
         self._database = database
-        self._rings: dict[object, tuple[Ring, Ring]] = {}
+        self._callbacks: dict[object, tuple[WakeCallback, WakeCallback]] = {}
         self._task: asyncio.Task[None] | None = None
         self._later: asyncio.TimerHandle | None = None
 
-    async def join(self, ring: Ring, awaited: Ring) -> None:
-        """Ring with the others, until cancelled."""
+    async def join(self, wake: WakeCallback, awaited: WakeCallback) -> None:
+        """Wake with the others, until cancelled."""
         me = object()
-        self._rings[me] = ring, awaited
+        self._callbacks[me] = wake, awaited
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._listen())
         try:
-            ring()  # what was said before
+            wake()  # what was said before
             await self._task
         finally:
-            del self._rings[me]
-            if not self._rings:
+            del self._callbacks[me]
+            if not self._callbacks:
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
 
@@ -192,30 +194,32 @@ class _SharedListener:
         while not limit.try_take():  # noqa: ASYNC110 - nobody waits in line for these
             await asyncio.sleep(_RECONNECT_FULL)
         try:
-            await listen(self._database, self._ring, awaited=self._awaited, session=self.session)
+            await listen(self._database, self._wake, awaited=self._awaited, session=self.session)
         finally:
             limit.give_back()
 
     def _awaited(self) -> None:
-        for _, awaited in list(self._rings.values()):
+        for _, awaited in list(self._callbacks.values()):
             awaited()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         if self._later is None:
-            pause = Listeners._PER_SCHEMA * (len(self._rings) - 1)
+            pause = Listeners._PER_SCHEMA * (len(self._callbacks) - 1)
             self._later = asyncio.get_running_loop().call_later(pause, self._now)
 
     def _now(self) -> None:
         self._later = None
-        for ring, _ in list(self._rings.values()):
-            ring()
+        for wake, _ in list(self._callbacks.values()):
+            wake()
 
 
-async def _listen(database: Database, ring: Ring, channel: str, awaited: Ring, session: Session | None) -> None:
-    second_look = SecondLook(database, ring)
+async def _listen(
+    database: Database, wake: WakeCallback, channel: str, awaited: WakeCallback, session: Session | None
+) -> None:
+    second_look = SecondLook(database, wake)
 
     def heard(_connection: Any, _pid: int, _channel: str, word: str) -> None:
-        (awaited if word == AWAIT else ring)()
+        (awaited if word == AWAIT else wake)()
         if word == AGAIN:
             second_look.notified()
 
@@ -233,7 +237,7 @@ async def _listen(database: Database, ring: Ring, channel: str, awaited: Ring, s
             connection.add_termination_listener(lambda _, gone=gone: gone.set())
             await connection.add_listener(channel, heard)
             pause = _RECONNECT[0]
-            ring()  # what was said while nobody listened
+            wake()  # what was said while nobody listened
             await gone.wait()
         except asyncpg.TooManyConnectionsError:
             pause = _RECONNECT_FULL
@@ -249,8 +253,8 @@ async def _listen(database: Database, ring: Ring, channel: str, awaited: Ring, s
         pause = min(pause * 2, _RECONNECT[1]) if pause < _RECONNECT_FULL else _RECONNECT[0]
 
 
-async def _watch_file(file: SqliteFile, ring: Ring) -> None:
-    """Ring after every commit to the file. Also after this worker's own: an outcome, or a hook, can make rows ready.
+async def _watch_file(file: SqliteFile, wake: WakeCallback) -> None:
+    """Wake after every commit to the file. Also after this worker's own: an outcome, or a hook, can make rows ready.
 
     The kernel tells of writes, and a write is a reason to look for a commit. A commit becomes visible some time after
     its last write (an fsync comes in between), so more looks follow, at growing intervals. Where the kernel tells
@@ -269,7 +273,7 @@ async def _watch_file(file: SqliteFile, ring: Ring) -> None:
             was_written |= watch.told()  # of a write between the two questions
             written |= was_written
             if committed:
-                ring()
+                wake()
                 if not written:
                     watch.close()
                 written, pause = False, _SAFETY_POLL if watch.works else _SOON
@@ -284,5 +288,5 @@ async def _watch_file(file: SqliteFile, ring: Ring) -> None:
 
 
 def jittered(seconds: float) -> float:
-    """Around that long, so that a fleet does not ask all at once."""
+    """Around that long, so that not all workers ask at once."""
     return seconds * random.uniform(0.8, 1.2)

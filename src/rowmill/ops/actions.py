@@ -76,7 +76,6 @@ class ActionTarget:
         return self.directory.database(self.environment)
 
     async def view(self) -> LaneView:
-        """The lane."""
         return await self.directory.view(self.environment, self.lane or "")
 
     async def gates(self) -> LaneGates:
@@ -151,11 +150,6 @@ class Impact:
     rows: int
     others: list[str]
     foreign: int
-
-    @property
-    def error_column(self) -> str:
-        """The lane's own error column."""
-        return self.view.binding.roles["error"]
 
 
 async def impact(target: ActionTarget, verb: str, rows: ChosenRows, most: int, *, running: bool = False) -> Impact:

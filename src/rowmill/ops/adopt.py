@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..adopt.lane_file import quoted_table, sketch
+from ..adopt.lane_file import lane_source, quoted_table
 from ..adopt.proposal import Proposal
 from ..adopt.row_types import row_types
 from ..adopt.survey import survey
@@ -59,11 +59,6 @@ async def types(url: str, table: str) -> str:
         return row_types(await survey(database, table))
 
 
-def can_wake(database: Database) -> bool:
-    """Whether workers can be told of new rows by a trigger there."""
-    return database.sql.notify is not None
-
-
 async def adopt(database: Database, made: Proposal, url: str | None, *, wake: bool = False) -> Adoption:
     """The proposal as a lane: bound, with its DDL and its plans. ``url``: what the file says of the database.
 
@@ -74,7 +69,7 @@ async def adopt(database: Database, made: Proposal, url: str | None, *, wake: bo
 
     options = {**made.options, "name": made.name}
     lane = lanes_words.declare(quoted_table(made.facts.schema, made.facts.name), handler, options)
-    adoption = Adoption(made, sketch(made, url), wake=wake)
+    adoption = Adoption(made, lane_source(made, url), wake=wake)
     outline = await ddl.outline(lane, "default", database)
     adoption.changes = await ddl.changes(database, [outline], wake=wake)
     try:

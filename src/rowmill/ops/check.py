@@ -84,7 +84,6 @@ class ExaminedLane:
 
 
 def examine(connection: sa.Connection, binding: Binding, table: str) -> ExaminedLane:
-    """Examine one lane."""
     run = runner(connection)
     facts = look_at(connection, table)
     statements = plans.statements(binding)
@@ -523,7 +522,6 @@ async def _connections(mill: Mill, database: Database, processes: int) -> dict[s
 
 
 def value(checked: CheckedLane) -> dict[str, Any]:
-    """One lane as a document."""
     document: dict[str, Any] = {
         "environment": checked.environment,
         "lane": checked.lane.name if checked.lane else None,

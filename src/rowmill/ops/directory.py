@@ -37,7 +37,6 @@ class EnvironmentFailure:
     error: RowmillError
 
     def value(self) -> dict[str, Any]:
-        """As a document."""
         return {
             "environment": self.environment,
             "lane": self.lane,
@@ -51,7 +50,7 @@ class EnvironmentFailure:
 class Answers(Generic[T]):
     """The answers in the order of environments and lanes, and what failed."""
 
-    found: list[tuple[LaneView, T]]
+    lanes: list[tuple[LaneView, T]]
     failures: list[EnvironmentFailure]
 
     def errors(self) -> list[dict[str, Any]]:
@@ -162,10 +161,10 @@ class LaneDirectory:
         """Ask every lane one question; environments are asked at the same time."""
         answers = Answers[T]([], [])
         for part in await asyncio.gather(*(self._ask(name, question) for name in self.databases)):
-            answers.found += part.found
+            answers.lanes += part.lanes
             answers.failures += part.failures
         # A mistake in a declaration is reported once, not once per environment.
-        if not answers.found and all(isinstance(f.error, DeclarationError) for f in answers.failures):
+        if not answers.lanes and all(isinstance(f.error, DeclarationError) for f in answers.failures):
             for failure in answers.failures:
                 raise failure.error
         return answers
@@ -177,7 +176,7 @@ class LaneDirectory:
                 continue
             try:
                 view = await self.view(environment, lane.name)
-                answers.found.append((view, await question(view)))
+                answers.lanes.append((view, await question(view)))
             except Unreachable as error:
                 return Answers([], [EnvironmentFailure(environment, None, error)])
             except RowmillError as error:
@@ -192,7 +191,7 @@ class LaneDirectory:
         async def nothing(view: LaneView) -> None: ...
 
         parts = await asyncio.gather(*(self._ask(name, nothing) for name in self.databases))
-        return Answers([f for part in parts for f in part.found], [f for part in parts for f in part.failures])
+        return Answers([f for part in parts for f in part.lanes], [f for part in parts for f in part.failures])
 
     async def pauses(self) -> list[tuple[str, Pause]]:
         """The pauses in force, by environment. An environment that was not reached before is left out."""
@@ -212,7 +211,7 @@ class LaneDirectory:
     async def uncounted(self, answers: Answers[Counts]) -> list[UncountedRows]:
         """Tables with rows that no lane counts: a state in a declaration may be misspelled."""
         tables: dict[tuple[str, str], dict[str, tuple[LaneView, Counts]]] = {}
-        for view, counts in answers.found:
+        for view, counts in answers.lanes:
             tables.setdefault((view.environment, view.binding.table.fullname), {})[view.lane.name] = view, counts
         uncounted = []
         for lanes in tables.values():

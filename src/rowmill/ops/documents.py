@@ -17,8 +17,8 @@ from ..store.inspect.lane_view import MOST, SAMPLE, Counts, LaneView, Row, Uncou
 from ..store.inspect.why_rules import Reason, WhyAnswer
 from ..store.inspect.why_rules import ready_for as ready_for
 from ..store.inspect.why_rules import span as span
-from ..store.json_limits import DEPTH as DEPTH
-from ..store.json_limits import too_deep as too_deep
+from ..store.json_documents import DEPTH as DEPTH
+from ..store.json_documents import too_deep as too_deep
 from ..store.lane.row_keys import written
 from ..store.lane.statements import INCARNATION
 

@@ -101,7 +101,7 @@ async def _lane_summary(
         "environment": environment,
         "lane": lane.name,
         "table": view.binding.table.fullname,
-        "states": {state: _said(view, state) for state in ("ready", "running", "done", "dead", "canceled")},
+        "states": {state: _state_in_words(view, state) for state in ("ready", "running", "done", "dead", "canceled")},
         **counts.value(),
         "history": history.value() if history is not None else None,
         "forecast": forecast(counts, history),
@@ -110,22 +110,22 @@ async def _lane_summary(
     }
 
 
-def _said(view: LaneView, state: str) -> str | None:
+def _state_in_words(view: LaneView, state: str) -> str | None:
     """What rows in a state look like, in the table's own words."""
     given = getattr(view.lane, state)
     if given is None or isinstance(given, str):
         return given
     return " and ".join(
-        f"{column} {'in' if isinstance(value, (list, tuple, set, frozenset)) else '='} {_plainly(value)}"
+        f"{column} {'in' if isinstance(value, (list, tuple, set, frozenset)) else '='} {_value_in_words(value)}"
         if (test := states.null_test(value)) is None or value is states.NOW
         else f"{column} {test}"
         for column, value in given.items()
     )
 
 
-def _plainly(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     if isinstance(value, (list, tuple, set, frozenset)):
-        return f"({', '.join(_plainly(part) for part in value)})"
+        return f"({', '.join(_value_in_words(part) for part in value)})"
     return "now" if value is states.NOW else "null" if value is None else str(value)
 
 
@@ -210,11 +210,6 @@ async def exact(directory: LaneDirectory, cache: CachedMill, environment: str, l
     return (await cache.counter(await directory.view(environment, lane)).exact(state)).value()
 
 
-async def quick_count(directory: LaneDirectory, cache: CachedMill, environment: str, lane: str, state: str) -> Document:
-    """The number of rows in a state, estimated without reading them."""
-    return (await cache.counts(await directory.view(environment, lane)))[state].value()
-
-
 async def _gates(cache: CachedMill, view: LaneView) -> list[Document]:
     """A lane's gates with the keys worth a look, those held back first."""
     if not view.lane.groups:
@@ -242,7 +237,7 @@ async def errors(directory: LaneDirectory, cache: CachedMill, hours: float = 24.
 
     async def ask() -> Document:
         unsampled = set()
-        for view, _ in (await directory.views()).found:
+        for view, _ in (await directory.views()).lanes:
             cheap = False
             with contextlib.suppress(RowmillError):
                 cheap = (await cache.counts(view))["dead"].how in ("exact", "none")
@@ -304,7 +299,6 @@ def _failed(entry: Document) -> Document:
 
 
 def _recorded(entry: Document) -> Document:
-    """A failure on record."""
     tries = f"attempt {entry['attempt']}: " if entry["attempt"] else ""
     what = {"retry": "retrying", "swept": "taken back from its worker"}.get(entry["outcome"], entry["outcome"])
     return {"at": entry["at"], "age": None, "what": f"{tries}{what}", "kind": "failed", "worker": entry["worker"],

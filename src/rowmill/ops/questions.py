@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ..declare.lane import Lane
 from ..declare.schedules import Schedules
 from ..declare.task import Queue
 from ..errors import RowmillError
@@ -72,7 +71,7 @@ async def status(directory: LaneDirectory) -> Document:
     return {
         "lanes": [
             {**documents.counts_value(view, counts), "paused": is_paused(view, pauses)}
-            for view, counts in answers.found
+            for view, counts in answers.lanes
         ],
         "paused": [documents.pause_value(pause, name) for name, pause in pauses],
         "elsewhere": [documents.uncounted_value(rows) for rows in uncounted],
@@ -99,7 +98,7 @@ async def health(directory: LaneDirectory) -> Document:
     answers = await directory.views()
 
     async def ask(name: str, database: Database) -> list[Document]:
-        views = [view for view, _ in answers.found if view.environment == name]
+        views = [view for view, _ in answers.lanes if view.environment == name]
         sources = scheduled(directory, name)
         return [finding.value() for finding in await examine(database, views, sources, name)]
 
@@ -158,8 +157,8 @@ async def jobs(directory: LaneDirectory, state: str | None, limit: int, key: str
         return [row_in_list(view, row, ()) for row in await view.rows(state, limit + 1)]
 
     answers = await directory.ask(question)
-    listed = [row for _, part in answers.found for row in part[:limit]]
-    more = any(len(part) > limit for _, part in answers.found)
+    listed = [row for _, part in answers.lanes for row in part[:limit]]
+    more = any(len(part) > limit for _, part in answers.lanes)
     return {"rows": listed, "next": None, "more": more, "looked_at": None, "errors": answers.errors()}
 
 
@@ -174,7 +173,7 @@ async def stuck(directory: LaneDirectory, limit: int = 100) -> Document:
         if not view.condition("stuck"):
             return [], []
         listed, held = await view.rows("stuck", limit), await view.holders()
-        serving = [worker for worker in await _fleet(view.database) if view.lane.name in worker["lanes"]]
+        serving = [worker for worker in await _workers_in(view.database) if view.lane.name in worker["lanes"]]
         alive = [worker for worker in serving if evidence(worker, suspicion) is None]
         dead = {worker["id"]: worker for worker in serving if worker not in alive}
         # A row that shows no time is taken back a lease after a worker first saw it; the next sweep sees it.
@@ -210,8 +209,8 @@ async def stuck(directory: LaneDirectory, limit: int = 100) -> Document:
 
     answers = await directory.ask(question)
     return {
-        "rows": [row for _, (rows, _) in answers.found for row in rows],
-        "held_by_dead": [entry for _, (_, held) in answers.found for entry in held],
+        "rows": [row for _, (rows, _) in answers.lanes for row in rows],
+        "held_by_dead": [entry for _, (_, held) in answers.lanes for entry in held],
         "errors": answers.errors(),
     }
 
@@ -234,7 +233,7 @@ async def waiting(directory: LaneDirectory) -> list[Document]:
     answers = await directory.ask(question)
     return [
         {"environment": view.environment, "lane": view.lane.name, "count": rows[0], "seconds": rows[1]}
-        for view, rows in answers.found
+        for view, rows in answers.lanes
         if rows is not None
     ]
 
@@ -248,7 +247,6 @@ async def visible_row(directory: LaneDirectory, view: LaneView, key: str, cut: i
 
 
 async def row(directory: LaneDirectory, environment: str, lane: str, key: str) -> Document:
-    """One row with all its columns."""
     view = await directory.view(environment, lane)
     return documents.row_value(view, await visible_row(directory, view, key), whole=True)
 
@@ -281,7 +279,7 @@ async def _above(directory: LaneDirectory, inquiry: Inquiry) -> list[LaneView]:
         try:
             async with asyncio.timeout(_ABOVE):
                 if name == here or await _shared(database, live):
-                    above += [await _view(directory, name, o) for o in first if o.serves(name) and o.name in common]
+                    above += [await directory.view(name, o.name) for o in first if o.serves(name) and o.name in common]
         except (RowmillError, TimeoutError):
             pass
         if name == here:
@@ -291,12 +289,8 @@ async def _above(directory: LaneDirectory, inquiry: Inquiry) -> list[LaneView]:
 
 async def _shared(database: Database, live: Sequence[Document]) -> bool:
     """Whether one of these workers works in this environment, too; so it may be where none is known."""
-    there = {worker["id"] for worker in await _fleet(database) if worker["alive"]} if live else set()
+    there = {worker["id"] for worker in await _workers_in(database) if worker["alive"]} if live else set()
     return not live or bool(there & {worker["id"] for worker in live})
-
-
-async def _view(directory: LaneDirectory, environment: str, lane: Lane) -> LaneView:
-    return await directory.view(environment, lane.name)
 
 
 # -- workers
@@ -304,7 +298,7 @@ async def _view(directory: LaneDirectory, environment: str, lane: Lane) -> LaneV
 
 async def workers(directory: LaneDirectory, *, everyone: bool = False) -> Document:
     """The workers: what each runs, and when it was last seen; with ``everyone`` also stopped ones."""
-    answers, failures = await directory.each(lambda _, database: _fleet(database))
+    answers, failures = await directory.each(lambda _, database: _workers_in(database))
     # A worker of several environments is in the table of each: it is one worker.
     known: dict[tuple[str, str], Document] = {}
     for name, part in answers.items():
@@ -323,7 +317,7 @@ async def workers(directory: LaneDirectory, *, everyone: bool = False) -> Docume
     return {"workers": shown, "errors": [failure.value() for failure in failures]}
 
 
-async def _fleet(database: Database) -> list[Document]:
+async def _workers_in(database: Database) -> list[Document]:
     """The workers in the table of one environment."""
     workers_table = WorkersTable(database)
     return await workers_table.all() if await workers_table.exists() else []
@@ -347,7 +341,7 @@ async def errors(
 
     async def ask(name: str, database: Database) -> Document:
         document: Document = {"recorded": True, "unknown": [], "families": []}
-        views = [view for view, _ in answers.found if view.environment == name]
+        views = [view for view, _ in answers.lanes if view.environment == name]
         for sample in (True, False):
             part = [view for view in views if ((name, view.lane.name) not in unsampled) == sample]
             if not part:
@@ -402,9 +396,9 @@ async def gates(
     pauses = [(name, pause) for name, pause in await directory.pauses() if not pause.target.dim]
     whole = lane is None and directory.sees("")  # all lanes spend from a budget
     return {
-        "gates": [documents.gate_value(view, dim, keys, limit) for view, dims in answers.found for dim, keys in dims],
+        "gates": [documents.gate_value(view, dim, keys, limit) for view, dims in answers.lanes for dim, keys in dims],
         "paused": [documents.pause_value(pause, name) for name, pause in pauses],
-        "budgets": await _budgets([view for view, _ in answers.found]) if whole else [],
+        "budgets": await _budgets([view for view, _ in answers.lanes]) if whole else [],
         "errors": answers.errors(),
     }
 

@@ -31,9 +31,6 @@ _TRIES = 10
 #: Roles whose columns an inserted row may fill.
 _GIVEN = ("run_after", "expires_at", "priority", "max_attempts", "created_at")
 
-#: Why a row that does not exist was passed over.
-NO_ROW = "no row has this id"
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -82,38 +79,38 @@ class Operator:
     pause = 0.1
 
     def __init__(self, view: LaneView) -> None:
-        self.view, self.binding, self.say = view, view.binding, view.statements
+        self.view, self.binding, self.statements = view, view.binding, view.statements
 
     def retry(self, chosen: Selection) -> AsyncIterator[list[Key]]:
         """Make rows ready at once, with all their attempts; the old error stays."""
-        lane, roles, say = self.view.lane, self.binding.roles, self.say
+        lane, roles, statements = self.view.lane, self.binding.roles, self.statements
         written: dict[str, str] = {}
         finished = roles.get("finished_at")
         if finished and self.binding.nullable(finished):
             written[finished] = "null"
-        written |= say._cleared()
+        written |= statements._cleared()
         touched = roles.get("updated_at")
         if touched and not lane.untouched_for:  # there a touch would hold the row back
-            written[touched] = say.now(touched)
+            written[touched] = statements.now(touched)
         if due := roles.get("run_after"):
-            written[due] = say.now(due)
+            written[due] = statements.now(due)
         if (expiry := roles.get("expires_at")) and self.binding.nullable(expiry):
             written[expiry] = "null"  # it would only expire again
         for role in ("attempts", "failures", "reclaims"):
             if counter := roles.get(role):
                 written[counter] = "0"
-        written |= {column: say.literal(column, value) for column, value in say.binding.ready_again.items()}
+        written |= {column: statements.literal(column, value) for column, value in self.binding.ready_again.items()}
         return self._write(chosen, written, Placeholders(self.binding))
 
     def cancel(self, chosen: Selection, reason: str) -> AsyncIterator[list[Key]]:
         """Rows to canceled, or to dead where the lane has no such state; a holder's outcome is then dropped."""
         marks = Placeholders(self.binding)
         error = marks.add(self.view.store.error_text(reason)) if "error" in self.binding.roles else "null"
-        return self._write(chosen, self.say.settle_set("canceled", error, "0"), marks, canceled=reason)
+        return self._write(chosen, self.statements.settle_set("canceled", error, "0"), marks, canceled=reason)
 
     def release(self, chosen: Selection) -> AsyncIterator[list[Key]]:
         """Running rows back to ready as if they had not been claimed; a holder's outcome is then dropped."""
-        return self._write(chosen, self.say.settle_set("release", "null", "0"), Placeholders(self.binding))
+        return self._write(chosen, self.statements.settle_set("release", "null", "0"), Placeholders(self.binding))
 
     def schedule(self, chosen: Selection, seconds: float) -> AsyncIterator[list[Key]]:
         """Schedule ready or waiting rows for so many seconds from now."""
@@ -123,7 +120,7 @@ class Operator:
                 f"lane {self.view.lane.name!r} has no run_after column, so its rows cannot be scheduled",
                 hint="rowmill migrate APP --apply adds one",
             )
-        return self._write(chosen, {due: self.say.later(due, str(float(seconds)))}, Placeholders(self.binding))
+        return self._write(chosen, {due: self.statements.later(due, str(float(seconds)))}, Placeholders(self.binding))
 
     async def insert(self, columns: Mapping[str, Any]) -> Key:
         """Add a row in the lane's ready state, with these columns; its key."""
@@ -141,9 +138,9 @@ class Operator:
                 f"lane {self.view.lane.name!r}: ready is a SQL condition, so rowmill cannot create a row that meets it"
             )
         marks = Placeholders(self.binding)
-        written = {c: self.say.literal(c, value) for c, value in self.binding.ready_again.items()}
+        written = {c: self.statements.literal(c, value) for c, value in self.binding.ready_again.items()}
         written |= {c: "null" if v is None else marks.add(self._plain(v), c) for c, v in columns.items()}
-        text = f"""insert into {self.say.table} ({self.say.names(list(written))})
+        text = f"""insert into {self.statements.table} ({self.statements.names(list(written))})
 values ({", ".join(written.values())}) returning {self._keys}"""
         rows = await self.view.database.write(lambda run: run(text, marks.given()))
         return tuple(rows[0])
@@ -156,7 +153,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
         """The number of selected rows, counted up to ``most``."""
         marks = Placeholders(self.binding)
         test = self._test(chosen, marks)
-        text = f"select count(*) from (select 1 from {self.say.table} where {test} limit {most}) x"
+        text = f"select count(*) from (select 1 from {self.statements.table} where {test} limit {most}) x"
         return int((await self.view.ask(text, marks))[0][0])
 
     async def count_keys(self, chosen: Selection, most: int) -> int:
@@ -175,11 +172,11 @@ values ({", ".join(written.values())}) returning {self._keys}"""
         known = [test for state in chosen.states if (test := self.view.condition(state))]
         tests = [f"({' or '.join(f'({test})' for test in known or [self.view.need(chosen.states[0])])})"]
         if not {"running", "stuck"} & set(chosen.states):
-            tests.append(f"({self.say.running()}) is not true")
+            tests.append(f"({self.statements.running()}) is not true")
         if chosen.keys is not None:
             tests.append(among(self._keys, chosen.keys, marks))
         if chosen.worker is not None:
-            name = self.say.name(self.binding.roles["worker"])
+            name = self.statements.name(self.binding.roles["worker"])
             mine = [f"{name} = {marks.add(chosen.worker)}"]
             if self.binding.incarnated:
                 given = marks.add(f"{chosen.worker}{INCARNATION}")
@@ -189,7 +186,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
 
     @property
     def _keys(self) -> str:
-        return self.say.names(self.binding.key)
+        return self.statements.names(self.binding.key)
 
     async def _write(
         self, chosen: Selection, written: dict[str, str], marks: Placeholders, canceled: str | None = None
@@ -230,7 +227,7 @@ values ({", ".join(written.values())}) returning {self._keys}"""
 
     async def _step(self, test: str, written: dict[str, str], marks: Placeholders, canceled: str | None) -> list[Key]:
         """One step, committed; rows that it ends are told to the lane's ``on_settled`` in the same transaction."""
-        values, texts = marks.given(), self.say.write_step(written, test, STEP)
+        values, texts = marks.given(), self.statements.write_step(written, test, STEP)
 
         def verb(run: Run) -> list[Key]:
             keys, *_ = [run(text, values) for text in texts]

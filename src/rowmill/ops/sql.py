@@ -97,7 +97,7 @@ async def worker_role(directory: LaneDirectory, role: str, hide: Sequence[str], 
     answers = await directory.views()
     for failure in answers.failures:
         raise failure.error
-    bindings = [view.binding for view, _ in answers.found]
+    bindings = [view.binding for view, _ in answers.lanes]
     known = {binding.lane.name: set(binding.table.c.keys()) for binding in bindings}
     made = await grants(
         database, bindings, role, hidden=_columns("--hide", hide, known, directory.lanes),

@@ -28,7 +28,7 @@ async def top(directory: LaneDirectory) -> Document:
     families: list[Document] = []
     failures = list(answers.failures)
     for name, database in directory.databases.items():
-        names = [view.lane.name for view, _ in answers.found if view.environment == name]
+        names = [view.lane.name for view, _ in answers.lanes if view.environment == name]
         if not names:
             continue
         try:
@@ -42,7 +42,7 @@ async def top(directory: LaneDirectory) -> Document:
         except RowmillError as error:
             failures.append(EnvironmentFailure(name, None, error))
     return {
-        "lanes": [_lane(view, gauge, is_paused(view, pauses)) for view, gauge in answers.found],
+        "lanes": [_lane(view, gauge, is_paused(view, pauses)) for view, gauge in answers.lanes],
         "paused": [documents.pause_value(pause, name) for name, pause in pauses],
         "workers": workers,
         "errors": families,

@@ -42,7 +42,10 @@ async def try_row(
     """Run the handler on one row: as a dry run, or, with ``commit``, claimed, fenced and written."""
     view = await directory.view(environment, lane)
     key = parse(view.binding, id)
-    await _own_row(view, key, id)
+    rows = await view.find([key], whole=view.lane.own)
+    # A queue's table has the jobs of all queues: another queue's job has no handler here.
+    if not rows or (view.lane.own and rows[0].values.get("queue") != view.lane.name):
+        raise _no_row(view, id)
     if not commit:
         async with _dry_runner(directory.mill, view, timeout) as runner:
             run = await runner.dry(key)
@@ -65,13 +68,6 @@ async def _dry_runner(mill: Mill, view: LaneView, timeout: timedelta | None) -> 
     view.store.sign("dry-run")
     async with RowRunner(view.store, mill.resources, mill.events, timeout) as runner:
         yield runner
-
-
-async def _own_row(view: LaneView, key: Key, id: str) -> None:
-    """A queue's table has the jobs of all queues: another queue's job has no handler here."""
-    rows = await view.find([key], whole=view.lane.own)
-    if not rows or (view.lane.own and rows[0].values.get("queue") != view.lane.name):
-        raise _no_row(view, id)
 
 
 def _no_row(view: LaneView, id: str) -> RowNotFound:
@@ -164,12 +160,12 @@ async def _other(
 
 async def _sample(view: LaneView, rows: int, seed: int) -> tuple[list[Key], int]:
     """Keys of done rows: drawn by the seed from the newest ones, so that a large table costs no more than a small."""
-    say = view.statements
-    keys = say.names(view.binding.key)
-    order = ", ".join(f"{say.name(column)} desc" for column in view.binding.key)
-    text = f"select {keys} from {say.table} where {view.need('done')}"
+    statements = view.statements
+    keys = statements.names(view.binding.key)
+    order = ", ".join(f"{statements.name(column)} desc" for column in view.binding.key)
+    text = f"select {keys} from {statements.table} where {view.need('done')}"
     if view.lane.own:
-        text += f" and {say.name('queue')} = " + (marks := Placeholders(view.binding)).add(view.lane.name)
+        text += f" and {statements.name('queue')} = " + (marks := Placeholders(view.binding)).add(view.lane.name)
     else:
         marks = Placeholders(view.binding)
     try:

@@ -389,7 +389,6 @@ class CommitChecks:
 
 
 def shown(key: Key) -> str:
-    """A key in words."""
     return str(key[0] if len(key) == 1 else key)
 
 

@@ -69,7 +69,6 @@ class InterleaveResult:
         return self.last if self.last is not None and self.last.broken is not None else None
 
     def value(self) -> dict[str, Any]:
-        """For scripts."""
         document = {**vars(self), "seconds": round(self.seconds, 2)}
         del document["last"]
         return {**document, "broken": vars(self.broken) if self.broken else None}
@@ -118,7 +117,7 @@ class Interleaver:
         self._rows = await self.made.rows(self._store, self.dims, self._run)
         self.workers = [await self._worker(f"w{n}") for n in range(1, _WORKERS + 1)]
         self._beats = [
-            ScriptedHeartbeat(*await self._speaker(f"{w.actor.name}'s heartbeat"), w) for w in self.workers[:2]
+            ScriptedHeartbeat(*await self._actor_with_store(f"{w.actor.name}'s heartbeat"), w) for w in self.workers[:2]
         ]
         self.tried = InterleaveResult()
 
@@ -131,12 +130,12 @@ class Interleaver:
         await self._close.aclose()
 
     async def _worker(self, name: str) -> ScriptedWorker:
-        actor, store = await self._speaker(name)
+        actor, store = await self._actor_with_store(name)
         return ScriptedWorker(actor, store, self.watch, self.dims, self._dead, self._run, self.edited)
 
-    async def _speaker(self, name: str) -> tuple[Actor, LaneStore]:
+    async def _actor_with_store(self, name: str) -> tuple[Actor, LaneStore]:
         actor = Actor(name)
-        database = self._monitor.speaker(self.url, actor, self.schema)
+        database = self._monitor.worker_database(self.url, actor, self.schema)
         self._close.push_async_callback(database.close)
         await database.connect()
         database.seen = self._seen

@@ -1,8 +1,14 @@
-"""PostgreSQL with points: before each statement, before each commit, and sometimes inside a statement."""
+"""PostgreSQL with points: before each statement, before each commit, and sometimes inside a statement.
+
+A statement sees the rows as they were when it began, and takes its locks a moment later. The races of a claim happen in
+between. Only the server itself can stop a statement there. So the test database has its own ``now()``, which PostgreSQL
+resolves before the built-in one. Every claim and sweep calls it. It reports the call, and waits until it may continue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -11,7 +17,6 @@ import asyncpg
 from ..store.database import Database, Run
 from ..store.postgres_database import Postgres
 from .schedules import Actor
-from .statement_points import FIRST, INSTALL, StatementLocks, stoppable
 from .stepped import CACHED, SteppedDatabase, named
 
 T = TypeVar("T")
@@ -98,18 +103,17 @@ class PostgresMonitor:
 
     async def open(self, database: Database) -> None:
         """Connect, and prepare to stop statements inside."""
-        self._own, self._doors = await connect_postgres(database.dsn), await connect_postgres(database.dsn)
+        self._own, self._lock_holder = await connect_postgres(database.dsn), await connect_postgres(database.dsn)
         await self._own.execute(INSTALL)
-        self._statement_locks = StatementLocks(self._doors)
+        self._statement_locks = StatementLocks(self._lock_holder)
 
-    def speaker(self, url: str, actor: Actor, schema: str | None) -> SteppedPostgres:
+    def worker_database(self, url: str, actor: Actor, schema: str | None) -> SteppedPostgres:
         """The database as one worker uses it."""
         database = SteppedPostgres(url, actor, schema)
         database.statement_locks = self._statement_locks
         return database
 
     async def run(self, sql: str) -> Sequence[Any]:
-        """The rows of a statement."""
         rows: Sequence[Any] = await self._own.fetch(sql)
         return rows
 
@@ -132,6 +136,71 @@ class PostgresMonitor:
         return {row[0] for row in rows}
 
     def close(self) -> None:
-        """Close the connections."""
         self._own.terminate()
-        self._doors.terminate()
+        self._lock_holder.terminate()
+
+
+_CLASS = 7_077_201  # of the advisory locks: any number that nothing else uses
+INSTALL = f"""create schema if not exists rowmill_points;
+create or replace function rowmill_points.now() returns timestamptz language plpgsql volatile as $$
+begin
+  if current_setting('rowmill_points.stop', true) = '1' then
+    perform set_config('rowmill_points.stop', '0', false);
+    raise notice 'rowmill_points';
+    perform pg_advisory_lock_shared({_CLASS}, pg_backend_pid());
+    perform pg_advisory_unlock_shared({_CLASS}, pg_backend_pid());
+  end if;
+  return pg_catalog.now();
+end $$"""
+FIRST = "select set_config('search_path', 'rowmill_points, pg_catalog, ' || current_setting('search_path'), false)"
+
+
+def stoppable(sql: str) -> bool:
+    """Whether a statement locks rows and calls ``now()`` before it does."""
+    return "skip locked" in sql and "now()" in sql.partition("skip locked")[0]
+
+
+class StatementLocks:
+    """Holds the locks that statements wait for."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection, self._one = connection, asyncio.Lock()
+
+    async def ask(self, sql: str, *parameters: Any) -> Sequence[Any]:
+        """Run a statement on the connection that holds the locks, one at a time."""
+        async with self._one:
+            rows: Sequence[Any] = await self._connection.fetch(sql, *parameters)
+            return rows
+
+    async def stop(
+        self, connection: Any, sql: str, parameters: Sequence[Any], turn: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        """Run a statement that also waits for a turn where it calls ``now()``."""
+        pid, asked = connection.get_server_pid(), asyncio.get_running_loop().create_future()
+
+        def hear(_: Any, message: Any) -> None:
+            if message.message == "rowmill_points" and not asked.done():
+                asked.set_result(None)
+
+        await self.ask(f"select pg_advisory_lock({_CLASS}, {pid})")
+        held = True
+        connection.add_log_listener(hear)
+        sent: asyncio.Future[Any] | None = None
+        try:
+            await connection.execute("set rowmill_points.stop = '1'")
+            sent = asyncio.ensure_future(connection.fetch(sql, *parameters))
+            await asyncio.wait({sent, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done() and not sent.done():
+                await turn()
+            held = False
+            await self.ask(f"select pg_advisory_unlock({_CLASS}, {pid})")
+            rows = await sent
+            if not asked.done():
+                await connection.execute("set rowmill_points.stop = '0'")
+            return rows
+        finally:
+            if held:
+                await self.ask(f"select pg_advisory_unlock({_CLASS}, {pid})")
+            if sent is not None and not sent.done():
+                sent.cancel()
+            connection.remove_log_listener(hear)

@@ -122,16 +122,14 @@ class SqliteMonitor:
     blocked = None
 
     async def open(self, database: Database) -> None:
-        """Connect."""
         assert database.file is not None
         self._own = connect_sqlite(database.file.path)
 
-    def speaker(self, url: str, actor: Actor, schema: str | None) -> SteppedSqlite:
+    def worker_database(self, url: str, actor: Actor, schema: str | None) -> SteppedSqlite:
         """The database as one worker uses it."""
         return SteppedSqlite(url, actor, schema)
 
     async def run(self, sql: str) -> Sequence[Any]:
-        """The rows of a statement."""
         return self._own.execute(sql).fetchall()
 
     async def write(self, sql: str) -> None:
@@ -142,5 +140,4 @@ class SqliteMonitor:
         """Do nothing: SQLite reuses deleted space."""
 
     def close(self) -> None:
-        """Close the connection."""
         self._own.close()

@@ -67,7 +67,7 @@ class ScriptedWorker:
         self._beside, self._edited = beside, edited
         self._id, self._presumed_dead = actor.name, False
         store.locked_pauses = _AT_ONCE
-        self._operator = Operator(LaneView(store, fleet=False))  # type: ignore[arg-type]
+        self._operator = Operator(LaneView(store, has_workers_table=False))  # type: ignore[arg-type]
         self._operator.pause = 0.0
 
     async def begin(self, schedule: Schedule | None) -> None:
@@ -358,7 +358,7 @@ class ScriptedWorker:
             pass
 
     async def edit(self, key: Key, value: str) -> None:
-        """Another program writes an input of a row, no matter who holds it."""
+        """Another program writes an input of a row, even while a worker holds it."""
         self.watch.announce(self.actor, "edit")
         say, marks = self.store.statements, Placeholders(self.store.binding)
         written = {str(self._edited): say.literal(str(self._edited), value)}
@@ -394,7 +394,6 @@ class ScriptedHeartbeat:
         self.actor, self.store, self.of = actor, store, of
 
     async def live(self) -> None:
-        """A few beats."""
         schedule = self.of.schedule
         assert schedule is not None
         for _ in range(schedule.random.randint(1, 4)):

@@ -17,7 +17,7 @@ from .gates.gate_binding import BoundGates, bind_gates
 from .gates.gate_learning import GateLearning
 from .gates.gate_rows import GateRows
 from .gates.locking_claim import LockingClaim
-from .handler_connections import uncut
+from .handler_connections import shielded
 from .jobs.queue_lane import store_for
 from .lane.binding import Binding, bind
 from .lane.claim import Settled
@@ -45,8 +45,8 @@ __all__ = [
     "probe",
     "redact",
     "set_gates",
+    "shielded",
     "store_for",
-    "uncut",
 ]
 
 

@@ -54,7 +54,6 @@ class ConnectionLimit:
         self._pools[pool] = None
 
     def forget(self, pool: EvictablePool) -> None:
-        """A pool is closed."""
         self._pools.pop(pool, None)
 
     def borrow(self, pool: EvictablePool, kind: object) -> Any:

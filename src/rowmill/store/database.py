@@ -16,7 +16,7 @@ from ..errors import DeclarationError
 from .connection_limit import ConnectionShares
 from .dialect import Dialect
 from .driver_errors import translated
-from .handler_connections import uncut
+from .handler_connections import shielded
 from .urls import FORMS, redact
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Database:
         """Run a verb in one transaction that may take its time: not on one of the engine's own connections."""
         async with self.begin() as connection:
             with translated(self):
-                answer: T = await uncut(connection.run_sync(lambda c: verb(runner(c))))
+                answer: T = await shielded(connection.run_sync(lambda c: verb(runner(c))))
         return answer
 
     async def trial(self, verb: Callable[[Run], T]) -> T:
@@ -132,7 +132,7 @@ class Database:
         try:
             async with self.begin() as connection:
                 with translated(self):
-                    answer: T = await uncut(connection.run_sync(lambda c: verb(runner(c))))
+                    answer: T = await shielded(connection.run_sync(lambda c: verb(runner(c))))
                 raise RolledBack
         except RolledBack:
             return answer

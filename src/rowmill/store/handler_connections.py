@@ -26,7 +26,7 @@ T = TypeVar("T")
 POOL: dict[str, Any] = {"pool_size": 4, "max_overflow": 0, "pool_timeout": 300.0}
 
 
-async def uncut(work: Coroutine[Any, Any, T]) -> T:
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await something to its end, also where the waiting task is cancelled meanwhile; the cancellation comes after.
 
     A SQLite connection that is dropped between a statement and its last row keeps the file's write lock for good.
@@ -58,18 +58,18 @@ class HandlerConnections:
             connection = await self._connected()
         try:
             with translated(self._database):
-                transaction = await uncut(_begun(connection))
+                transaction = await shielded(_begun(connection))
             try:
                 yield connection
             except BaseException as error:
-                await uncut(transaction.rollback())
+                await shielded(transaction.rollback())
                 if from_standby(error):  # the server is the primary no more: the next connection finds the new one
-                    await uncut(connection.invalidate())
+                    await shielded(connection.invalidate())
                 raise
             with translated(self._database):
-                await uncut(transaction.commit())
+                await shielded(transaction.commit())
         finally:
-            await uncut(connection.close())
+            await shielded(connection.close())
             if self._limit is not None and self._limit.contended:
                 self._limit.close_soon(self)
 

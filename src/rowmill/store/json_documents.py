@@ -1,4 +1,4 @@
-"""Values on their way into the database as JSON: many rows in one document, which the server types, or one by one."""
+"""JSON: values on their way into the database, many rows in one document or one by one; and what Python can read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def plain(value: Any) -> Any:
 def clean(value: Any) -> Any:
     """Remove NUL and lone surrogates from text: JSON on the server rejects them, and a whole batch would fail."""
     if isinstance(value, str):
-        return value if value.isascii() and "\x00" not in value else _without_poison(value)
+        poisoned = not value.isascii() or "\x00" in value
+        return value.replace("\x00", "").encode("utf-8", "replace").decode("utf-8") if poisoned else value
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     if isinstance(value, dict):
@@ -66,5 +67,28 @@ def clean(value: Any) -> Any:
     return value
 
 
-def _without_poison(text: str) -> str:
-    return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
+#: Levels of nested lists and objects. Python's own functions fail with a few hundred.
+DEPTH = 100
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and objects are nested more than ``DEPTH`` levels deep."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        level = [part for parent in level for part in _parts(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+
+
+def readable(text: str | bytes) -> Any:
+    """The value that JSON text has; the text itself where Python cannot read or show it."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if too_deep(value) else value

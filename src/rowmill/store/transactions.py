@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .dialect import dialect_named
-from .handler_connections import uncut
+from .handler_connections import shielded
 
 
 class Tx:
@@ -20,7 +20,7 @@ class Tx:
     async def execute(self, statement: Any, parameters: Any = None) -> Any:
         """Run a statement: SQLAlchemy Core, or SQL text."""
         work = self.connection.execute(as_statement(statement), parameters)
-        return await (uncut(work) if dialect_named(self.connection.dialect.name).one_writer else work)
+        return await (shielded(work) if dialect_named(self.connection.dialect.name).one_writer else work)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.connection, name)

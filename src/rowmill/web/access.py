@@ -239,22 +239,21 @@ def _unauthorized(detail: str) -> Problem:
 
 
 def routes(templates: Jinja2Templates) -> list[Route]:
-    """/login and /logout."""
 
     def page(request: Request, error: str = "", status: int = 200) -> Response:
         values = {"error": error, "csrf": who(request).csrf}
         return templates.TemplateResponse(request, "login.html", values, status)
 
     async def login(request: Request) -> Response:
-        door: Authenticator = request.app.state.door
+        authenticator: Authenticator = request.app.state.authenticator
         if request.method in ("GET", "HEAD"):
             return RedirectResponse("/", 303) if who(request).how in ("session", "open") else page(request)
         form = await request.form()
         try:
-            token = await door.token(request, str(form.get("token", "")).strip())
+            token = await authenticator.token(request, str(form.get("token", "")).strip())
         except Problem as problem:
             return page(request, str(problem.detail), problem.status_code)
-        session, secret = await door.tokens.open_session(token)
+        session, secret = await authenticator.tokens.open_session(token)
         await audit.record(request, "login", identity=_identity(session, "session", ""))
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
@@ -266,7 +265,7 @@ def routes(templates: Jinja2Templates) -> list[Route]:
     async def logout(request: Request) -> Response:
         identity = who(request)
         if identity.how == "session" and identity.token is not None:
-            await request.app.state.door.tokens.close_session(identity.token)
+            await request.app.state.authenticator.tokens.close_session(identity.token)
             await audit.record(request, "logout")
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(COOKIE)

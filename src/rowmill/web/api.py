@@ -126,13 +126,13 @@ def _check(validator: Any, given: Any, where: str) -> None:
                 break
     except (ValueError, RecursionError) as error:
         raise Problem(422, f"the {where} cannot be read: {error}") from None
-    if not wrong and (bad := _unkept(given)) is not None:
+    if not wrong and (bad := _unstorable(given)) is not None:
         wrong.append({"at": where, "error": bad})
     if wrong:
         raise Problem(422, f"{wrong[0]['at']}: {wrong[0]['error']}", errors=wrong)
 
 
-def _unkept(value: Any) -> str | None:
+def _unstorable(value: Any) -> str | None:
     """Refuse what no database stores: NUL characters, surrogates, and infinite numbers."""
     if isinstance(value, str):
         broken = "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
@@ -144,7 +144,7 @@ def _unkept(value: Any) -> str | None:
         parts = (*value.keys(), *value.values())
     elif isinstance(value, list):
         parts = value
-    return next((bad for part in parts if (bad := _unkept(part)) is not None), None)
+    return next((bad for part in parts if (bad := _unstorable(part)) is not None), None)
 
 
 async def _body(request: Request) -> Any:
@@ -171,7 +171,6 @@ def _no_such_number(word: str) -> Any:
 
 
 async def healthz(request: Request) -> Response:
-    """The server is up."""
     return JSONResponse({"status": "ok"})
 
 
@@ -186,7 +185,6 @@ async def readyz(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
     require(request, "read")
     state = request.app.state
     try:
@@ -199,7 +197,6 @@ async def metrics(request: Request) -> Response:
 
 
 def routes(templates: Jinja2Templates) -> list[BaseRoute]:
-    """All routes of the API."""
     described = document(ENDPOINTS, BASE)
 
     async def openapi(request: Request) -> Response:

@@ -3,8 +3,8 @@
     uvicorn.run(application(mill))
 
 A request finds on ``request.app.state``: ``mill``, ``directory`` (its lanes in its environments, with databases that
-are open as long as the application lives), ``cache`` (answers that viewers share), ``door`` (tokens), ``audit``; and on
-``request.state.who`` who sent it.
+are open as long as the application lives), ``cache`` (answers that viewers share), ``authenticator`` (tokens),
+``audit``; and on ``request.state.who`` who sent it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with LaneDirectory(mill, fresh=_FRESH) as directory:
             app.state.directory, app.state.cache = directory, CachedMill(directory)
-            app.state.door = access.Authenticator(Tokens(directory.first), may_open=may_open)
+            app.state.authenticator = access.Authenticator(Tokens(directory.first), may_open=may_open)
             app.state.audit = Audit(directory.first)
             await _prepare(mill)
             try:

@@ -201,14 +201,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "lanes",
         "The lanes and environments, as they are declared.",
         lambda call: questions.lanes(call.directory(), call.request.app.state.inserts),
-        s.told(environments=s.STRINGS, lanes=s.listed(s.LANE)),
+        s.response(environments=s.STRINGS, lanes=s.listed(s.LANE)),
     ),
     _question(
         "/status",
         "status",
         "Rows of every lane by state, and what is paused: as `rowmill status`.",
         lambda call: questions.status(call.directory()),
-        s.told(lanes=s.listed(s.COUNTS), paused=s.listed(s.PAUSE), elsewhere=s.listed(s.OBJECT), errors=s.ERRORS),
+        s.response(lanes=s.listed(s.COUNTS), paused=s.listed(s.PAUSE), elsewhere=s.listed(s.OBJECT), errors=s.ERRORS),
         {"env": _ENV, "lane": _SOME},
     ),
     _question(
@@ -216,7 +216,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "workers",
         "Workers and what each runs, as `rowmill workers`.",
         lambda call: questions.workers(call.directory(), everyone=bool(call.query.get("all"))),
-        s.told(workers=s.listed(s.WORKER), errors=s.ERRORS),
+        s.response(workers=s.listed(s.WORKER), errors=s.ERRORS),
         {"env": _ENV, "all": s.flag("include stopped workers")},
     ),
     _question(
@@ -224,7 +224,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "stuck",
         "Running rows without a heartbeat for longer than the lease, as `rowmill stuck`.",
         lambda call: questions.stuck(call.directory(), call.query.get("limit") or 100),
-        s.told(rows=s.listed(s.ROW), held_by_dead=s.listed(s.HELD_BY_DEAD), errors=s.ERRORS),
+        s.response(rows=s.listed(s.ROW), held_by_dead=s.listed(s.HELD_BY_DEAD), errors=s.ERRORS),
         {"env": _ENV, "lane": _SOME, "limit": _LIMIT},
     ),
     _question(
@@ -232,7 +232,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "health",
         "What slows the queues down, and what to do about it.",
         lambda call: overview.health(call.directory(), cache_of(call.request)),
-        s.told(environments=s.listed(s.told(environment=s.STRING, findings=s.listed(s.OBJECT), errors=s.ERRORS))),
+        s.response(
+            environments=s.listed(s.response(environment=s.STRING, findings=s.listed(s.OBJECT), errors=s.ERRORS))
+        ),
         {"env": _ENV, "lane": _SOME},
     ),
     _question(
@@ -240,7 +242,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "rows",
         "A lane's rows by key, the newest first, page by page; with order=queue as `rowmill jobs`.",
         _rows,
-        s.told(
+        s.response(
             rows=s.listed(s.ROW),
             next=s.maybe(s.STRING),
             more=s.flag("there are more rows than these"),
@@ -263,7 +265,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "insert",
         "Create a row in a lane, if the server allows it.",
         s.WHOLE_ROW,
-        body=s.sent("columns", columns={"type": "object", "maxProperties": 200}),
+        body=s.request("columns", columns={"type": "object", "maxProperties": 200}),
         status=201,
     ),
     _question(f"{_LANE}/rows/{{id}}/why", "why", "Why a row is not running.", _why, s.WHY),
@@ -282,14 +284,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "operate",
         _edit,
         s.WRITTEN,
-        body=s.sent("run_after", run_after=s.moment("when it may run")),
+        body=s.request("run_after", run_after=s.moment("when it may run")),
     ),
     _action(
         f"{_LANE}/retry",
         "retry",
         "Make rows ready now, with all their attempts.",
         s.WRITTEN,
-        body=s.one_of(s.sent(ids=s.IDS, state=s.word("dead", "canceled", "waiting", "excluded")), "ids", "state"),
+        body=s.one_of(s.request(ids=s.IDS, state=s.word("dead", "canceled", "waiting", "excluded")), "ids", "state"),
     ),
     _action(
         f"{_LANE}/cancel",
@@ -297,7 +299,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Cancel rows.",
         s.WRITTEN,
         body=s.one_of(
-            s.sent(
+            s.request(
                 ids=s.IDS,
                 state=s.word("ready", "waiting", "excluded", "running"),
                 reason=s.text("text for the error column"),
@@ -313,7 +315,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Take running rows back from their worker; this costs no attempt.",
         s.WRITTEN,
         body=s.one_of(
-            s.sent(
+            s.request(
                 ids=s.IDS,
                 worker=s.text("all rows this worker holds", least=1),
                 stuck={"const": True, "description": "all stuck rows"},
@@ -327,8 +329,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/environments/{environment}/pause",
         "pause",
         "Pause an environment, a lane or a key: nothing more is claimed.",
-        s.told(True, action=s.STRING, environment=s.STRING, until=s.maybe(s.STRING), notes=s.STRINGS),
-        body=s.sent(
+        s.response(True, action=s.STRING, environment=s.STRING, until=s.maybe(s.STRING), notes=s.STRINGS),
+        body=s.request(
             lane=_WHOLE,
             **_KEYED,
             reason=s.text("what others read"),
@@ -341,22 +343,22 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "resume",
         "End a pause.",
         s.RESUMED,
-        body=s.sent(lane=_WHOLE, **_KEYED),
+        body=s.request(lane=_WHOLE, **_KEYED),
     ),
     _question(
         "/gates",
         "gates",
         "The state of every gate by key, those that hold rows back first.",
         _gates,
-        s.told(gates=s.listed(s.GATE), paused=s.listed(s.PAUSE), budgets=s.listed(s.OBJECT), errors=s.ERRORS),
+        s.response(gates=s.listed(s.GATE), paused=s.listed(s.PAUSE), budgets=s.listed(s.OBJECT), errors=s.ERRORS),
         {"env": _ENV, "lane": s.text("only this lane", most=200, least=1), **_KEYED, "limit": _LIMIT},
     ),
     _action(
         f"{_LANE}/gates/set",
         "set_gate",
         "Change a gate's state; without a key, that of the whole lane.",
-        s.told(True, action=s.STRING, environment=s.STRING, lane=s.STRING, by=s.maybe(s.STRING)),
-        body=s.sent(
+        s.response(True, action=s.STRING, environment=s.STRING, lane=s.STRING, by=s.maybe(s.STRING)),
+        body=s.request(
             **_KEYED,
             most=s.maybe(s.whole("another limit for this key")),
             tokens=s.number(),
@@ -371,14 +373,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "reset_gates",
         "Clear the state of gates; pauses stay.",
         s.RESET,
-        body=s.sent(**_KEYED, all=s.flag("all keys")),
+        body=s.request(**_KEYED, all=s.flag("all keys")),
     ),
     _question(
         "/tasks",
         "tasks",
         "Tasks, and what each takes.",
         lambda call: questions.tasks(call.directory()),
-        s.told(tasks=s.listed(s.TASK)),
+        s.response(tasks=s.listed(s.TASK)),
     ),
     Endpoint(
         "POST",
@@ -387,9 +389,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Enqueue a job, or many: arguments are checked by the handler's types.",
         "enqueue",
         _enqueue,
-        s.told(task=s.STRING, environment=s.STRING, lane=s.STRING, ids=s.listed(s.INTEGER)),
+        s.response(task=s.STRING, environment=s.STRING, lane=s.STRING, ids=s.listed(s.INTEGER)),
         body=s.one_of(
-            s.sent(
+            s.request(
                 args={"type": "object", "description": "the handler's arguments by name"},
                 many=s.listed(s.OBJECT, minItems=1, maxItems=10_000, description="the arguments of each of many jobs"),
                 run_after=s.moment("not before"),
@@ -416,7 +418,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "overview",
         "Every environment with its lanes: counts, rates over time, when the backlog is done.",
         lambda call: overview.overview(call.directory(), cache_of(call.request), call.query.get("hours") or 1),
-        s.told(environments=s.listed(s.told(True, environment=s.STRING, lanes=s.listed(s.OBJECT), errors=s.ERRORS))),
+        s.response(
+            environments=s.listed(s.response(True, environment=s.STRING, lanes=s.listed(s.OBJECT), errors=s.ERRORS))
+        ),
         {"env": _ENV, "lane": _SOME, "hours": s.whole("how far back", least=1, most=168)},
     ),
     _question(
@@ -424,7 +428,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "errors",
         "Failures by family, the most recent first, as `rowmill errors`.",
         lambda call: overview.errors(call.directory(), cache_of(call.request), call.query.get("hours") or 24),
-        s.told(hours=s.NUMBER, environments=s.listed(s.FAMILIES)),
+        s.response(hours=s.NUMBER, environments=s.listed(s.FAMILIES)),
         {"env": _ENV, "lane": _SOME, "hours": s.whole("how far back", least=1, most=720)},
     ),
     _action(
@@ -432,14 +436,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "retry_family",
         "Make the rows of one family of failures ready: those that are dead, or wait for a retry.",
         s.WRITTEN,
-        body=s.sent("error", error=_FAMILY),
+        body=s.request("error", error=_FAMILY),
     ),
     _action(
         f"{_LANE}/errors/bury",
         "bury_family",
         "Cancel the rows of one family of failures that wait for a retry.",
         s.WRITTEN,
-        body=s.sent("error", error=_FAMILY, reason=s.text("text for the error column")),
+        body=s.request("error", error=_FAMILY, reason=s.text("text for the error column")),
     ),
     Endpoint(
         "GET",
@@ -448,7 +452,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "The audit log: who did what, and the result, newest first.",
         "operate",
         _audit,
-        s.told(entries=s.listed(s.ENTRY), next=s.maybe(s.INTEGER)),
+        s.response(entries=s.listed(s.ENTRY), next=s.maybe(s.INTEGER)),
         {"limit": _LIMIT, "before": s.whole("the value of next from the previous page", most=2**53)},
     ),
 )

@@ -60,7 +60,6 @@ def rate(per_minute: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A duration in one unit."""
     if seconds is None:
         return ""
     seconds = max(float(seconds), 0.0)

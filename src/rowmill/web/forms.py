@@ -13,7 +13,6 @@ from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 
 from ..declare.states import OPEN
-from ..ops import overview
 from ..plural import counted
 from .access import cache_of, directory_of, require, who
 from .actions import perform
@@ -152,8 +151,8 @@ async def _ask(
         shown |= {"error": _text(form, "error"), "shape": _text(form, "shape")}
         return templates.TemplateResponse(request, "sure.html", shown)
     state = _state(verb, form)
-    count = await overview.quick_count(directory_of(request), cache_of(request), environment, lane, state)
-    shown |= {"state": state, "count": count}
+    view = await directory_of(request).view(environment, lane)
+    shown |= {"state": state, "count": (await cache_of(request).counts(view))[state].value()}
     return templates.TemplateResponse(request, "sure.html", shown)
 
 

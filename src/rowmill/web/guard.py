@@ -54,15 +54,15 @@ class Guard:
             return
         request, visit = HTTPConnection(scope), secrets.token_urlsafe(24)
         new = VISIT not in request.cookies
-        send = _dressed(scope, send, visit if new else None)
+        send = _with_security_headers(scope, send, visit if new else None)
         try:
             if scope["path"] not in _PROBES:
                 self._check_host(request)
             if scope["method"] not in _SAFE:
-                receive = _again(await self._body(request, receive), receive)
+                receive = _replayed(await self._body(request, receive), receive)
             if scope["path"] not in _PROBES and not scope["path"].startswith("/static/"):
-                door: Authenticator = scope["app"].state.door
-                identity = await door.identify(request, visit if new else request.cookies[VISIT])
+                authenticator: Authenticator = scope["app"].state.authenticator
+                identity = await authenticator.identify(request, visit if new else request.cookies[VISIT])
                 scope.setdefault("state", {})["who"] = identity
                 if identity.how == "open" and _cross_site(request):
                     hint = "open the address yourself, or ask for tokens: rowmill token create APP NAME"
@@ -70,7 +70,7 @@ class Guard:
                         403, "a page of another site sent this request, and this server needs no token", hint=hint
                     )
                 if scope["method"] not in _SAFE and identity.how != "token":
-                    receive = await _meant(scope, receive, identity)
+                    receive = await _refuse_cross_site(scope, receive, identity)
         except Exception as error:
             await answer(scope, of(error))(scope, receive, send)
             return
@@ -115,7 +115,7 @@ def _cross_site(request: HTTPConnection) -> bool:
         return True
 
 
-async def _meant(scope: Scope, receive: Receive, identity: Identity) -> Receive:
+async def _refuse_cross_site(scope: Scope, receive: Receive, identity: Identity) -> Receive:
     """Refuse cross-site requests: a cookie or a loopback address does not show that the user wanted them."""
     request = HTTPConnection(scope)
     if _cross_site(request):
@@ -128,11 +128,11 @@ async def _meant(scope: Scope, receive: Receive, identity: Identity) -> Receive:
     body = (await receive()).get("body", b"")
     given = request.headers.get(HEADER)
     if given is None:
-        form = await Request(scope, _again(body, receive)).form(max_files=1, max_fields=1000)
+        form = await Request(scope, _replayed(body, receive)).form(max_files=1, max_fields=1000)
         given = str(form.get(FIELD, ""))
         await form.close()
     _compare(given, identity)
-    return _again(body, receive)
+    return _replayed(body, receive)
 
 
 def _compare(given: str, identity: Identity) -> None:
@@ -148,7 +148,7 @@ def _name(host: str) -> str:
     return (match[1] or match[2] or "").rstrip(".") if match else ""
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replayed(body: bytes, receive: Receive) -> Receive:
     """Replay a body that has been read, then pass on further messages."""
     given = False
 
@@ -162,10 +162,10 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _dressed(scope: Scope, send: Send, visit: str | None) -> Send:
+def _with_security_headers(scope: Scope, send: Send, visit: str | None) -> Send:
     """Add security headers to every answer."""
 
-    async def dressed(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
@@ -177,7 +177,7 @@ def _dressed(scope: Scope, send: Send, visit: str | None) -> Send:
                 headers.append("Set-Cookie", f"{VISIT}={visit}; Path=/; HttpOnly; SameSite=Lax{secure}")
         await send(message)
 
-    return dressed
+    return send_with_headers
 
 
 # -- proxies in front of ``rowmill serve``

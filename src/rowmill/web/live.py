@@ -91,7 +91,7 @@ async def _still(request: Request) -> bool:
     """Whether the viewer's token is still valid."""
     known: Identity = request.state.who
     try:
-        identity: Identity = await request.app.state.door.identify(request, request.cookies.get(VISIT, ""))
+        identity: Identity = await request.app.state.authenticator.identify(request, request.cookies.get(VISIT, ""))
     except Problem:  # a token that was good when the stream began
         return False
     same = (identity.how, identity.name, identity.lanes) == (known.how, known.name, known.lanes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from .endpoints import Endpoint
@@ -23,7 +23,6 @@ _WITH_BODY = (400, 409, 413, 415)
 
 
 def document(endpoints: Sequence[Endpoint], base: str) -> dict[str, Any]:
-    """The whole description."""
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
@@ -31,7 +30,7 @@ def document(endpoints: Sequence[Endpoint], base: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "rowmill",
-            "version": _version(),
+            "version": version("rowmill"),
             "description": "Lanes, rows, tasks, workers and gates of a Mill. Errors are application/problem+json.",
         },
         "servers": [{"url": base}],
@@ -81,10 +80,3 @@ def _parameter(where: str, name: str, schema: Schema) -> dict[str, Any]:
 def _problem(about: str) -> dict[str, Any]:
     schema = {"$ref": "#/components/schemas/Problem"}
     return {"description": about, "content": {"application/problem+json": {"schema": schema}}}
-
-
-def _version() -> str:
-    try:
-        return version("rowmill")
-    except PackageNotFoundError:
-        return "0"

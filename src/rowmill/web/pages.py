@@ -25,7 +25,6 @@ _LONGEST_QUERY, _MOST_FILTERS = 500, 10
 
 
 def routes(templates: Jinja2Templates) -> list[Route]:
-    """All pages."""
     templates.env.filters |= formatting.FILTERS
     templates.env.globals |= {
         "diagram": charts.diagram, "throughput": charts.throughput, "latency": charts.latency, "spark": charts.spark,
@@ -79,7 +78,6 @@ class Pages:
         return await respond(request, self.templates, "overview.html", gather)
 
     async def lane(self, request: Request) -> Response:
-        """One lane and its rows."""
         (identity, environment, name), cache = _place(request), cache_of(request)
         common, hours, directory = self._common(request, "lane"), _hours(request), directory_of(request)
         wanted, wrong = _wanted(request), ""
@@ -103,7 +101,6 @@ class Pages:
         return await respond(request, self.templates, "lane.html", gather)
 
     async def row(self, request: Request) -> Response:
-        """One row."""
         identity, environment, name = _place(request)
         common, key = self._common(request, "row"), request.query_params.get("id", "")
 
@@ -114,7 +111,6 @@ class Pages:
         return await respond(request, self.templates, "row.html", gather)
 
     async def errors(self, request: Request) -> Response:
-        """Failures in families."""
         common, hours = self._common(request, "errors"), _hours(request, ERROR_HOURS, 24.0)
 
         async def gather() -> dict[str, Any]:
@@ -124,7 +120,6 @@ class Pages:
         return await respond(request, self.templates, "errors.html", gather)
 
     async def error(self, request: Request) -> Response:
-        """One family of failures."""
         identity, environment, name = _place(request)
         common, hours = self._common(request, "errors"), _hours(request, ERROR_HOURS, 24.0)
         mark = request.query_params.get("error", "")
@@ -148,7 +143,6 @@ class Pages:
         return await respond(request, self.templates, "tasks.html", gather)
 
     async def workers(self, request: Request) -> Response:
-        """Who works."""
         common, everyone = self._common(request, "workers"), request.query_params.get("all") == "1"
 
         async def gather() -> dict[str, Any]:

@@ -49,7 +49,6 @@ class Problem(HTTPException):
         self.audited = False
 
     def document(self) -> dict[str, Any]:
-        """The problem as JSON."""
         title = http.HTTPStatus(self.status_code).phrase
         document = {"type": "about:blank", "title": title, "status": self.status_code, "detail": self.detail}
         return {**document, **({"hint": self.hint} if self.hint else {}), **self.further}

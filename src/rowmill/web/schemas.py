@@ -19,22 +19,18 @@ def text(about: str = "", *, most: int = 1000, least: int = 0, **more: Any) -> S
 
 
 def word(*options: str, about: str = "") -> Schema:
-    """One of some words."""
     return {"type": "string", "enum": list(options), **({"description": about} if about else {})}
 
 
 def whole(about: str = "", *, least: int = 0, most: int = 2**31 - 1, **more: Any) -> Schema:
-    """A whole number."""
     return {"type": "integer", "minimum": least, "maximum": most, **({"description": about} if about else {}), **more}
 
 
 def number(about: str = "", *, least: float = 0, most: float = 1e9) -> Schema:
-    """A number."""
     return {"type": "number", "minimum": least, "maximum": most, **({"description": about} if about else {})}
 
 
 def flag(about: str = "") -> Schema:
-    """True or false."""
     return {"type": "boolean", **({"description": about} if about else {})}
 
 
@@ -49,11 +45,10 @@ def maybe(schema: Schema) -> Schema:
 
 
 def listed(schema: Schema, **more: Any) -> Schema:
-    """A list."""
     return {"type": "array", "items": schema, **more}
 
 
-def sent(*required: str, **properties: Schema) -> Schema:
+def request(*required: str, **properties: Schema) -> Schema:
     """An object that a request sends: nothing but what is named."""
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, **({"required": list(required)} if required else {})}
@@ -64,7 +59,7 @@ def one_of(schema: Schema, *names: str) -> Schema:
     return {**schema, "oneOf": [{"required": [name]} for name in names]}
 
 
-def told(_further: bool = False, /, **properties: Schema) -> Schema:
+def response(_further: bool = False, /, **properties: Schema) -> Schema:
     """An object that is answered: all that is named is there. ``_further``: and, by the lane's roles, more."""
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     return schema if _further else {**schema, "additionalProperties": False}
@@ -85,78 +80,78 @@ IDS = listed(
     {"anyOf": [text(most=500, least=1), {"type": "integer"}]},
     minItems=1, maxItems=1000, description="rows by their ids; a composite key as text: a,b",
 )  # fmt: skip
-FAILURE = told(environment=STRING, lane=maybe(STRING), error=STRING, hint=maybe(STRING), unreachable=flag())
+FAILURE = response(environment=STRING, lane=maybe(STRING), error=STRING, hint=maybe(STRING), unreachable=flag())
 ERRORS = listed(FAILURE)
-PAUSE = told(
+PAUSE = response(
     environment=STRING, lane=maybe(STRING), by=maybe(STRING), key=maybe(STRING), reason=maybe(STRING),
     since=maybe(STRING), until=maybe(STRING), seconds_left=SECONDS,
 )  # fmt: skip
-RESUMED = told(
+RESUMED = response(
     action=STRING, environment=STRING, lane=maybe(STRING), by=maybe(STRING), key=maybe(STRING), resumed=maybe(PAUSE),
     still_paused=listed(PAUSE),
 )  # fmt: skip
-RESET = told(
+RESET = response(
     action=STRING, environment=STRING, lane=STRING, key=maybe(STRING), by=maybe(STRING), count=INTEGER,
     known=flag("a row has the key"),
 )  # fmt: skip
-COUNTS = told(
+COUNTS = response(
     environment=STRING, lane=STRING, table=STRING, paused=flag(), at_least=STRINGS, unknown=STRINGS,
     counts={"type": "object", "additionalProperties": maybe(INTEGER)}, oldest_ready_seconds=SECONDS,
 )  # fmt: skip
-ROW = told(True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*SEEN)))
-HELD_BY_DEAD = told(
+ROW = response(True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*SEEN)))
+HELD_BY_DEAD = response(
     environment=STRING, lane=STRING, worker=STRING, evidence=STRING, rows=INTEGER, until=maybe(STRING),
     swept=flag("a live worker serves the lane and will take the rows back"),
 )  # fmt: skip
-WHOLE_ROW = told(
+WHOLE_ROW = response(
     True, environment=STRING, lane=STRING, id=ID, key=STRING, state=maybe(word(*SEEN)), columns=OBJECT, roles=OBJECT
 )  # fmt: skip
-WRITTEN = told(
+WRITTEN = response(
     environment=STRING, lane=STRING, action=STRING, error=maybe(STRING), count=INTEGER,
     more=flag("time ran out: send it again"), ids=maybe(STRINGS),
-    passed_over=listed(told(id=STRING, reason=STRING)),
+    passed_over=listed(response(id=STRING, reason=STRING)),
 )  # fmt: skip
 KEY = {
-    "key": maybe(STRING), "held_back": listed(told(by=STRING, seconds=SECONDS)), "running": maybe(INTEGER),
+    "key": maybe(STRING), "held_back": listed(response(by=STRING, seconds=SECONDS)), "running": maybe(INTEGER),
     "most": maybe(INTEGER), "most_by_hand": flag(), "tokens": SECONDS, "streak": maybe(INTEGER), "half_open": flag(),
     "delay_seconds": SECONDS, "open_seconds": SECONDS, "closed_seconds": SECONDS, "paused": flag(),
     "paused_seconds": SECONDS, "reason": maybe(STRING),
 }  # fmt: skip
-GATE = told(
-    environment=STRING, lane=STRING, by=maybe(STRING), label=STRING, declared=STRINGS, keys=listed(told(**KEY)),
+GATE = response(
+    environment=STRING, lane=STRING, by=maybe(STRING), label=STRING, declared=STRINGS, keys=listed(response(**KEY)),
     more=flag("there are more keys than were asked for"),
 )  # fmt: skip
-REASON = told(code=STRING, text=STRING, since=maybe(STRING), until=maybe(STRING), seconds=SECONDS)
-WHY = told(
+REASON = response(code=STRING, text=STRING, since=maybe(STRING), until=maybe(STRING), seconds=SECONDS)
+WHY = response(
     environment=STRING, lane=STRING, id=STRING, state=STRING, reasons=listed(REASON), runs_at=maybe(STRING),
     runs_in_seconds=SECONDS, by_itself=maybe(flag()),
 )  # fmt: skip
-WORKER = told(
+WORKER = response(
     True, id=STRING, incarnation=STRING, host=STRING, pid=INTEGER, lanes=STRINGS, environments=STRINGS, state=STRING,
     started_at=STRING, seen_at=STRING, silent_seconds=NUMBER, current=listed(OBJECT), completed=INTEGER,
     failed=INTEGER, lost=INTEGER, version=STRING,
     process_gone=flag("the host that answers has no such process any more"),
     lock_missing=flag("its session with the database is gone"),
 )  # fmt: skip
-LANE = told(
+LANE = response(
     lane=STRING, table=STRING, queue=flag("of tasks"), environments=STRINGS, priority=INTEGER, concurrency=INTEGER,
     max_attempts=maybe(INTEGER), gates=listed(STRINGS), insert=flag("rows may be made through the API"),
 )  # fmt: skip
-TASK = told(
+TASK = response(
     task=STRING, lane=STRING, cron=maybe(STRING), max_attempts=INTEGER, environments=STRINGS, takes=STRING,
     needs=STRINGS,
 )  # fmt: skip
-JOB = told(
+JOB = response(
     task=STRING, environment=STRING, id=INTEGER, state=STRING, attempts=INTEGER, run_after=STRING, progress=ANY,
     error=maybe(STRING), result=ANY, history=listed(OBJECT), children=OBJECT, over=flag(),
 )  # fmt: skip
-ENTRY = told(
+ENTRY = response(
     id=INTEGER, at=STRING, who=STRING, token=maybe(STRING), address=maybe(STRING), action=STRING,
     environment=maybe(STRING), lane=maybe(STRING), target=maybe(STRING), outcome=STRING, detail=maybe(STRING),
 )  # fmt: skip
-FAMILY = told(
+FAMILY = response(
     True, environment=STRING, lane=STRING, fingerprint=STRING, shape=STRING, count=INTEGER, rows=INTEGER,
     buckets=listed(INTEGER), example=OBJECT, **{"class": maybe(STRING)},
 )  # fmt: skip
-FAMILIES = told(environment=STRING, recorded=flag(), unknown=STRINGS, families=listed(FAMILY), errors=ERRORS)
-PROBLEM = told(True, type=STRING, title=STRING, status=INTEGER, detail=STRING)
+FAMILIES = response(environment=STRING, recorded=flag(), unknown=STRINGS, families=listed(FAMILY), errors=ERRORS)
+PROBLEM = response(True, type=STRING, title=STRING, status=INTEGER, detail=STRING)

@@ -218,7 +218,7 @@ async def test_a_row_that_is_taken_back_again_waits_longer_each_time(db: Db) -> 
     waits = []
     for _ in range(5):
         (claim,) = await store.claim(1)
-        _, taken = await take_over(store, "w", "", lambda _: True, succeeds=True)
+        _, taken, _ = await take_over(store, "w", "", lambda _: True, succeeds=True)
         assert [row.id for row in taken] == [claim.id]
         now, after = (await database.read(lambda run: run(f"select {store.statements.now('run_after')}, run_after from"
                                                           " jobs", ())))[0]  # fmt: skip

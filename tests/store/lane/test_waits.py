@@ -35,7 +35,8 @@ def make(db: Db, count: int = 1, more: str = "", key: str = "id integer primary 
 
 
 def approve(db: Db, id: int = 1) -> None:
-    db.execute("update posts set approved_at = ? where id = ?", datetime.now(UTC), id)
+    """A second ago: ``:now`` is whole milliseconds on SQLite, and a time of this millisecond may be later as text."""
+    db.execute("update posts set approved_at = ? where id = ?", datetime.now(UTC) - td(seconds=1), id)
 
 
 def row(db: Db, id: int = 1) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class LaneGates:
     """The gates of one lane in one environment. Made by ``lane_gates``."""
 
     def __init__(self, view: LaneView, dims: Sequence[BoundGates], rows: GateRows) -> None:
-        self.view, self.dims, self.rows, self.say = view, tuple(dims), rows, view.statements
+        self.view, self.dims, self.rows, self.statements = view, tuple(dims), rows, view.statements
         self.lane = view.lane
 
     # -- which group, which key
@@ -107,7 +107,7 @@ class LaneGates:
     async def known(self, dim: BoundGates, key: str) -> tuple[str, bool]:
         """Return a key as the gate's rows spell it, and whether any row of the lane's table has it."""
         if not dim.kind:
-            text = f"select {dim.phrase} from {self.say.table} where cast({dim.phrase} as text) = :key limit 1"
+            text = f"select {dim.phrase} from {self.statements.table} where cast({dim.phrase} as text) = :key limit 1"
             return key, bool(await self.view.database.read(lambda run: run(text, {"key": key})))
         marks = Placeholders(self.view.binding)
         mark = marks.add(key)
@@ -118,7 +118,7 @@ class LaneGates:
                 f"lane {self.lane.name!r}: {key!r} is not a key of {dim.group.by}: {error.message}",
                 hint="rowmill gates lists keys",
             ) from error
-        text = f"select 1 from {self.say.table} where {dim.matches(mark)} limit 1"
+        text = f"select 1 from {self.statements.table} where {dim.matches(mark)} limit 1"
         try:
             return key_text, bool(await self.view.ask(text, marks))
         except Busy:  # too many rows, and no index on this key
@@ -156,7 +156,7 @@ class LaneGates:
 
     def running(self, run: Run, dim: BoundGates) -> dict[str, int]:
         """Running rows by key."""
-        source = f"from {self.say.table} where {self.say.running()}"
+        source = f"from {self.statements.table} where {self.statements.running()}"
         if dim.phrase is None:
             return {"": run(f"select count(*) {source}", ())[0][0]}
         text = f"select {self.text(dim)} as k, count(*) as n {source} and {dim.phrase} is not null group by 1"

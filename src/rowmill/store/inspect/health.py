@@ -70,12 +70,12 @@ async def examine(
     workers = await table.all() if await table.exists() else None
     of_database, of_table, of_lane = _ONLY[database.sql.name]
     checks: list[tuple[str, Callable[[], Awaitable[list[HealthFinding]]]]] = [
-        *((name, partial(_asked, database, check)) for name, check in of_database.items()),
+        *((name, partial(database.read_within, check, _SECONDS)) for name, check in of_database.items()),
         ("polls", lambda: _polls(workers, views)),
         ("own_tables", lambda: _own(database)),
     ]
     checks += [("schedules", partial(_schedules, database, source, environment)) for source in schedules]
-    for view in _tables(views):
+    for view in {view.binding.table.fullname: view for view in views}.values():  # one lane for each table
         checks += [(name, _of(check, view)) for name, check in of_table.items()]
     for view in views:
         checks.append(("stuck", partial(_stuck, view)))
@@ -87,9 +87,9 @@ async def examine(
         try:
             findings += await check()
         except Busy:
-            findings.append(HealthFinding(name, _TITLES[name], "unknown", "the check took too long"))
+            findings.append(_finding(name, "unknown", "the check took too long"))
         except DatabaseError as error:
-            findings.append(HealthFinding(name, _TITLES[name], "unknown", error.message))
+            findings.append(_finding(name, "unknown", error.message))
     order = ("bad", "look", "unknown", "ok")
     return sorted(findings, key=lambda finding: order.index(finding.level))
 
@@ -113,17 +113,8 @@ def _finding(
     return HealthFinding(check, _TITLES[check], level, text, "" if fine else todo, "" if fine else command, lane)
 
 
-async def _asked(database: Database, check: DatabaseCheck) -> list[HealthFinding]:
-    return await database.read_within(check, _SECONDS)
-
-
 def _of(check: LaneCheck, view: LaneView) -> Callable[[], Awaitable[list[HealthFinding]]]:
     return lambda: view.database.read_within(lambda run: check(run, view), _SECONDS)
-
-
-def _tables(views: Sequence[LaneView]) -> list[LaneView]:
-    """One lane for each table."""
-    return list({view.binding.table.fullname: view for view in views}.values())
 
 
 # -- checks of the environment
@@ -185,11 +176,7 @@ def _file(run: Run) -> list[HealthFinding]:
 
 async def _polls(workers: Sequence[dict[str, Any]] | None, views: Sequence[LaneView]) -> list[HealthFinding]:
     if workers is None:
-        return [
-            HealthFinding(
-                "polls", _TITLES["polls"], "unknown", "unknown, because the table rowmill_workers does not exist"
-            )
-        ]
+        return [_finding("polls", "unknown", "unknown, because the table rowmill_workers does not exist")]
     polls = {view.lane.name: view.lane.poll.total_seconds() for view in views}
     alive = [worker for worker in workers if worker["alive"]]
     rate = sum(1 / min(mine) for worker in alive if (mine := [polls[ln] for ln in worker["lanes"] if ln in polls]))
@@ -230,7 +217,7 @@ async def _stuck(view: LaneView) -> list[HealthFinding]:
     lane = view.lane.name
     counts, slow = await view.counted(["stuck"], _MOST, _SECONDS, _SECONDS)
     if slow:
-        return [HealthFinding("stuck", _TITLES["stuck"], "unknown", "counting took too long", lane=lane)]
+        return [_finding("stuck", "unknown", "counting took too long", lane=lane)]
     number = counts.get("stuck", (0, None))[0]
     if not number:
         return [_finding("stuck", "ok", "no row is stuck", lane=lane)]
@@ -309,11 +296,7 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = '{_q
     if size <= _SMALL:
         return [_finding("bloat", "ok", f"{name}: {_bytes(size)}, too small to matter")]
     if not width or count is None or count < 0:
-        return [
-            HealthFinding(
-                "bloat", _TITLES["bloat"], "unknown", f"{name}: never analysed", "Analyse it.", f"analyze {table}"
-            )
-        ]
+        return [_finding("bloat", "unknown", f"{name}: never analysed", "Analyse it.", f"analyze {table}")]
     # The space that the rows need: columns, a header and a line pointer each, pages filled to nine tenths.
     need = max(count * (width + 32) / 0.9, 8192.0)
     ratio = size / need
@@ -333,16 +316,8 @@ def _indexes(run: Run, view: LaneView) -> list[HealthFinding]:
     full = view.binding.table.fullname
     made = ";\n".join(in_words(n, statements, n.name(lane.name, full), concurrently=True) for n in lacking)
     text = f"{counted(len(lacking), 'index', 'indexes')} missing: {'; '.join(f'one {need.why}' for need in lacking)}"
-    return [
-        _finding(
-            "indexes",
-            "look",
-            text,
-            "rowmill migrate APP --apply builds what is missing, without blocking writes.",
-            made,
-            lane.name,
-        )
-    ]
+    todo = "rowmill migrate APP --apply builds what is missing, without blocking writes."
+    return [_finding("indexes", "look", text, todo, made, lane.name)]
 
 
 def _head(run: Run, view: LaneView) -> list[HealthFinding]:

@@ -23,7 +23,7 @@ from ...errors import Busy, DatabaseError, DeclarationError, Unreachable, Unread
 from ..bounded_text import ERROR_LENGTH
 from ..database import Database
 from ..jobs.queue_lane import store_for
-from ..json_limits import readable, too_deep
+from ..json_documents import readable, too_deep
 from ..lane.binding import bind
 from ..lane.postgres import PostgresLane
 from ..lane.postgres_statements import PostgresStatements
@@ -98,13 +98,13 @@ class RunningRows:
 class LaneView:
     """One lane in one environment, to be looked at. Made by ``view_lane``."""
 
-    def __init__(self, store: PostgresLane | SqliteLane, *, fleet: bool) -> None:
+    def __init__(self, store: PostgresLane | SqliteLane, *, has_workers_table: bool) -> None:
         self.store, self.binding, self.lane = store, store.binding, store.lane
         self.environment, self.database = store.binding.environment, store.database
         self.statements: PostgresStatements | SqliteStatements = store.statements
         self.sql = store.database.sql
         #: Where only the workers table can tell that a holder is gone, and it is not there, nothing is called stuck.
-        self._fleet = fleet
+        self._has_workers_table = has_workers_table
         #: The column that says when a row was made.
         self.created = self._created()
         #: Which times a row tells, looked up once and not for every row.
@@ -139,7 +139,7 @@ class LaneView:
                 return statements.running()
             case "stuck":
                 silent = (test(lane.lease, f"{statements.table}.") for test in (statements.stale, statements.timeless))
-                return f"{statements.running()} and ({' or '.join(silent)})" if self._fleet else None
+                return f"{statements.running()} and ({' or '.join(silent)})" if self._has_workers_table else None
             case "done":
                 return statements.final(lane.done)
             case "dead":
@@ -197,7 +197,7 @@ class LaneView:
         evidence = self.statements.evidence()
         if evidence is not None:
             return self._age(evidence) or "null"
-        if not self._fleet or "worker" not in self.binding.roles:
+        if not self._has_workers_table or "worker" not in self.binding.roles:
             return "null"
         statements = self.statements
         age = self.sql.seconds(statements.plain_now(), "w.seen_at")
@@ -297,11 +297,13 @@ class LaneView:
         """How many runs of this row, one after the other, were not final because its inputs changed; and how many
         seconds ago the first of them ended.
         """
-        say, marks = self.statements, Placeholders(self.binding)
-        if not say.bounded:
+        statements, marks = self.statements, Placeholders(self.binding)
+        if not statements.bounded:
             return 0, 0.0
-        row_id = say.row_id([marks.add(part, column) for part, column in zip(key, self.binding.key, strict=True)])
-        text = f"select runs, {self.sql.age('since')} from {say.stale_runs} where {say.noted(row_id)}"
+        row_id = statements.row_id(
+            [marks.add(part, column) for part, column in zip(key, self.binding.key, strict=True)]
+        )
+        text = f"select runs, {self.sql.age('since')} from {statements.stale_runs} where {statements.noted(row_id)}"
         try:
             rows = await self.database.read(lambda run: run(text, marks.given()))
         except DatabaseError:
@@ -350,10 +352,6 @@ class LaneView:
     def age_of(self, role: str) -> str | None:
         """Seconds since a role's time, as SQL."""
         return self._ages().get(role)
-
-    def claim_order(self) -> str:
-        """The order in which ready rows are claimed, for ORDER BY."""
-        return self.order("ready")
 
     def waited(self) -> str:
         """Seconds since a ready row became so, as SQL: since its run_after or its creation, whichever is later."""
@@ -456,7 +454,7 @@ async def view_lane(lane: Lane, environment: str, database: Database, clock: Clo
     store = store_for(binding, database, clock, "", "", own.has(schema.GATES))
     if not own.has(schema.INPUTS):
         store.statements.stale_runs = None
-    return LaneView(store, fleet=not store.needs_workers_table or await WorkersTable(database).exists())
+    return LaneView(store, has_workers_table=not store.needs_workers_table or await WorkersTable(database).exists())
 
 
 def check_file(database: Database, hint: str | None = None) -> None:

@@ -79,15 +79,14 @@ async def page(view: LaneView, wanted: Wanted) -> Page:
 
 class _Walk:
     def __init__(self, view: LaneView, wanted: Wanted) -> None:
-        self.view, self.wanted, self.say, self.binding = view, wanted, view.statements, view.binding
-        self.keys = self.say.names(self.binding.key)
+        self.view, self.wanted, self.statements, self.binding = view, wanted, view.statements, view.binding
+        self.keys = self.statements.names(self.binding.key)
         self.start: Key | None = parse(self.binding, wanted.after) if wanted.after is not None else None
         self.further = [f.column for f in wanted.filters if f.column in self.binding.columns]
 
     def order(self) -> str:
-        """ORDER BY the key."""
         way = "" if self.wanted.oldest_first else " desc"
-        return ", ".join(f"{self.say.name(column)}{way}" for column in self.binding.key)
+        return ", ".join(f"{self.statements.name(column)}{way}" for column in self.binding.key)
 
     def _beyond(self, key: Key, marks: Placeholders, *, included: bool = False) -> str:
         sign = (">" if self.wanted.oldest_first else "<") + ("=" if included else "")
@@ -102,7 +101,7 @@ class _Walk:
         return tests
 
     def _text(self, column: str) -> str:
-        return f"cast({self.say.name(column)} as text)"
+        return f"cast({self.statements.name(column)} as text)"
 
     def _contains(self, column: str, mark: str) -> str:
         return f"{self._text(column)} {self.view.sql.like} {mark} escape '\\'"
@@ -113,7 +112,7 @@ class _Walk:
                 f"table {self.binding.table.fullname!r} has no column {given.column!r}",
                 hint=did_you_mean(given.column, self.binding.columns),
             )
-        name = self.say.name(given.column)
+        name = self.statements.name(given.column)
         match given.operator:
             case "null":
                 return f"{name} is null"
@@ -192,7 +191,9 @@ class _Walk:
         """The last key of a range; None: the table ends first."""
         marks = Placeholders(self.binding)
         test = f"where {self._beyond(self.start, marks)} " if self.start is not None else ""
-        text = f"select {self.keys} from {self.say.table} {test}order by {self.order()} limit 1 offset {length - 1}"
+        text = (
+            f"select {self.keys} from {self.statements.table} {test}order by {self.order()} limit 1 offset {length - 1}"
+        )
         rows = await self.view.ask(text, marks, 2.0)
         return tuple(rows[0]) if rows else None
 

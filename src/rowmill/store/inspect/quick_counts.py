@@ -130,8 +130,9 @@ class QuickCounter:
         if self._slow.get("head", 0.0) > time.monotonic():
             return None
         view = self.view
-        order = view.claim_order()
-        text = f"select {view.waited()} from {view.statements.table} where {test} order by {order} limit 1"
+        text = (
+            f"select {view.waited()} from {view.statements.table} where {test} order by {view.order('ready')} limit 1"
+        )
         try:
             rows = await view.ask(text, seconds=_EACH)
         except Busy:

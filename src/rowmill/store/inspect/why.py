@@ -18,6 +18,7 @@ from ..lane.row_keys import Key, Placeholders, among, written
 from ..lane.statements import INCARNATION
 from ..lane.waits import WaitFacts, WaitingRows
 from ..own.workers import WorkersTable, evidence, taken_back_within
+from ..postgres_database import rows_of
 from .gate_view import LaneGates, has_table, lane_gates
 from .lane_view import LaneView, Row
 from .why_rules import GateFacts, LockFacts, PauseFacts, RowFacts, Runner, WorkerFacts
@@ -36,20 +37,20 @@ class Inquiry:
         view: LaneView,
         gates: LaneGates,
         key: Key,
-        fleet: Sequence[dict[str, Any]] | None,
+        all_workers: Sequence[dict[str, Any]] | None,
         suspicion: float | None,
     ) -> None:
-        self.view, self.gates, self.key, self.fleet, self.suspicion = view, gates, key, fleet, suspicion
-        self.say, self.lane, self.binding = view.statements, view.lane, view.binding
+        self.view, self.gates, self.key, self.all_workers, self.suspicion = view, gates, key, all_workers, suspicion
+        self.statements, self.lane, self.binding = view.statements, view.lane, view.binding
 
     async def facts(self, above: Sequence[LaneView], beside: Sequence[LaneView]) -> RowFacts:
         """The row, and what is around it. ``above``: lanes that go first; ``beside``: others over the same table."""
         view, lane = self.view, self.lane
-        parts = self.say.ready_parts()
+        parts = self.statements.ready_parts()
         phrases = [str(dim.phrase) for dim in self.gates.dims if dim.phrase is not None]
         keyed = [view.sql.key(phrase) for phrase in phrases]
         stuck = view.condition("stuck") or "1 = 0"
-        tests = [*parts.values(), self.say.running(), stuck]
+        tests = [*parts.values(), self.statements.running(), stuck]
         asked = [*(f"case when {test} then 1 else 0 end" for test in tests), self._limit(), *keyed]
         examined = await view.examine(self.key, asked)
         where: dict[str, Any] = {"environment": view.environment, "lane": lane.name}
@@ -98,7 +99,7 @@ class Inquiry:
             limit=limit,
             sweep_every=lane.sweep_every.total_seconds(),
             untouched_for=lane.untouched_for.total_seconds() if lane.untouched_for else 0.0,
-            where=self.say.further() if "where" in fails else "",
+            where=self.statements.further() if "where" in fails else "",
             pauses=pauses,
             gates=gates,
             slots=lane.concurrency,
@@ -111,14 +112,13 @@ class Inquiry:
     # -- the row
 
     async def _wait(self) -> WaitFacts | None:
-        """What it waits for."""
         try:
             return None if self.lane.own else await WaitingRows(self.view.store).facts(self.key)
         except Refused:  # the table is not there, or this role may not read it
             return None
 
     def _limit(self) -> str:
-        return self.say.exhausted() if self.lane.dead is None and self.binding.counter else "null"
+        return self.statements.exhausted() if self.lane.dead is None and self.binding.counter else "null"
 
     def _role(self, row: Row, role: str) -> Any:
         column = self.binding.roles.get(role)
@@ -188,7 +188,7 @@ class Inquiry:
         group = dim.group
         if not (group.counts_running or group.process is not None):
             return 0, {}, ()
-        statements, marks = self.say, Placeholders(self.binding)
+        statements, marks = self.statements, Placeholders(self.binding)
         source = f"from {statements.table} where {statements.running()}"
         if dim.phrase is not None:
             source += f" and {dim.matches(marks.add(raw))}"
@@ -215,13 +215,13 @@ class Inquiry:
     @property
     def live(self) -> list[dict[str, Any]]:
         """Workers that serve the lane and have been heard of."""
-        return [w for w in self.fleet or () if w["alive"] and self.lane.name in w["lanes"]]
+        return [w for w in self.all_workers or () if w["alive"] and self.lane.name in w["lanes"]]
 
     def _workers(self) -> tuple[WorkerFacts, ...] | None:
-        if self.fleet is None:
+        if self.all_workers is None:
             return None
         workers = []
-        for worker in self.fleet:
+        for worker in self.all_workers:
             if self.lane.name not in worker["lanes"]:
                 continue
             current = worker["current"]
@@ -263,14 +263,14 @@ class Inquiry:
     async def _ahead(self, keys: dict[str, Any]) -> int | None:
         """Ready rows that go before this one: of the same keys where there are gates, else of the lane."""
         marks = Placeholders(self.binding)
-        tests = [self.say.ready()]
+        tests = [self.statements.ready()]
         for dim in self.gates.dims:
             if dim.phrase is not None:
                 raw = keys[dim.label]
                 tests.append(f"{dim.phrase} is null" if raw is None else dim.matches(marks.add(raw)))
-        this = among(self.say.names(self.binding.key), [self.key], marks)
-        text = f"""select case when {this} then 1 else 0 end from {self.say.table}
-where {" and ".join(tests)} order by {self.view.claim_order()} limit {LINE + 1}"""
+        this = among(self.statements.names(self.binding.key), [self.key], marks)
+        text = f"""select case when {this} then 1 else 0 end from {self.statements.table}
+where {" and ".join(tests)} order by {self.view.order("ready")} limit {LINE + 1}"""
         try:
             line = [row[0] for row in await self.view.ask(text, marks)]
         except Busy:
@@ -285,9 +285,11 @@ where {" and ".join(tests)} order by {self.view.claim_order()} limit {LINE + 1}"
             if n:
                 await asyncio.sleep(_PAUSE)
             marks = Placeholders(self.binding)
-            one = f"{self.say.table} where {among(self.say.names(self.binding.key), [self.key], marks)}"
+            one = f"{self.statements.table} where {among(self.statements.names(self.binding.key), [self.key], marks)}"
             try:
-                if await self._lockable(f"select 1 from {one} for no key update skip locked", marks):
+                if await self.view.database.trial(
+                    rows_of(f"select 1 from {one} for no key update skip locked", marks.given())
+                ):
                     return None
             except Refused:  # a role that may only read cannot tell
                 return None
@@ -311,10 +313,6 @@ join pg_stat_activity a on a.pid = l.pid limit 1"""
         except Refused as error:
             return error.message
         return None
-
-    async def _lockable(self, text: str, marks: Placeholders) -> bool:
-        """Rolled back at once, so that nothing is held."""
-        return bool(await self.view.database.trial(lambda run: run(text, marks.given())))
 
 
 def _number(value: Any) -> float | None:

@@ -48,12 +48,18 @@ class EnqueueStatements:
 
     sql: Dialect
     table: str
+    steps: str
     clock: Clock
 
     @staticmethod
     def to(database: Database, clock: Clock) -> EnqueueStatements:
         """The statements for a database."""
-        return EnqueueStatements(database.sql, database.own("rowmill_jobs"), clock)
+        return EnqueueStatements.of(database.sql, database.schema, clock)
+
+    @staticmethod
+    def of(sql: Dialect, schema: str | None, clock: Clock) -> EnqueueStatements:
+        """The same for a transaction of the caller's own."""
+        return EnqueueStatements(sql, sql.own(schema, "rowmill_jobs"), sql.own(schema, "rowmill_steps"), clock)
 
     def now(self, seconds: str = "0") -> str:
         """The database's time plus this many seconds."""
@@ -102,6 +108,14 @@ class EnqueueStatements:
         """Find the job that holds a strict key."""
         return f"select id, state from {self.table} where task = :task and key = :key and {self._only_one()}"
 
+    def hold(self, name: str) -> tuple[str, dict[str, Any]]:
+        """The statement that lets one transaction at a time add a key, with its values. SQLite's takes the write lock:
+        the caller's transaction may not have begun to write.
+        """
+        if self.sql.lock_name is not None:
+            return self.sql.lock_name, {"name": name}
+        return f"update {self.table} set id = id where 1 = 0", {}
+
     def counting(self, key: Key) -> str:
         """Find the newest job that counts for a key that checks more than the unique index does."""
         states = ", ".join(f"'{state}'" for state in key.states)
@@ -115,18 +129,25 @@ class EnqueueStatements:
         )
 
     def replace(self, wake: bool, at_most: timedelta | None = None) -> str:
-        """Give new arguments to a job that has not started. ``at_most``: the longest time until its run."""
+        """Give new arguments to a job that is not running, and all its attempts. ``at_most``: the longest time until
+        its first run; one that waits for its retry has had that.
+        """
         args, after = self.sent(":args", "jsonb"), self.sent(":run_after", "timestamptz")
         delay = self.sql.typed(":delay", "double precision")
         if at_most is not None:
             left = f"{at_most.total_seconds()} - {self.sql.seconds(self.now(), 'created_at')}"
-            delay = f"case when {left} < {delay} then {left} else {delay} end"
+            delay = f"case when attempts = 0 and {left} < {delay} then {left} else {delay} end"
         due = self.now(delay)
         return self._told(
-            f"update {self.table} set args = {args}, priority = :priority, run_after = coalesce({after}, {due})"
+            f"update {self.table} set args = {args}, priority = :priority, attempts = 0,"
+            f" run_after = coalesce({after}, {due})"
             " where id = :id and state = 'ready' returning id",
             wake,
         )
+
+    def forget_steps(self) -> str:
+        """Forget what the steps of a job returned for its old arguments."""
+        return f"delete from {self.steps} where job_id = :id"
 
 
 def simple(call: Call) -> bool:
@@ -165,9 +186,9 @@ def _add_many(say: EnqueueStatements, calls: Sequence[Call], wake: bool, place: 
 
 def _add_keyed(say: EnqueueStatements, call: Call, key: Key, wake: bool, place: FlowPosition | None) -> Verb[int]:
     where = {"task": call.task.name, "key": key.value}
-    if key.looks_back and say.sql.lock_name:
+    if key.looks_back:
         # Another transaction that adds this key waits here until ours commits, and then sees our row.
-        yield say.sql.lock_name, {"name": f"{call.task.name} {key.value}"}
+        yield say.hold(f"{call.task.name} {key.value}")
     text = say.many(wake, "nothing" if key.strict else None)
     for _ in range(_TRIES):
         existing = (yield say.counting(key), where) if key.looks_back else []
@@ -198,7 +219,9 @@ def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) ->
                 "run_after": timing.get("run_after"),
             },
         )
-        if key.debounce is not None and not replaced:
+        if replaced:
+            yield say.forget_steps(), {"id": id}
+        elif key.debounce is not None:
             return None  # it has started since: this call makes the next job
     return id
 
@@ -253,7 +276,7 @@ def one_statement(calls: Sequence[Call]) -> bool:
     """Whether these calls need no explicit transaction."""
     keys = [unique for call in calls if (unique := call.options.unique) is not None]
     if len(calls) == 1:
-        return not keys or not keys[0].looks_back
+        return not keys or not (keys[0].looks_back or keys[0].conflict == "replace")
     return not keys and len(calls) <= _CHUNK
 
 

@@ -19,7 +19,7 @@ from ...errors import LostClaim
 from ..caller_transactions import drive
 from ..database import Database, runner
 from ..driver_errors import translated
-from ..handler_connections import uncut
+from ..handler_connections import shielded
 from ..lane.claim import Claim, Settlement
 from ..lane.lane_store import LaneStore
 from .enqueue import CHANNEL, EnqueueStatements, FlowPosition, add
@@ -93,7 +93,7 @@ async def suspend(
         drive(add(say, calls, wake=True, place=FlowPosition(parent_id=claim.id, branch=branch)), run)
 
     with translated(store.database):
-        await uncut(connection.run_sync(verb))
+        await shielded(connection.run_sync(verb))
     return settlement
 
 

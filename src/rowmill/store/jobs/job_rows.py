@@ -16,7 +16,7 @@ from ..bounded_text import bounded
 from ..caller_transactions import Verb
 from ..database import Database
 from ..dialect import Dialect, utc
-from ..json_limits import readable
+from ..json_documents import readable
 from .enqueue import EnqueueStatements
 
 _STATUS = ("id", "task", "state", "attempts", "run_after", "progress", "error", "result", "history")

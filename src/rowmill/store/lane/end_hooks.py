@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..database import Run, runner
 from ..driver_errors import translated
-from ..handler_connections import uncut
+from ..handler_connections import shielded
 from .claim import Settlement
 from .row_keys import Key, Placeholders, among
 
@@ -27,7 +27,7 @@ async def ending(
     """Run a verb in a transaction, and the hooks for the rows it ended. ``error``: for a lane with no column for it."""
     async with store.database.begin() as connection:
         with translated(store.database):
-            result: T = await uncut(connection.run_sync(lambda c: verb(runner(c))))
+            result: T = await shielded(connection.run_sync(lambda c: verb(runner(c))))
         if store.lane.settled_hooks and (keys := ended(result)):
             await store.run_hooks(connection, await _settlements(store, connection, keys, kind, error))
     return result
@@ -41,7 +41,7 @@ async def _settlements(
     test = among(say.names(store.binding.key), keys, marks)
     text = f"select {say.names(store.binding.columns)}{say.and_inputs()} from {say.table} where {test}"
     with translated(store.database):
-        rows = await uncut(connection.run_sync(lambda c: runner(c)(text, marks.given())))
+        rows = await shielded(connection.run_sync(lambda c: runner(c)(text, marks.given())))
     return [
         Settlement(claim, kind, error=store.value(claim.row, column) if column else error)
         for claim in store.make_claims(rows)

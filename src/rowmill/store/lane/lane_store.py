@@ -23,7 +23,7 @@ from ...errors import Busy, Refused, Unreachable, UnreadableReply, Unserved, Wro
 from ..bounded_text import ERROR_LENGTH, bounded
 from ..database import Database, Run, runner
 from ..driver_errors import translate, translated
-from ..handler_connections import uncut
+from ..handler_connections import shielded
 from ..transactions import PlainTx, Tx
 from ..unreadable_values import inside
 from .binding import Binding
@@ -88,7 +88,7 @@ class LaneStore:
         #: The claim where gates hold rows back, and what gates learn from runs; None on a lane without gates.
         self.gated: ClaimByKey | LockingClaim | None = None
         self.notes: GateLearning | None = None
-        #: What the fleet remembers about single rows; None where the tables for that are not there.
+        #: What all workers remember about single rows; None where the tables for that are not there.
         self.watched: RowWatch | None = None
         #: Rows that wait for a condition; None where the table for that is not there, or nothing holds a row back.
         self.waits: WaitingRows | None = None
@@ -580,7 +580,7 @@ class LaneStore:
     ) -> set[int]:
         """Settle inside a transaction that is under way."""
         with translated(self.database):
-            return await uncut(connection.run_sync(lambda c: self.settling(group, compare=compare)(runner(c))))
+            return await shielded(connection.run_sync(lambda c: self.settling(group, compare=compare)(runner(c))))
 
     async def run_hooks(self, connection: AsyncConnection, written: list[Settlement]) -> None:
         """Call the lane's ``on_settled`` hooks with what was written, in the same transaction."""
@@ -612,7 +612,7 @@ class LaneStore:
             rows = await self.database.read(lambda run: self.read_claims(run, [claim]))
         else:
             with translated(self.database):
-                rows = await uncut(connection.run_sync(lambda c: self.read_claims(runner(c), [claim])))
+                rows = await shielded(connection.run_sync(lambda c: self.read_claims(runner(c), [claim])))
         held, row = rows.get(0, (False, ()))
         return self._changed("done", row) if held else None
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ...errors import Refused, Unserved
 from ..database import Database, RolledBack, Run, runner
 from ..driver_errors import translated
-from ..handler_connections import uncut
+from ..handler_connections import shielded
 from .claim import Claim, Settlement
 from .lane_store import LaneStore
 from .row_keys import Key, Placeholders
@@ -74,7 +74,6 @@ async def as_claimed(store: LaneStore, key: Key) -> Claim | None:
 
 
 async def read_row(store: LaneStore, key: Key) -> Sequence[Any] | None:
-    """A row as it is now."""
     return await store.database.read(_read(store, key))
 
 
@@ -116,7 +115,7 @@ async def claim_inside(store: LaneStore, connection: AsyncConnection, claim: Cla
         return _claim(store, claim.key)(run)
 
     with translated(store.database):
-        rows = await uncut(connection.run_sync(lambda c: verb(runner(c))))
+        rows = await shielded(connection.run_sync(lambda c: verb(runner(c))))
     if rows:
         refenced(claim, store.make_claims(rows)[0])
     return bool(rows)
@@ -125,4 +124,4 @@ async def claim_inside(store: LaneStore, connection: AsyncConnection, claim: Cla
 async def read_inside(store: LaneStore, connection: AsyncConnection, key: Key) -> Sequence[Any] | None:
     """The row as a transaction that is under way sees it."""
     with translated(store.database):
-        return await uncut(connection.run_sync(lambda c: _read(store, key)(runner(c))))
+        return await shielded(connection.run_sync(lambda c: _read(store, key)(runner(c))))

@@ -206,7 +206,6 @@ class PostgresConstraints:
         return [row[0] for row in await self._rows(_CHECKS)]
 
     async def references(self) -> Sequence[Reference]:
-        """The foreign keys."""
         return [(row[0], row[1], row[2]) for row in await self._rows(_REFERENCES)]
 
     async def triggers(self) -> Sequence[str]:
@@ -233,7 +232,6 @@ class SqliteConstraints:
         return await self.store.database.reflect(read)
 
     async def references(self) -> Sequence[Reference]:
-        """The foreign keys."""
 
         def read(connection: sa.Connection) -> list[Reference]:
             quote = connection.dialect.identifier_preparer.quote

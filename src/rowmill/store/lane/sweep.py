@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import Refused, Unserved
 from ..database import Run
@@ -65,16 +65,32 @@ async def _sweep(
         return await _singly(store, await _find(store, stale, most), stale)
 
 
-async def take_over(
-    store: LaneStore, worker: str, incarnation: str, started: Callable[[Key], bool], *, succeeds: bool = False
-) -> tuple[int, list[Swept]]:
-    """Take back the rows of a dead worker. Returns how many rows were released, and which were swept.
+class TakenOver(NamedTuple):
+    """What was taken back of a dead worker's rows."""
 
-    Rows that it had not started are released without counting an attempt. ``succeeds``: this worker has taken the id
-    and has claimed nothing yet. Any other worker checks that the workers table still declares the dead worker dead.
+    #: How many rows were released, because they had not started.
+    released: int
+    swept: list[Swept]
+    #: No row is left to be taken back. Somebody may have locked one, or there are more than one call takes.
+    done: bool
+
+
+async def take_over(
+    store: LaneStore,
+    worker: str,
+    incarnation: str,
+    started: Callable[[Key], bool],
+    *,
+    succeeds: bool = False,
+    claims: bool = False,
+) -> TakenOver:
+    """Take back the rows of a dead worker. Rows that it had not started are released without counting an attempt.
+
+    ``succeeds``: this worker has taken the id and, unless it ``claims`` already, has claimed nothing yet. Any other
+    worker checks that the workers table still declares the dead worker dead.
     """
     say = store.statements
-    column = store.binding.roles["worker"]
+    column, at = store.binding.roles["worker"], store.binding.fence_time
     name = f"{worker}{INCARNATION}{incarnation}" if store.binding.incarnated else worker
     mine = f"{say.running()} and {say.name(column)} = {say.literal(column, name)}"
     if not succeeds:
@@ -83,18 +99,27 @@ async def take_over(
             f" and exists (select 1 from {say.workers} w where w.id = {quoted[0]} and w.incarnation = {quoted[1]}"
             " and w.state = 'dead')"
         )
-        if at := store.binding.fence_time:  # exclude rows that a successor with the same id has claimed since
+        if at:  # exclude rows that a successor with the same id has claimed since
             mine += f" and {say.name(at)} <= {say.now(at)}"
+    elif claims and at:  # exclude the rows that it has claimed itself
+        mine += f" and {say.name(at)} < {_as_literal(store.opened_at)}"
     rows = sorted(await _find(store, mine, _MOST), key=lambda row: str(row[2:]))  # a seed of prove repeats it
     started_rows = [row for row in rows if started(tuple(row[2:]))]
     not_started = [row for row in rows if not started(tuple(row[2:]))]
-    released, swept = await _release(store, not_started, mine)
+    released, ended = await _release(store, not_started, mine)
     if started_rows and store.watched is not None and "run_after" not in store.binding.roles:
         # These rows have no run_after column that could delay them, so rows that may kill their process wait for the
         # lease.
         counts = await store.watched.suspects([tuple(row[2:]) for row in started_rows])
         started_rows = [row for row in started_rows if counts.get(tuple(row[2:]), 0) < BACKS_OFF - 1]
-    return released, swept + await _singly(store, started_rows, mine, at_once=True)
+    swept = await _singly(store, started_rows, mine, at_once=True)
+    left = len(not_started) - released - len(ended) + len(started_rows) - len(swept)
+    return TakenOver(released, ended + swept, done=not left and len(rows) < _MOST)
+
+
+def _as_literal(value: Any) -> str:
+    """A time as a claim's column holds it, as SQL."""
+    return repr(value) if isinstance(value, (int, float)) else f"'{value}'"
 
 
 async def _release(store: LaneStore, rows: Sequence[Any], mine: str) -> tuple[int, list[Swept]]:

@@ -51,18 +51,9 @@ class Token:
 
     def value(self) -> dict[str, Any]:
         """The token as plain values, for scripts."""
-        return {
-            "id": self.id,
-            "name": self.name,
-            "scopes": [scope for scope in SCOPES if scope in self.scopes],
-            "lanes": None if self.lanes is None else sorted(self.lanes),
-            "created_at": self.created_at,
-            "created_by": self.created_by,
-            "expires_at": self.expires_at,
-            "used_at": self.used_at,
-            "revoked_at": self.revoked_at,
-            "valid": self.valid,
-        }
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "session_of"}
+        lanes = None if self.lanes is None else sorted(self.lanes)
+        return {**values, "scopes": [scope for scope in SCOPES if scope in self.scopes], "lanes": lanes}
 
 
 def digest(secret: str) -> str:

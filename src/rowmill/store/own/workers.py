@@ -131,8 +131,11 @@ returning id"""
         values = (*columns.values(), me.incarnation, replaces or "")
         if await self.database.write(lambda run: run(text, values)):
             return None
-        holder = [worker for worker in await self.all() if worker["id"] == me.id]
-        return holder[0] if holder else None
+        return await self.find(me.id)
+
+    async def find(self, id: str) -> dict[str, Any] | None:
+        """The entry of one worker."""
+        return next((worker for worker in await self.all() if worker["id"] == id), None)
 
     async def beat(self, me: WorkerState, *, locked: bool = False) -> bool:
         """Write a heartbeat. Returns False if another incarnation has the id. ``locked``: it holds its own lock."""

@@ -54,7 +54,7 @@ def status(
     Example: `rowmill status app:mill --lane fetch`
     """
     if watch and as_json:
-        raise UsageError("--watch and --json cannot be used together", hint="one of them")
+        raise UsageError("--watch and --json cannot be used together", hint="use one of them")
     mill = load(reference)
     several = asked(mill, env)
     if watch:

@@ -58,7 +58,7 @@ begin
       claimed_at = _rm_moment._rm_at,
       worker = $1,
       attempts = coalesce(attempts, 0) + 1
-  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
     returning public.jobs.*
   )
@@ -126,7 +126,7 @@ begin
       claimed_at = _rm_moment._rm_at,
       worker = $1,
       attempts = coalesce(attempts, 0) + 1
-  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
     returning public.jobs.*
   )

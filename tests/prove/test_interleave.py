@@ -246,4 +246,4 @@ async def test_a_wait_that_holds_nothing_back_is_caught(db: Db, monkeypatch: pyt
         return {**whole(self, until, delay, same_key), column: self.now(column)}
 
     monkeypatch.setattr(Statements, "settle_wait_set", careless)
-    await caught(db, "plain", "claimed while it waits")
+    await caught(db, "plain", "claimed while the condition it waits for")

@@ -1,4 +1,4 @@
-"""PDFium is one library per process, and not made for several threads: whoever calls it holds this lock."""
+"""PDFium is one library per process, and not made for several threads: every caller holds this lock."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``mill`` is made when it is asked for, so that a wrong setting is told by whoever asks, and not by an import."""
+    """``mill`` is made when it is asked for, so that the caller reports a wrong setting, and not an import."""
     if name != "mill":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .phases import build

@@ -1,7 +1,7 @@
 """The pools of processors: one pool per phase, each processor idle, busy or in error, and their health check.
 
 A processor is a slot of rowmill's: it has the slot's name, ``{phase}-processor-{n}``. What each does is known in the
-process at once, and in the table ``"AnalysisWorker"`` a second later, for whoever looks from outside.
+process at once, and in the table ``"AnalysisWorker"`` a second later, for observers outside.
 """
 
 from __future__ import annotations

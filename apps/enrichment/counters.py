@@ -1,7 +1,7 @@
 """What follows from a link's end: the counters of the imports that wait for it, and word of sites that refuse.
 
 All of it is written in the transaction that ends the link, so a counter is never ahead of its links nor behind them,
-whoever is killed.
+no matter which process is killed.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ select count(*) from (
     select from enrichment_jobs where link_canonical_id in (select link from staged)
     order by link_canonical_id for no key update) locked;
 --
--- Tried before, in vain, and not because its site refuses: once more.
+-- Tried before without success, and not because its site refuses: once more.
 update enrichment_jobs e set status = 'queued', attempts = 0, run_after = now(),
     locked_at = null, locked_by = null, forbidden = 0, moved_to = null, hops = 0, domain = l.domain, updated_at = now()
 from link_canonicals l

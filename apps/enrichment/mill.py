@@ -40,7 +40,7 @@ async def db() -> AsyncIterator[asyncpg.Pool]:
         yield opened
 
 
-#: Keys that this application makes itself, from a link's address or for whoever asks; other types it cannot work with.
+#: Keys that this application makes itself, from a link's address or for a caller; it cannot work with other types.
 _UUIDS = (("import_jobs", "id"), ("enrichment_jobs", "link_canonical_id"))
 _TYPE = """
 select format_type(atttypid, atttypmod) from pg_attribute
@@ -75,6 +75,7 @@ async def create_tables(url: str) -> list[str]:
     if not others:
         return []
     return [
-        f"enrichment jobs without a url ({others}) are left to whoever made them. To take them, give them one, and run"
-        " this again: update enrichment_jobs e set url = l.url from your_links l where l.id = e.link_canonical_id"
+        f"enrichment jobs without a url ({others}) are left to the program that made them. To take them, give them one,"
+        " and run this again: update enrichment_jobs e set url = l.url from your_links l"
+        " where l.id = e.link_canonical_id"
     ]

@@ -119,7 +119,7 @@ async def _read(job: Job, file: Path, reader: Reader, settings: Settings) -> lis
             try:
                 texts.append(await reader.read(image, job))
             finally:
-                image.close()  # its memory goes now, whoever still holds the object
+                image.close()  # its memory goes now, even if something still holds the object
             # The last step is not the last page: the text is still to be boosted.
             await job.progress((place + 1) / (document.pages + 1), f"page {place + 1} of {document.pages}")
     return texts

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``mill``, when it is asked for: the settings are read then, and a wrong one is told by whoever asked."""
+    """``mill``, when it is asked for: the settings are read then, and the caller reports a wrong one."""
     if name == "mill":
         from .worker import mill
 

@@ -103,7 +103,7 @@ def cache() -> Iterator[Answers]:
     done={"status": "succeeded"},
     retry={"status": "retryable"},
     dead={"status": "failed"},
-    # Jobs of a source that no adapter knows are left to whoever can ask it; `setup` names such sources.
+    # Jobs of a source that no adapter knows are left to other workers; `setup` names such sources.
     where=f"source_id in (select id from sources where enabled and base_url <> '' and kind in ({KINDS}))",
     # `attempts` counts what the sweep takes back, `retry_count` what failed; nothing counts claims.
     roles={"reclaims": "attempts", "failures": "retry_count", "attempts": None},
@@ -130,7 +130,7 @@ def cache() -> Iterator[Answers]:
     ],
 )
 async def scrape(job: Job, http: httpx.AsyncClient, directory: Directory, cache: Answers) -> Any:
-    """Ask the source, keep what matches, and value the coin anew: points, valuation and outcome commit together."""
+    """Ask the source, keep what matches, and value the coin again: points, valuation and outcome commit together."""
     try:
         coin = Coin.of(job["query_params"], await directory.coin(job["intake_id"]))
     except NotACoin as mistake:

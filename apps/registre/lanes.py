@@ -157,7 +157,7 @@ def required(job: Job, column: str) -> str:
 
 
 def object_path(job: Job) -> str:
-    """A row's one object: whoever works on it again uploads to the same name."""
+    """A row's one object: the next run of the row uploads to the same name."""
     number = re.sub(r"[^0-9A-Za-z]+", "-", job["document_number"]).strip("-")[:80]  # file names have an end
     kind = land.search_for(job["document_type"]).path
     return f"{job.environment}/{kind}/{job.id}-{number}.pdf"

@@ -159,7 +159,7 @@ class Internet:
             if answer.together is not None:
                 await answer.together.wait()
         finally:
-            # Before the answer leaves: whoever has it finds the visit noted.
+            # Before the answer leaves: a client that has it finds the visit noted.
             visit = Visit(
                 request.host, request.path, request.query, start, time.monotonic(), answer.status, request.headers
             )

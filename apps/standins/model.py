@@ -111,7 +111,7 @@ class Model:
         return Counter(call.status for call in list(self.calls))
 
     def answered(self) -> Counter[str]:
-        """How often each key was answered anew."""
+        """How often each key was answered again."""
         return Counter(call.key for call in list(self.calls) if call.status == 200 and not call.replayed)
 
     def most_within(self, seconds: float) -> int:

@@ -70,7 +70,7 @@ def test_warnings_are_for_people_and_with_strict_for_ci(db: Db, command: Command
 ERRORS = {
     "no table": (lane("nothing"), "declaration", "no table"),
     "no column": (lane("jobs", done={"status": "ok", "stat": "ok"}), "declaration", "there is no column 'stat'"),
-    "no fence": (lane("bare"), "declaration", "rowmill migrate APP --apply adds what is missing"),
+    "no fence": (lane("bare"), "declaration", "rowmill migrate APP --apply adds a worker column"),
     "a condition that is none": (lane("jobs", where="nonsense >"), "declaration", "where cannot be used"),
     "a worker that refers to a table": (lane("referring"), "role_refers", "refers to jobs"),
 }

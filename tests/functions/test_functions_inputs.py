@@ -195,5 +195,5 @@ async def test_the_functions_are_those_that_were_reviewed(pg: Db) -> None:
 async def test_a_lane_without_inputs_has_no_such_function(pg: Db) -> None:
     mill = declared(pg, inputs=[])
     assert "inputs" not in (await installed(pg, mill)).functions
-    with pytest.raises(DeclarationError, match="no function for inputs"):
+    with pytest.raises(DeclarationError, match="has no inputs, so it has no function"):
         await installed(pg, mill, names={"inputs": "seen"})

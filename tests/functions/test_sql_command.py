@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,7 @@ async def test_the_calls_with_inputs_do_what_the_page_says(pg: Db) -> None:
     assert pg.one("select status, summary from pages") == {"status": "done", "summary": "..."}
 
 
-def test_the_page_about_other_languages_does_what_it_says(pg: Db, command: Command) -> None:
+def test_the_page_about_other_languages_does_what_it_says(pg: Db, command: Command, tmp_path: Path) -> None:
     """D2: its commands and its SQL are run as they stand, with the claim's own time put in."""
     text = DOCS.read_text()
     commands = re.findall(r"^\$ rowmill (.*?)\s*(?:#.*)?$", text, re.MULTILINE)
@@ -181,3 +183,19 @@ def test_the_page_about_other_languages_does_what_it_says(pg: Db, command: Comma
         answers.append(next(iter(pg.one(call.replace("2026-11-15 10:00:00.123456+00", at)).values())))
     assert answers == [1, True, True, None]
     assert pg.value("select query_params from scrape_jobs where status = 'succeeded'") == '{"pages": 3}'
+
+    systems.insert_scrape(pg, 2)
+    (program,) = re.findall(r"```js\n(// worker.mjs\n.*?)```", text, re.DOTALL)
+    claim, heartbeat, complete, fail = re.findall(r"'(select .*?)'", program)
+    given: list[str] = ["'node-2'"]
+
+    def value(call: str) -> Any:
+        return next(iter(pg.one(re.sub(r"\$(\d)", lambda n: given[int(n[1]) - 1], call)).values()))
+
+    given = [str(value(claim)), "'node-2'", "(select locked_at from scrape_jobs where locked_by = 'node-2')"]
+    assert value(heartbeat) is True
+    given.append("""'{"query_params": {"pages": 3}}'""")
+    assert [value(complete), value(fail)] == [True, None], "done, so its claim is over"
+    (tmp_path / "worker.mjs").write_text(program)
+    if node := shutil.which("node"):
+        subprocess.run([node, "--check", tmp_path / "worker.mjs"], check=True)

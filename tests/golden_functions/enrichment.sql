@@ -57,12 +57,13 @@ begin
   ), taken as (
     update public.enrichment_jobs set
       status = 'running',
-      updated_at = (select clock_timestamp()),
-      locked_at = (select clock_timestamp()),
+      updated_at = _rm_moment._rm_at,
+      locked_at = _rm_moment._rm_at,
       locked_by = $1,
       attempts = coalesce(attempts, 0) + 1
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-    returning *
+    returning public.enrichment_jobs.*
   )
   select * from taken order by run_after, id;
 end
@@ -127,12 +128,13 @@ begin
   ), taken as (
     update public.enrichment_jobs set
       status = 'running',
-      updated_at = (select clock_timestamp()),
-      locked_at = (select clock_timestamp()),
+      updated_at = _rm_moment._rm_at,
+      locked_at = _rm_moment._rm_at,
       locked_by = $1,
       attempts = coalesce(attempts, 0) + 1
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-    returning *
+    returning public.enrichment_jobs.*
   )
   select * from taken order by run_after, id;
 end
@@ -153,7 +155,7 @@ begin
     update public.enrichment_jobs set
       status = 'succeeded',
       updated_at = now()
-    where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+    where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running';
     return found;
   end if;
@@ -175,7 +177,7 @@ begin
       || ' from pg_catalog.jsonb_populate_record(null::public.enrichment_jobs, $5) _rm_given)'::text
     from pg_catalog.jsonb_object_keys($5) k
   ) s(a);
-  execute 'update public.enrichment_jobs set '::text || _rm_list || ' where id = $1 and locked_by = $2 and pg_catalog.date_trunc(''milliseconds''::text, locked_at) = pg_catalog.date_trunc(''milliseconds''::text, $3) and attempts = $4
+  execute 'update public.enrichment_jobs set '::text || _rm_list || ' where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc(''milliseconds''::text, $3) and locked_at < (pg_catalog.date_trunc(''milliseconds''::text, $3) + interval ''1 millisecond'') and attempts = $4
     and status = ''running'''::text
     using $1, $2, $3, $4, $5;
   get diagnostics _rm_count = row_count;
@@ -196,7 +198,7 @@ declare
   _rm_delay double precision;
 begin
   select greatest(coalesce(attempts, 1), 1), coalesce(max_attempts, 2) into _rm_attempt, _rm_limit from public.enrichment_jobs
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running'
   for no key update;
   if not found then
@@ -207,7 +209,7 @@ begin
       status = 'dead',
       updated_at = now(),
       last_error = pg_catalog.left(coalesce($5, 'failed'::text), 2000)
-    where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+    where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running';
     return 'dead';
   end if;
@@ -222,7 +224,7 @@ begin
     locked_at = null,
     run_after = now() + _rm_delay * interval '1 second',
     last_error = pg_catalog.left(coalesce($5, 'failed'::text), 2000)
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running';
   return 'retry';
 end
@@ -242,7 +244,7 @@ begin
     locked_by = null,
     locked_at = null,
     attempts = greatest(attempts - 1, 0)
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running';
   return found;
 end

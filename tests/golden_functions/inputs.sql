@@ -55,11 +55,12 @@ begin
   ), taken as (
     update public.jobs set
       status = 'running',
-      claimed_at = (select clock_timestamp()),
+      claimed_at = _rm_moment._rm_at,
       worker = $1,
       attempts = coalesce(attempts, 0) + 1
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-    returning *
+    returning public.jobs.*
   )
   select * from taken order by id;
 end
@@ -122,11 +123,12 @@ begin
   ), taken as (
     update public.jobs set
       status = 'running',
-      claimed_at = (select clock_timestamp()),
+      claimed_at = _rm_moment._rm_at,
       worker = $1,
       attempts = coalesce(attempts, 0) + 1
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-    returning *
+    returning public.jobs.*
   )
   select * from taken order by id;
 end
@@ -149,7 +151,7 @@ begin
   end if;
   -- The inputs are compared on the locked row: an edit comes before this, or after the outcome.
   select not (pg_catalog.encode(pg_catalog.sha256(pg_catalog.record_send(row(url, body))), 'hex'::text) = $5) and not exists (select 1 from public.rowmill_stale_runs where lane = 'jobs' and row_id = $1::text and runs >= 10 and since < now() - interval '60.0 seconds' and not last_at < now() - interval '86400.0 seconds') into _rm_stale from public.jobs
-  where id = $1 and worker = $2 and pg_catalog.date_trunc('milliseconds'::text, claimed_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+  where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and claimed_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running'
   for no key update;
   if not found then
@@ -158,14 +160,14 @@ begin
   if _rm_stale then
     insert into public.rowmill_stale_runs as r (lane, row_id, since, last_at)
     select 'jobs', $1::text, now(), now() where true
-    on conflict (lane, row_id) do update set runs = case when r.last_at < now() - interval '86400.0 seconds' then 1 else r.runs + 1 end, since = case when r.last_at < now() - interval '86400.0 seconds' then excluded.since else r.since end, last_at = excluded.last_at;
+    on conflict (lane, row_id) do update set runs = case when extract(epoch from excluded.last_at - r.last_at) > 86400.0 then 1 else r.runs + 1 end, since = case when extract(epoch from excluded.last_at - r.last_at) > 86400.0 then excluded.since else r.since end, last_at = excluded.last_at;
     if $6 is null or $6 = '{}'::jsonb then
       update public.jobs set
         status = 'ready',
         worker = null,
         claimed_at = null,
         attempts = greatest(attempts - 1, 0)
-      where id = $1 and worker = $2 and pg_catalog.date_trunc('milliseconds'::text, claimed_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+      where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and claimed_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
           and status = 'running';
       return false;
     end if;
@@ -175,7 +177,7 @@ begin
   if $6 is null or $6 = '{}'::jsonb then
     update public.jobs set
       status = 'done'
-    where id = $1 and worker = $2 and pg_catalog.date_trunc('milliseconds'::text, claimed_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+    where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and claimed_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running';
     return found;
   end if;
@@ -200,7 +202,7 @@ begin
       || ' from pg_catalog.jsonb_populate_record(null::public.jobs, $6) _rm_given)'::text
     from pg_catalog.jsonb_object_keys($6) k
   ) s(a);
-  execute 'update public.jobs set '::text || _rm_list || ' where id = $1 and worker = $2 and pg_catalog.date_trunc(''milliseconds''::text, claimed_at) = pg_catalog.date_trunc(''milliseconds''::text, $3) and attempts = $4
+  execute 'update public.jobs set '::text || _rm_list || ' where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc(''milliseconds''::text, $3) and claimed_at < (pg_catalog.date_trunc(''milliseconds''::text, $3) + interval ''1 millisecond'') and attempts = $4
     and status = ''running'''::text
     using $1, $2, $3, $4, $5, $6;
   get diagnostics _rm_count = row_count;
@@ -225,7 +227,7 @@ begin
     raise exception using errcode = '22023', message = 'fail needs inputs: what the function for inputs gives for the row as it was claimed';
   end if;
   select greatest(coalesce(attempts, 1), 1), 3, not (pg_catalog.encode(pg_catalog.sha256(pg_catalog.record_send(row(url, body))), 'hex'::text) = $5) and not exists (select 1 from public.rowmill_stale_runs where lane = 'jobs' and row_id = $1::text and runs >= 10 and since < now() - interval '60.0 seconds' and not last_at < now() - interval '86400.0 seconds') into _rm_attempt, _rm_limit, _rm_stale from public.jobs
-  where id = $1 and worker = $2 and pg_catalog.date_trunc('milliseconds'::text, claimed_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+  where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and claimed_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running'
   for no key update;
   if not found then
@@ -235,13 +237,13 @@ begin
     if _rm_stale then
       insert into public.rowmill_stale_runs as r (lane, row_id, since, last_at)
       select 'jobs', $1::text, now(), now() where true
-      on conflict (lane, row_id) do update set runs = case when r.last_at < now() - interval '86400.0 seconds' then 1 else r.runs + 1 end, since = case when r.last_at < now() - interval '86400.0 seconds' then excluded.since else r.since end, last_at = excluded.last_at;
+      on conflict (lane, row_id) do update set runs = case when extract(epoch from excluded.last_at - r.last_at) > 86400.0 then 1 else r.runs + 1 end, since = case when extract(epoch from excluded.last_at - r.last_at) > 86400.0 then excluded.since else r.since end, last_at = excluded.last_at;
       update public.jobs set
         status = 'ready',
         worker = null,
         claimed_at = null,
         attempts = greatest(attempts - 1, 0)
-      where id = $1 and worker = $2 and pg_catalog.date_trunc('milliseconds'::text, claimed_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+      where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and claimed_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
           and status = 'running';
       return 'stale';
     end if;
@@ -249,7 +251,7 @@ begin
     update public.jobs set
       status = 'dead',
       error = pg_catalog.left(coalesce($6, 'failed'::text), 2000)
-    where id = $1 and worker = $2 and pg_catalog.date_trunc('milliseconds'::text, claimed_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+    where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and claimed_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running';
     return 'dead';
   end if;
@@ -262,7 +264,7 @@ begin
     worker = null,
     claimed_at = null,
     error = pg_catalog.left(coalesce($6, 'failed'::text), 2000)
-  where id = $1 and worker = $2 and pg_catalog.date_trunc('milliseconds'::text, claimed_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+  where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and claimed_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running';
   return 'retry';
 end
@@ -281,7 +283,7 @@ begin
     worker = null,
     claimed_at = null,
     attempts = greatest(attempts - 1, 0)
-  where id = $1 and worker = $2 and pg_catalog.date_trunc('milliseconds'::text, claimed_at) = pg_catalog.date_trunc('milliseconds'::text, $3) and attempts = $4
+  where id = $1 and worker = $2 and claimed_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and claimed_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond') and attempts = $4
     and status = 'running';
   return found;
 end

@@ -63,11 +63,12 @@ begin
   ), taken as (
     update public."AnalysisJob" set
       "inProgress" = true,
-      "updatedAt" = (select clock_timestamp()),
-      "heartbeatAt" = (select clock_timestamp()),
+      "updatedAt" = _rm_moment._rm_at,
+      "heartbeatAt" = _rm_moment._rm_at,
       "lockedBy" = $1
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-    returning *
+    returning public."AnalysisJob".*
   )
   select * from taken order by "createdAt", id;
 end
@@ -138,11 +139,12 @@ begin
   ), taken as (
     update public."AnalysisJob" set
       "inProgress" = true,
-      "updatedAt" = (select clock_timestamp()),
-      "heartbeatAt" = (select clock_timestamp()),
+      "updatedAt" = _rm_moment._rm_at,
+      "heartbeatAt" = _rm_moment._rm_at,
       "lockedBy" = $1
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-    returning *
+    returning public."AnalysisJob".*
   )
   select * from taken order by "createdAt", id;
 end
@@ -156,7 +158,8 @@ set search_path = pg_catalog, pg_temp
 as $rowmill$
 #variable_conflict use_column
 begin
-  update public."AnalysisJob" set "heartbeatAt" = (select clock_timestamp())
+  update public."AnalysisJob" set "heartbeatAt" = _rm_moment._rm_at
+from (select clock_timestamp() as _rm_at) _rm_moment
   where id = $1 and "lockedBy" = $2
     and status = 'prompt-forming' and "currentStep" = 'prompt-forming' and "inProgress" = true;
   return found;

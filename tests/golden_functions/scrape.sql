@@ -63,11 +63,12 @@ begin
   ), taken as (
     update public.scrape_jobs set
       status = 'running',
-      heartbeat_at = (select clock_timestamp()),
-      locked_at = (select clock_timestamp()),
+      heartbeat_at = _rm_moment._rm_at,
+      locked_at = _rm_moment._rm_at,
       locked_by = $1
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-    returning *
+    returning public.scrape_jobs.*
   )
   select * from taken order by created_at, id;
 end
@@ -138,11 +139,12 @@ begin
   ), taken as (
     update public.scrape_jobs set
       status = 'running',
-      heartbeat_at = (select clock_timestamp()),
-      locked_at = (select clock_timestamp()),
+      heartbeat_at = _rm_moment._rm_at,
+      locked_at = _rm_moment._rm_at,
       locked_by = $1
+    from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
     where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-    returning *
+    returning public.scrape_jobs.*
   )
   select * from taken order by created_at, id;
 end
@@ -156,8 +158,9 @@ set search_path = pg_catalog, pg_temp
 as $rowmill$
 #variable_conflict use_column
 begin
-  update public.scrape_jobs set heartbeat_at = (select clock_timestamp())
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+  update public.scrape_jobs set heartbeat_at = _rm_moment._rm_at
+from (select clock_timestamp() as _rm_at) _rm_moment
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running';
   return found;
 end
@@ -178,7 +181,7 @@ begin
     update public.scrape_jobs set
       status = 'succeeded',
       completed_at = now()
-    where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running';
     return found;
   end if;
@@ -200,7 +203,7 @@ begin
       || ' from pg_catalog.jsonb_populate_record(null::public.scrape_jobs, $4) _rm_given)'::text
     from pg_catalog.jsonb_object_keys($4) k
   ) s(a);
-  execute 'update public.scrape_jobs set '::text || _rm_list || ' where id = $1 and locked_by = $2 and pg_catalog.date_trunc(''milliseconds''::text, locked_at) = pg_catalog.date_trunc(''milliseconds''::text, $3)
+  execute 'update public.scrape_jobs set '::text || _rm_list || ' where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc(''milliseconds''::text, $3) and locked_at < (pg_catalog.date_trunc(''milliseconds''::text, $3) + interval ''1 millisecond'')
     and status = ''running'''::text
     using $1, $2, $3, $4;
   get diagnostics _rm_count = row_count;
@@ -221,7 +224,7 @@ declare
   _rm_delay double precision;
 begin
   select coalesce(retry_count, 0) + 1, 6 into _rm_attempt, _rm_limit from public.scrape_jobs
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running'
   for no key update;
   if not found then
@@ -233,7 +236,7 @@ begin
       completed_at = now(),
       retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
       error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
-    where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running';
     return 'dead';
   end if;
@@ -249,7 +252,7 @@ begin
     next_retry_at = now() + _rm_delay * interval '1 second',
     retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
     error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running';
   return 'retry';
 end
@@ -268,7 +271,7 @@ begin
     locked_by = null,
     locked_at = null,
     heartbeat_at = null
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running';
   return found;
 end

@@ -51,43 +51,11 @@ begin
           WHERE sources.enabled))));
     end if;
     if not exists (select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id') then
-      with _rm_made as (
-  insert into public.rowmill_gates (lane, dim, key, version, touched_at, refilled_at)
-  values ('scrape', 'range:source_id', '', txid_current() << 20, now(), now())
-  on conflict do nothing
-  returning 1
-)
-insert into public.rowmill_gates (lane, dim, key, version, touched_at)
-select 'scrape', 'range:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
-  select _s.key, ntile(32) over (order by _s.key) as part from (
-    select source_id::text collate "C" as key from public.scrape_jobs tablesample system (least(100, 2097152 * 100.0 / greatest((select sum(pg_relation_size(relid)) from pg_partition_tree('public.scrape_jobs'::regclass)), 1))) where status in ('pending', 'retryable') and source_id is not null
-    union
-    select _f.key::text from (
-      select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id is not null order by created_at, id limit 2048
-    ) _f
-  ) _s where octet_length(_s.key) <= 2000
-) _p where _p.part > 1 group by _p.part) _n where exists (select 1 from _rm_made)
+      insert into public.rowmill_gates (lane, dim, key, version, touched_at, refilled_at)
+values ('scrape', 'range:source_id', '', txid_current() << 20, now(), now())
 on conflict do nothing;
-    end if;
-    if _rm_try = 1 then
-      select _g.cells into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id' and _g.cells is not null order by _g.touched_at desc limit 1;
-    else
-      with _rm_seen as materialized (
-  select _g.key, _g.version from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id'
-), _rm_mine as materialized (
-  select _l.spot from _rm_seen _s cross join lateral (
-    select _g.ctid as spot from public.rowmill_gates _g
-    where lane = 'scrape' and dim = 'range:source_id' and _g.key = _s.key and _g.version = _s.version
-    for no key update skip locked
-  ) _l
-  where (select count(*) < 32 from _rm_seen) and not (select coalesce(max(refilled_at) > now() - case when count(*) < 32 then interval '5.0 seconds' else interval '60.0 seconds' end, false) from public.rowmill_gates where lane = 'scrape' and dim = 'range:source_id')
-), _rm_bump as (
-  update public.rowmill_gates _g set version = _g.version + 1, refilled_at = case when _g.key = '' then now() end
-  where _g.ctid = any(array(select spot from _rm_mine))
-    and (select count(*) from _rm_mine) = (select count(*) from _rm_seen)
-  returning 1
-)
-insert into public.rowmill_gates (lane, dim, key, version, touched_at)
+      if found then
+        insert into public.rowmill_gates (lane, dim, key, version, touched_at)
 select 'scrape', 'range:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
   select _s.key, ntile(32) over (order by _s.key) as part from (
     select source_id::text collate "C" as key from public.scrape_jobs tablesample system (least(100, 2097152 * 100.0 / greatest((select sum(pg_relation_size(relid)) from pg_partition_tree('public.scrape_jobs'::regclass)), 1))) where status in ('pending', 'retryable') and source_id is not null
@@ -97,8 +65,39 @@ select 'scrape', 'range:source_id', _n.key, txid_current() << 20, now() from (se
     ) _f
   ) _s where octet_length(_s.key) <= 2000
 ) _p where _p.part > 1 group by _p.part) _n
-where exists (select 1 from _rm_bump)
 on conflict do nothing;
+      end if;
+    end if;
+    if _rm_try = 1 then
+      select _g.cells into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id' and _g.cells is not null order by _g.touched_at desc limit 1;
+    else
+      with _rm_seen as materialized (
+  select _g.key, _g.version from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id'
+), _rm_mine as materialized (
+  select _l.spot, now() as now from _rm_seen _s cross join lateral (
+    select _g.ctid as spot from public.rowmill_gates _g
+    where lane = 'scrape' and dim = 'range:source_id' and _g.key = _s.key and _g.version = _s.version
+    for no key update skip locked
+  ) _l
+  where (select count(*) < 32 from _rm_seen) and not (select coalesce(max(refilled_at) > now() - case when count(*) < 32 then interval '5.0 seconds' else interval '60.0 seconds' end, false) from public.rowmill_gates where lane = 'scrape' and dim = 'range:source_id')
+)
+update public.rowmill_gates _g set version = _g.version + 1, refilled_at = case when _g.key = '' then _n.now end
+from (select min(now) as now from _rm_mine) _n
+where _g.ctid = any(array(select spot from _rm_mine))
+  and (select count(*) from _rm_mine) = (select count(*) from _rm_seen);
+      if found then
+        insert into public.rowmill_gates (lane, dim, key, version, touched_at)
+select 'scrape', 'range:source_id', _n.key, txid_current() << 20, now() from (select min(_p.key) as key from (
+  select _s.key, ntile(32) over (order by _s.key) as part from (
+    select source_id::text collate "C" as key from public.scrape_jobs tablesample system (least(100, 2097152 * 100.0 / greatest((select sum(pg_relation_size(relid)) from pg_partition_tree('public.scrape_jobs'::regclass)), 1))) where status in ('pending', 'retryable') and source_id is not null
+    union
+    select _f.key::text from (
+      select source_id as key from public.scrape_jobs where status in ('pending', 'retryable') and source_id is not null order by created_at, id limit 2048
+    ) _f
+  ) _s where octet_length(_s.key) <= 2000
+) _p where _p.part > 1 group by _p.part) _n
+on conflict do nothing;
+      end if;
       select nullif(_g.key, '') into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id' order by random() limit 1;
     end if;
     if _rm_last is not null then
@@ -208,11 +207,12 @@ on conflict do nothing;
 ), _rm_taken as (
   update public.scrape_jobs set
     status = 'running',
-    heartbeat_at = (select clock_timestamp()),
-    locked_at = (select clock_timestamp()),
+    heartbeat_at = _rm_moment._rm_at,
+    locked_at = _rm_moment._rm_at,
     locked_by = $1
+  from (select clock_timestamp() as _rm_at from _rm_chosen having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from _rm_chosen)) and (tableoid = (select min(tableoid) from _rm_chosen) and tableoid = (select max(tableoid) from _rm_chosen) or (tableoid, ctid) in (select tableoid, ctid from _rm_chosen))
-  returning *
+  returning public.scrape_jobs.*
 )
 select _rm_taken.* from _rm_taken
 order by _rm_taken.created_at, _rm_taken.id;
@@ -324,11 +324,12 @@ order by _rm_taken.created_at, _rm_taken.id;
 ), _rm_taken as (
   update public.scrape_jobs set
     status = 'running',
-    heartbeat_at = (select clock_timestamp()),
-    locked_at = (select clock_timestamp()),
+    heartbeat_at = _rm_moment._rm_at,
+    locked_at = _rm_moment._rm_at,
     locked_by = $1
+  from (select clock_timestamp() as _rm_at from _rm_chosen having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from _rm_chosen)) and (tableoid = (select min(tableoid) from _rm_chosen) and tableoid = (select max(tableoid) from _rm_chosen) or (tableoid, ctid) in (select tableoid, ctid from _rm_chosen))
-  returning *
+  returning public.scrape_jobs.*
 )
 select _rm_taken.* from _rm_taken
 order by _rm_taken.created_at, _rm_taken.id;
@@ -352,7 +353,7 @@ declare
   _rm_key text;
 begin
   select source_id::text into _rm_key from public.scrape_jobs
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running'
   for no key update;
   if not found then
@@ -372,7 +373,7 @@ begin
     update public.scrape_jobs set
       status = 'succeeded',
       completed_at = now()
-    where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running';
     return found;
   end if;
@@ -394,7 +395,7 @@ begin
       || ' from pg_catalog.jsonb_populate_record(null::public.scrape_jobs, $4) _rm_given)'::text
     from pg_catalog.jsonb_object_keys($4) k
   ) s(a);
-  execute 'update public.scrape_jobs set '::text || _rm_list || ' where id = $1 and locked_by = $2 and pg_catalog.date_trunc(''milliseconds''::text, locked_at) = pg_catalog.date_trunc(''milliseconds''::text, $3)
+  execute 'update public.scrape_jobs set '::text || _rm_list || ' where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc(''milliseconds''::text, $3) and locked_at < (pg_catalog.date_trunc(''milliseconds''::text, $3) + interval ''1 millisecond'')
     and status = ''running'''::text
     using $1, $2, $3, $4;
   get diagnostics _rm_count = row_count;
@@ -419,7 +420,7 @@ begin
     raise exception using errcode = '22023', message = 'closes must be ''lane'' or null';
   end if;
   select coalesce(retry_count, 0) + 1, 6, source_id::text into _rm_attempt, _rm_limit, _rm_key from public.scrape_jobs
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running'
   for no key update;
   if not found then
@@ -453,7 +454,7 @@ begin
       completed_at = now(),
       retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
       error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
-    where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+    where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running';
     return 'dead';
   end if;
@@ -470,7 +471,7 @@ begin
     next_retry_at = now() + _rm_delay * interval '1 second',
     retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
     error_message = pg_catalog.left(coalesce($4, 'failed'::text), 2000)
-  where id = $1 and locked_by = $2 and pg_catalog.date_trunc('milliseconds'::text, locked_at) = pg_catalog.date_trunc('milliseconds'::text, $3)
+  where id = $1 and locked_by = $2 and locked_at >= pg_catalog.date_trunc('milliseconds'::text, $3) and locked_at < (pg_catalog.date_trunc('milliseconds'::text, $3) + interval '1 millisecond')
     and status = 'running';
   return 'retry';
 end

@@ -13,7 +13,9 @@ import pytest
 import shapes
 from databases import Db
 from interleaving import prepared
+from rowmill.declare.lane import declare
 from rowmill.prove import worker_script
+from rowmill.prove.fake_handler import nothing
 from rowmill.prove.interleave import Interleaver
 from rowmill.prove.sample_rows import SampleRows
 from rowmill.prove.schedules import Actor
@@ -133,6 +135,36 @@ async def test_a_sweep_that_does_not_look_again_is_caught_on_sqlite(lite: Db, mo
     await caught(lite, "plain", "sweep: ")
 
 
+@pytest.mark.parametrize("careless", ["claim", "expire"])
+async def test_an_expired_row_that_is_claimed_and_one_that_ends_too_early_are_caught(
+    db: Db, monkeypatch: pytest.MonkeyPatch, careless: str
+) -> None:
+    """Issue 23: a row past its time is never started, and one before it does not end."""
+    if careless == "claim":
+        whole = Statements.ready_parts
+        monkeypatch.setattr(
+            Statements, "ready_parts", lambda self: {k: v for k, v in whole(self).items() if k != "expires_at"}
+        )
+        await caught(db, "chunked", "claimed after it expired")
+    else:
+        monkeypatch.setattr(Statements, "expired", lambda self: f"{self.ready_state()} and expires_at is not null")
+        await caught(db, "chunked", "before it expired")
+
+
+async def test_a_lane_whose_rows_grow_too_old_is_proved(db: Db) -> None:
+    """``expires_after``: rows that are made now, and end when they are old."""
+    time = "timestamptz" if db.dialect == "postgresql" else "datetime"
+    db.execute(
+        f"create table aged (id integer primary key, status text, worker text, claimed_at {time}, created_at {time})"
+    )
+    options = {**shapes._STATES, "ready": {"status": "new"}, "retry": None, "max_attempts": 1, "name": "aged"}
+    lane = declare("aged", nothing, {**options, "expires_after": timedelta(days=2)})
+    async with Interleaver(lane, db.url) as interleaver:
+        tried = await interleaver.try_seeds(range(1, 60), seconds=SECONDS)
+        assert tried.broken is None, tried.broken
+        assert interleaver.watch.expired
+
+
 async def test_an_outcome_that_is_not_compared_with_the_inputs_is_caught(
     db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,4 +246,4 @@ async def test_a_wait_that_holds_nothing_back_is_caught(db: Db, monkeypatch: pyt
         return {**whole(self, until, delay, same_key), column: self.now(column)}
 
     monkeypatch.setattr(Statements, "settle_wait_set", careless)
-    await caught(db, "plain", "claimed while it waits")
+    await caught(db, "plain", "claimed while the condition it waits for")

@@ -8,6 +8,7 @@ every row is compared. At the end of every example all that is left is worked of
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 from collections.abc import Coroutine, Iterator
@@ -120,15 +121,17 @@ class Machine(RuleBasedStateMachine):
     # -- rows come in
 
     @precondition(lambda self: not self.setup.own)
-    @rule(sites=st.lists(st.sampled_from(SITES), min_size=1, max_size=4), delay=st.integers(0, 2))
-    def add(self, sites: list[str | None], delay: int) -> None:
-        text = self.ground.insert(self.oracle.now + delay)
+    @rule(sites=st.lists(st.sampled_from(SITES), min_size=1, max_size=4), delay=st.integers(0, 2),
+          life=st.sampled_from([math.inf, 0.5, 2.5, 5.5]))  # fmt: skip
+    def add(self, sites: list[str | None], delay: int, life: float = math.inf) -> None:
+        expires = self.oracle.now + life if self.setup.expires else math.inf
+        text = self.ground.insert(self.oracle.now + delay, expires)
 
         def verb(run: Any) -> list[int]:
             return [run(text, (site,))[0][0] for site in sites]
 
         for id, site in zip(self.run(self.database.write(verb)), sites, strict=True):
-            self.oracle.rows[id] = model.Row(id, site, self.oracle.now + delay)
+            self.oracle.rows[id] = model.Row(id, site, self.oracle.now + delay, expires=expires)
 
     @precondition(lambda self: self.setup.own)
     @rule(keys=st.lists(st.sampled_from(SITES), min_size=1, max_size=4), delay=st.integers(0, 2))
@@ -345,6 +348,13 @@ class Machine(RuleBasedStateMachine):
             self._settle(hold.kit, [hold], [ENDS["error"]])
         self.advance(2)
 
+    @precondition(lambda self: self.setup.expires)
+    @rule(worker=st.sampled_from(["w1", "w2"]), n=st.integers(0, 3))
+    def expire(self, worker: str, n: int) -> None:
+        if n:
+            self.advance(n)
+        assert set(self.run(self.kit(worker).expire())) == self.oracle.expired()
+
     # -- rows that wait
 
     @precondition(lambda self: not self.setup.own and self.oracle.rows)
@@ -450,7 +460,9 @@ class Machine(RuleBasedStateMachine):
                 assert (row[6], row[7]) == (wanted.failures, wanted.reclaims), (row, wanted)
             assert row[11] == wanted.result, (row, wanted)
             assert (row[13], row[14]) == (wanted.body, wanted.stale), (row, wanted)
-            for at, hour in ((row[2], wanted.due), (row[8], wanted.claimed), (row[9], wanted.beat)):
+            expires = None if wanted.expires == math.inf else wanted.expires
+            times = ((row[2], wanted.due), (row[8], wanted.claimed), (row[9], wanted.beat), (row[15], expires))
+            for at, hour in times:
                 assert (at is None) is (hour is None), (row, wanted)
                 told = at is None or abs(at - self.base - hour) < NEAR
                 assert told, (row, wanted, "a time that is not the database's")
@@ -495,6 +507,8 @@ class Machine(RuleBasedStateMachine):
             self.sweep("w2")
             if not self.setup.own:
                 self.look("w2", True)
+            if self.setup.expires:
+                self.expire("w2", 0)
             self.claim("w2", 50)
             for hold in [h for h in self.holds if self.oracle.holds(h.id, h.number)]:
                 self._settle(hold.kit, [hold], [ENDS["done"]])

@@ -17,6 +17,7 @@ LIMIT, RECLAIMS = 2, 1
 #: How long a row waits for its condition, and how much later a claim may take it that nobody has ended then.
 TIMEOUT, MARGIN = 2.5, 24
 FINAL = ("done", "dead", "canceled")
+EXPIRED = "expired: it was not started in time"
 POISONED = "taken back too often: its worker died or stopped renewing in every run"
 
 
@@ -61,6 +62,8 @@ class Row:
     approved: bool = False
     #: Until when it waits, what then, and when it is due: given another time it waits no more.
     waits: tuple[float, str, float] | None = None
+    #: From then on it is not started.
+    expires: float = math.inf
 
     def back(self, state: str) -> None:
         """To where it can be claimed; nobody holds it."""
@@ -126,7 +129,8 @@ class Oracle:
 
     def ready(self, site: str | None) -> list[int]:
         """The site's rows that wait to be claimed."""
-        return [r.id for r in self.rows.values() if r.site == site and r.state in self.states and r.due <= self.now]
+        rows = [r for r in self.rows.values() if r.site == site and r.state in self.states]
+        return [r.id for r in rows if r.due <= self.now < r.expires]
 
     def place(self, id: int) -> float:
         """Where a row stands in the lane's order: by its number, or, in rowmill's own table, by when it is due."""
@@ -279,6 +283,13 @@ class Oracle:
                 row.worker = None
         return woken, dead
 
+    def expired(self) -> set[int]:
+        """Rows that were not started in time, whatever they wait for: they end."""
+        over = {r.id for r in self.rows.values() if r.state in self.states and r.expires <= self.now}
+        for id in over:
+            self.rows[id].end("canceled", EXPIRED)
+        return over
+
     # -- what an operator does
 
     def cancel(self, id: int, reason: str) -> bool:
@@ -300,7 +311,7 @@ class Oracle:
         row = self.rows[id]
         if row.state != "dead":
             return False
-        self.rows[id] = replace(row, attempts=0, failures=0, reclaims=0, due=self.now, finished=False)
+        self.rows[id] = replace(row, attempts=0, failures=0, reclaims=0, due=self.now, finished=False, expires=math.inf)
         self.rows[id].back(self.states[0])
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,7 @@ class Setup:
     own: bool = False
     inputs: bool = False
     chunk: int | None = None
+    expires: bool = False
 
     def declared(self) -> list[Any]:
         """The gates as a lane has them."""
@@ -51,8 +53,8 @@ class Setup:
 SETUPS = {
     "plain": Setup(),
     "inputs": Setup(inputs=True),
-    "inputs, limit and breaker": Setup(Gates(concurrency=2, breaker=2), inputs=True),
-    "chunks": Setup(chunk=4),
+    "inputs, limit and breaker": Setup(Gates(concurrency=2, breaker=2), inputs=True, expires=True),
+    "chunks": Setup(chunk=4, expires=True),
     "rowmill's own table": Setup(own=True),
     "limit by key": Setup(Gates(concurrency=2)),
     "limit by key and in all": Setup(Gates(concurrency=2, whole=3)),
@@ -153,6 +155,7 @@ class Ground:
         db.execute("alter table pages add column result text")
         db.execute("alter table pages add column body text not null default ''")
         db.execute("alter table pages add column approved integer not null default 0")
+        db.execute(f"alter table pages add column expires_at {'timestamptz' if self.postgres else 'datetime'}")
         db.execute("create table effects (page integer)")
         asyncio.run(self._prepare())
 
@@ -185,6 +188,7 @@ class Ground:
                 canceled={"status": "canceled"}, max_attempts=model.LIMIT, backoff=fixed(hours(model.BACKOFF)),
                 order_by="id", gates=self.setup.declared(), chunk=self.setup.chunk, **common,
                 **({"inputs": ["body"], "settle_after": model.BOUND} if self.setup.inputs else {}),
+                **({"roles": {"expires_at": "expires_at"}} if self.setup.expires else {}),
             )(work if self.setup.chunk is None else many)  # fmt: skip
         return mill
 
@@ -202,14 +206,15 @@ class Ground:
         stale = "coalesce((select runs from rowmill_stale_runs where row_id = cast(id as text)), 0)"
         return f"""select id, {site}, {self.at("run_after")}, {state}, worker, attempts, {counts[0]}, {counts[1]},
 {self.at("claimed_at")}, {self.at("heartbeat_at")}, error, {result}, finished_at is not null,
-{body}, {stale}
+{body}, {stale}, {"null" if self.setup.own else self.at("expires_at")}
 from {self.table} order by id"""
 
-    def insert(self, shift: float) -> str:
-        seconds = shift * 3600
+    def insert(self, shift: float, expires: float = math.inf) -> str:
+        times = ", ".join("null" if at == math.inf else self._moment(at * 3600) for at in (shift, expires))
+        mark = "$1" if self.postgres else "?"
+        return f"insert into pages (domain, run_after, expires_at) values ({mark}, {times}) returning id"
+
+    def _moment(self, seconds: float) -> str:
         if self.postgres:
-            return (
-                f"insert into pages (domain, run_after) values ($1, now() + interval '{seconds} seconds') returning id"
-            )
-        moment = f"strftime('%Y-%m-%d %H:%M:%f', 'now', '{seconds:+} seconds')"
-        return f"insert into pages (domain, run_after) values (?, {moment}) returning id"
+            return f"now() + interval '{seconds} seconds'"
+        return f"strftime('%Y-%m-%d %H:%M:%f', 'now', '{seconds:+} seconds')"

@@ -26,7 +26,8 @@ _COLUMNS = """create table {name} (
   reclaims integer not null default 0,
   error text,
   finished_at {time},
-  body text
+  body text,
+  expires_at {time}
 )"""
 _STATES: dict[str, Any] = {
     "ready": {"status": ["queued", "failed"]},
@@ -58,8 +59,9 @@ def inputs() -> Lane:
 
 
 def chunked() -> Lane:
-    """The same, with a handler that gets a list of jobs: one row's end is not another's."""
-    return declare("prove_chunked", in_chunks(nothing), {**_STATES, "name": "chunked", "chunk": 20})
+    """The same, with a handler that gets a list of jobs: one row's end is not another's. Every second row expires."""
+    expiring = {"roles": {"expires_at": "expires_at"}}
+    return declare("prove_chunked", in_chunks(nothing), {**_STATES, **expiring, "name": "chunked", "chunk": 20})
 
 
 def gated(limit: int = 1) -> Lane:

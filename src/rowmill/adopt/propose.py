@@ -150,7 +150,7 @@ def _ready(made: Proposal, reading: StateReading, by_class: dict[str, Any], answ
     if born is None and column.nullable and ended and (column.seen.get(None) or not reading.unplaced()):
         made.say("ready", None, 0.7, f"{column.name} is NULL until something happens to a row")
         return None
-    made.ask("ready", f"no value of {column.name} is a known word for ready", _known_values(reading))
+    made.ask("ready", f"which value of {column.name} means ready?", _known_values(reading))
     return _ASKED
 
 
@@ -254,7 +254,7 @@ def _done(
         made.say("done", word, 0.6, "no done row was seen, and the column takes any text", ())
         return word
     others = tuple(v for v in _known_values(reading) if v in strange and v != ready) or _known_values(reading)
-    made.ask("done", f"no value of {column.name} is a known word for done: {_listed(reading, others)}", others)
+    made.ask("done", f"which value of {column.name} means done? {_listed(reading, others)}", others)
     return None
 
 

@@ -67,12 +67,12 @@ def row_types(facts: TableFacts) -> str:
 def python_type(column: Column, *, key: bool = False) -> str:
     """What ``job["column"]`` is; ``Any`` where the type does not say. A ``key`` is never null."""
     text = column.sql_type.lower().strip()
-    found = "Any"
+    hint_text = "Any"
     if column.kind == "enum" and "[]" not in text:
-        found = "str"
+        hint_text = "str"
     elif not text.endswith("[]") and "json" not in text:
-        found = next((hint for begin, hint in _TYPES if text.startswith(begin)), "Any")
-    return found if found == "Any" or key or not column.nullable else f"{found} | None"
+        hint_text = next((hint for begin, hint in _TYPES if text.startswith(begin)), "Any")
+    return hint_text if hint_text == "Any" or key or not column.nullable else f"{hint_text} | None"
 
 
 def literal(text: str) -> str:

@@ -13,7 +13,7 @@ from ..ops import actions, questions
 from ..ops.actions import CANCELED, ActionTarget, ChosenRows, Impact
 from ..ops.directory import LaneDirectory
 from ..plural import counted, plural
-from .app import NOTHING_MATCHED, NothingMatched, app, ask, consent, console, errors, plain, print_json
+from .app import NOTHING_MATCHED, NothingMatched, UsageError, app, ask, consent, console, errors, plain, print_json
 from .options import App, AsJson, OneEnvironment, OneLane, load, not_empty, one_environment, one_lane, one_of
 
 #: More rows than this are changed only after a question, or with --yes.
@@ -80,7 +80,7 @@ def cancel(
     """
     _only_one(id=ids, state=state, error=error)
     if state == "running" and not running:
-        raise typer.BadParameter("--state running needs --running, because it takes the rows from their workers")
+        raise UsageError("--state running takes rows from their workers", hint="add --running")
     rows = ChosenRows(ids=ids, state=state, error=error)
     _Command("cancel", rows, yes, as_json, running).run(
         reference, env, lane, lambda target: actions.cancel(target, rows, running=running, reason=reason)
@@ -112,9 +112,10 @@ def release(
 
 
 def _only_one(**given: Any) -> None:
-    names = [f"--{name}" for name, value in given.items()]
-    if sum(bool(value) for value in given.values()) != 1:
-        raise typer.BadParameter(f"give exactly one of {', '.join(names)}")
+    names = ", ".join(f"--{name}" for name in given)
+    chosen = sum(bool(value) for value in given.values())
+    if chosen != 1:
+        raise UsageError("no rows are chosen" if not chosen else "rows are chosen in two ways", hint=f"one of {names}")
 
 
 @dataclass

@@ -95,7 +95,7 @@ def pause(
     Example: `rowmill pause app:mill --lane fetch --for 10m --reason deploy`
     """
     if span and until:
-        raise typer.BadParameter("--for and --until cannot be used together")
+        raise UsageError("--for and --until cannot be used together", hint="use one of them")
     end = duration(span, "--for") if span else moment(until, "--until") if until else None
     mill, environment, lane = _place(reference, lane, key, by, env)
     document = _act(

@@ -18,6 +18,7 @@ from ..ops.directory import LaneDirectory
 from ..plural import counted
 from . import show
 from .app import (
+    UsageError,
     answer,
     app,
     ask,
@@ -53,7 +54,7 @@ def status(
     Example: `rowmill status app:mill --lane fetch`
     """
     if watch and as_json:
-        raise typer.BadParameter("--watch and --json cannot be used together")
+        raise UsageError("--watch and --json cannot be used together", hint="use one of them")
     mill = load(reference)
     several = asked(mill, env)
     if watch:
@@ -200,7 +201,7 @@ def health(reference: App = None, env: Env = None, lane: SomeLanes = None, as_js
 
 
 def _finding(finding: dict[str, Any], where: str, reference: str | None) -> RenderableType:
-    word, colour = {"bad": ("act", "red"), "look": ("worth a look", "yellow")}.get(finding["level"], ("unknown", ""))
+    word, colour = {"bad": ("critical", "red"), "look": ("warning", "yellow")}.get(finding["level"], ("unknown", ""))
     about = f" ({finding['lane']})" if finding["lane"] else ""
     text = plain(f"{finding['title']}{about}: {finding['told']}")
     if finding["todo"]:

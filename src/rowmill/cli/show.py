@@ -119,8 +119,8 @@ def pause_line(pause: Document, environments: int) -> Text:
     """A pause: what, since when, until when, why."""
     where = f"{pause['environment']}: " if environments > 1 and pause["lane"] else ""
     since, left = ago(pause["since"]), pause["seconds_left"]
-    since_when = f"was paused {span(since)} ago" if since is not None and since >= 1 else "is paused"
-    line = Text(style="yellow").append_text(plain(f"{where}{pause_name(pause)} {since_when}"))
+    paused = f"was paused {span(since)} ago, and stays paused" if since is not None and since >= 1 else "is paused"
+    line = Text(style="yellow").append_text(plain(f"{where}{pause_name(pause)} {paused}"))
     line.append(" until it is resumed" if left is None else f" for another {span(left)}")
     return line.append_text(plain(f": {pause['reason']}")) if pause["reason"] else line
 

@@ -96,7 +96,7 @@ def sql(
     if role is None and (hide or writes):
         raise UsageError("--hide and --writes need --role", hint="--role NAME")
     if role is not None and functions:
-        raise UsageError("--role and --functions cannot be used together")
+        raise UsageError("--role and --functions cannot be used together", hint="use one of them")
     if not functions and (prefix is not None or name or schema or grant or apply or remove or security != "invoker"):
         raise UsageError("that option needs --functions", hint="add --functions")
     if role is not None:

@@ -197,7 +197,7 @@ class Lane:
             )
 
     def _validate_ends(self, where: str) -> None:
-        """Every state that is written must lead out of running, or the row would be swept and run again for ever."""
+        """Every state that is written must lead out of running, or the row would be swept and run again forever."""
         for state in (*states.FINAL, states.EXPIRED, states.RETRY):
             values = getattr(self, state)
             after = {**self.running_condition, **states.written(values or {})}

@@ -96,7 +96,7 @@ class Wait(Outcome):
     """Not before ``until`` is true: an SQL condition over the row, which anybody's UPDATE may bring about.
 
     The row holds no slot and no lease, and no attempt is spent. When the condition is true, the handler runs again from
-    its beginning. After ``timeout`` the row is dead, or with ``then="run"`` the handler runs all the same, and
+    its beginning. After ``timeout`` the row is dead, or with ``then="run"`` the handler runs anyway, and
     ``job.timed_out()`` tells it. ``columns`` are written to the row when it begins to wait.
     """
 

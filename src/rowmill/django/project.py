@@ -21,22 +21,22 @@ def _find() -> Mill:
     tasks = _tasks()
     reference = getattr(settings, "ROWMILL_APP", None)
     if reference:
-        found = find_app(reference)
+        mill = find_app(reference)
     elif tasks is not None:
         from .mill import Mill as DjangoMill
 
         # Nothing but Django's own tasks: all that has to be known are their databases.
         aliases = (backend.options.get("database", "default") for backend in tasks.backends())
-        found = DjangoMill(*dict.fromkeys(aliases))
+        mill = DjangoMill(*dict.fromkeys(aliases))
     else:
         raise AppError("settings.ROWMILL_APP is not set", hint='ROWMILL_APP = "shop.jobs:mill": where your Mill is')
-    if found.schema is not None:
+    if mill.schema is not None:
         from .models import QueuedJob
 
-        QueuedJob._meta.db_table = f'"{found.schema}"."rowmill_jobs"'
-    if tasks is not None and hasattr(found, "aliases"):
-        tasks.install(found)
-    return found
+        QueuedJob._meta.db_table = f'"{mill.schema}"."rowmill_jobs"'
+    if tasks is not None and hasattr(mill, "aliases"):
+        tasks.install(mill)
+    return mill
 
 
 def _tasks() -> Any:

@@ -280,10 +280,10 @@ def _failures(history: Sequence[Mapping[str, Any]], job: QueuedJob) -> list[Any]
 
 
 def _class_in(trace: str | None) -> str | None:
-    found = _EXCEPTION.findall(trace or "")
-    if not found:
+    names = _EXCEPTION.findall(trace or "")
+    if not names:
         return None
-    return found[-1] if "." in found[-1] else f"builtins.{found[-1]}"
+    return names[-1] if "." in names[-1] else f"builtins.{names[-1]}"
 
 
 def _workers(history: Sequence[Mapping[str, Any]], job: QueuedJob) -> list[str]:

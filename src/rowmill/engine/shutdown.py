@@ -120,7 +120,7 @@ class Shutdown:
 
     def _end_if_hung(self) -> None:
         """A handler that blocks the loop past timeout and grace keeps this check, too, from its work, and with the
-        heartbeat its row would be held for ever.
+        heartbeat its row would be held forever.
         """
         worker, now = self._worker, time.monotonic()
         if not worker.expendable or now - worker.ticked < worker.grace:
@@ -286,7 +286,7 @@ class Shutdown:
         """Mark the worker as stopped in every environment, and close what is open."""
         worker = self._worker
         for slots in worker.slots.values():
-            await slots.close()  # also where the work ended in an error: a slot waits for ever unless it is told
+            await slots.close()  # also where the work ended in an error: a slot waits forever unless it is told
         await asyncio.gather(*(environment.close(self.snapshot()) for environment in worker.environments))
         await worker.lane_resources.stop()
         await worker.resources.close()

@@ -115,7 +115,7 @@ class Worker:
         self.drain, self.grace, self.registers = drain, grace, register
         #: The process is the worker's own. It may end it if a run cannot be stopped; the supervisor starts it again.
         self.expendable = expendable
-        #: Seconds for which another worker's lock may be missing before its rows are taken back; None: for ever.
+        #: Seconds for which another worker's lock may be missing before its rows are taken back; None: forever.
         self.suspicion = suspicion
         self._woken = asyncio.Event()
         #: Start the next round at once, or right after the current one. Every run that ends calls it.
@@ -659,7 +659,7 @@ class Worker:
             lane_state.lost(settlement.claim)
         now = time.monotonic()
         if "run_after" not in lane_state.store.binding.roles and ended and not any(s.kind == "done" for s in ended):
-            # Nothing in the table keeps these rows back: without a pause they would be claimed again at once, for ever.
+            # Nothing in the table keeps these rows back: without a pause they would be claimed again at once, forever.
             delays = [s.delay.total_seconds() for s in ended if s.delay is not None]
             lane_state.paused_until = now + min(max(delays, default=0.0), _NO_RUN_AFTER)
         self._settle_later += [(now + _LOCKED_AGAIN, lane_state, settlement) for settlement in report.locked]

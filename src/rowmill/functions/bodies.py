@@ -109,9 +109,14 @@ class FunctionStatements(PostgresStatements):
         parts = []
         for place, (parameter, _, column) in enumerate(self._fenced(), 1):
             name, mark = self.name(column), f"${place}"
-            if parameter == "claimed_at":
-                name, mark = (f"pg_catalog.date_trunc('milliseconds'::text, {part})" for part in (name, mark))
-            parts.append(f"{name}{self.equals}{mark}")
+            if parameter != "claimed_at":
+                parts.append(f"{name}{self.equals}{mark}")
+                continue
+            # Not the column's own date_trunc: a distributed planner gives no column to a stable function.
+            since, at_least, below = f"pg_catalog.date_trunc('milliseconds'::text, {mark})", " >= ", " < "
+            if self.resolved.path:
+                at_least, below = (f" operator(pg_catalog.{each.strip()}) " for each in (at_least, below))
+            parts += [f"{name}{at_least}{since}", f"{name}{below}({since} + interval '1 millisecond')"]
         return "\n    and ".join([" and ".join(parts), self.running()])
 
     # -- inputs
@@ -187,7 +192,7 @@ class FunctionStatements(PostgresStatements):
 
     def take(self, count: str, worker: str) -> str:
         """The claim, returning whole rows: also with columns that the table gets later."""
-        rows, matching = self._match("picked")
+        rows, _ = self._match("picked")
         return f"""with picked as materialized (
     select {rows} from {self.table}
     where {self.ready()}
@@ -195,10 +200,8 @@ class FunctionStatements(PostgresStatements):
     limit {count}
     for no key update skip locked
   ), taken as (
-    update {self.table} set
-      {self.assignments(self.claim_set(worker), "      ")}
-    where {matching}
-    returning *
+    {self.update(self.claim_set(worker), "picked", "      ")}
+    returning {self.table}.*
   )
   select * from taken order by {self.order()}"""
 
@@ -255,8 +258,9 @@ end"""
         moves = self.binding.renew == "claimed_at"
         after = f"\n  returning {self.name(column)} into _rm_renewed" if moves else ""
         declared = f"declare\n  _rm_renewed {self.binding.sql_types[column]};\n" if moves else ""
+        written = {column: self.present(column)}
         return f"""{declared}begin
-  update {self.table} set {self.name(column)} = {self.present(column)}
+  update {self.table} set {self.assignments(written)}{self.moment(written)}
   where {self.holds()}{after};
   return {"_rm_renewed" if moves else "found"};
 end"""
@@ -424,7 +428,7 @@ end"""
 
     def _expiry(self, most: str) -> str:
         """End rows that were not started in time."""
-        rows, matching = self._match("picked")
+        rows, _ = self._match("picked")
         return f"""
     -- Rows that expired before they were started.
     with picked as materialized (
@@ -433,9 +437,7 @@ end"""
       limit {most}
       for no key update skip locked
     )
-    update {self.table} set
-      {self.assignments(self.expired_set(), "      ")}
-    where {matching};"""
+    {self.update(self.expired_set(), "picked", "      ")};"""
 
     def attempt(self) -> str:
         """The attempt of a running row."""

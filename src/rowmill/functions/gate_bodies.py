@@ -129,12 +129,18 @@ class GateBodies:
         """Behind the last key that was served; after a try that found nothing, anywhere: others may claim there."""
         claims, range_rows = self.claims, f"from {self.table} _g where {self.claims.range_rows}"
         return f"""if not exists (select 1 {range_rows}) then
-      {claims.create_ranges(claims.range_starts())};
+      {claims.create_first_range()};
+      if found then
+        {claims.create_ranges(claims.range_starts())};
+      end if;
     end if;
     if _rm_try = 1 then
       select _g.cells into _rm_last {range_rows} and _g.cells is not null order by _g.touched_at desc limit 1;
     else
-      {claims.split_ranges()};
+      {claims.renew_ranges()};
+      if found then
+        {claims.create_ranges(claims.range_starts())};
+      end if;
       select nullif(_g.key, '') into _rm_last {range_rows} order by random() limit 1;
     end if"""
 

@@ -69,12 +69,12 @@ class Operators:
         """The token that was given, asked for with every call: it may have been revoked meanwhile."""
         if self._secret is None:
             return None
-        found = await self._tokens.find(self._secret) if await self._tokens.exists() else None
-        if found is None:
+        token = await self._tokens.find(self._secret) if await self._tokens.exists() else None
+        if token is None:
             raise DeclarationError(
                 "the token in ROWMILL_TOKEN is not valid", hint="rowmill token create APP NAME --scope operate"
             )
-        return found
+        return token
 
     async def directory(self, lane: str | None = None, environment: str | None = None) -> LaneDirectory:
         """What may be seen, and of it what is named."""

@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..declare.lane import Lane
+from ..plural import plural
 from ..store.database import Database, Run, runner
 from ..store.dialect import Dialect
 from ..store.inspect import plans
@@ -57,8 +58,10 @@ class SchemaChange:
     @property
     def what(self) -> str:
         """A short description."""
-        names = ", ".join(record.name for record in (self.records[-1:] if self.steps else self.records))
-        return {"columns": f"columns {names}", "index": f"index {names}", "own": "rowmill's own tables",
+        named = [record.name for record in (self.records[-1:] if self.steps else self.records)]
+        names = ", ".join(named)
+        columns = plural(len(named), "column")
+        return {"columns": f"{columns} {names}", "index": f"index {names}", "own": "rowmill's own tables",
                 "statistics": f"statistics target of {names}", "storage": f"storage parameters {names}",
                 "wake": "wake trigger"}[self.kind]  # fmt: skip
 

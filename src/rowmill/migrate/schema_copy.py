@@ -199,8 +199,8 @@ async def _copied_sqlite(source: Sqlite, _tables: Names, _texts: Iterable[str], 
 def without_foreign_keys(sql: str) -> str:
     """A CREATE TABLE of SQLite without its foreign keys."""
 
-    def told(found: re.Match[str]) -> str:
-        text: Any = found.group()
+    def told(match: re.Match[str]) -> str:
+        text: Any = match.group()
         return text if text[0] in "'\"`[" or text[:2] in ("--", "/*") else ""
 
     return _TOKEN.sub(told, sql)

@@ -450,7 +450,7 @@ async def _lane(lane: Lane, name: str, database: Database, resources: Resources)
         store = await examine_lane(lane, name, database)
     except DeclarationError as error:
         hint = error.hint
-        if await _helped(lane, name, database):
+        if "rowmill migrate" not in (hint or "") and await _helped(lane, name, database):
             hint = f"rowmill migrate APP --apply adds what is missing; or {error.hint}"
         checked.findings.append(CheckFinding(ERROR, "declaration", error.message, hint))
         return checked

@@ -77,6 +77,8 @@ class Seen:
     gates: tuple[Any, ...]
     #: What the work depends on.
     inputs: tuple[Any, ...]
+    #: It may not be started after ``CommitChecks.expires``.
+    expires: bool = False
 
 
 class CommitChecks:
@@ -94,9 +96,12 @@ class CommitChecks:
         self.paused: int | None = None
         #: Live workers that were presumed dead: by which commit each was heard of again; None: not yet.
         self._presumed: dict[str, int | None] = {}
+        #: After how long a row expires that does; and when the schedule began.
+        self.expires, self._began = timedelta(0), 0.0
         #: Rows that wait for what never is true: the time, moved and real, at which their worker set out to say so.
         self._waiting: dict[Key, tuple[timedelta, float]] = {}
         self.claims = self.outcomes = self.swept = self.lost = self.taken_from_presumed = self.timed_out = 0
+        self.expired = 0
 
     # -- what is read
 
@@ -106,6 +111,7 @@ class CommitChecks:
         cases = [f"when {statements.running()} then 'running'", f"when {statements.final(lane.done)} then 'done'"]
         cases += [f"when {statements.final(lane.canceled)} then 'canceled'"] if lane.canceled else []
         cases += [f"when {statements.final(lane.dead)} then 'dead'"] if lane.dead else []
+        cases += [f"when {statements.final(lane.expired)} then 'canceled'"] if lane.expired else []
         again = statements.condition(self.store.binding.retry_values)
         idle = f"({statements.ready_state()} or {again})"
         if not lane.dead and (counter := self.store.binding.counter):
@@ -117,6 +123,8 @@ class CommitChecks:
         columns += [statements.name(roles[r]) if r in roles else "null" for r in ("worker", *_COUNTERS)]
         columns += [statements.name(roles[role]) for role in ("heartbeat_at", "claimed_at") if role in roles]
         columns += [str(dim.phrase) for dim in self.dims if dim.phrase is not None]
+        own = f"({statements.name(roles['expires_at'])} is not null)" if "expires_at" in roles else "(1 = 0)"
+        columns += ["(1 = 1)" if lane.expires_after is not None else own]
         columns += [statements.name(column) for column in lane.inputs]
         where = f" where queue = {statements.literal('queue', lane.name)}" if lane.own else ""
         return f"select {statements.names(self.store.binding.key)}, {', '.join(columns)} from {statements.table}{where}"
@@ -132,8 +140,8 @@ class CommitChecks:
             state, worker, *rest = row[width:]
             ends = len(rest) - len(self.store.lane.inputs)
             by_key[tuple(row[:width])] = Seen(
-                state, worker, tuple(rest[:3]), tuple(rest[3 : 3 + signs]), tuple(rest[3 + signs : ends]),
-                tuple(rest[ends:]),
+                state, worker, tuple(rest[:3]), tuple(rest[3 : 3 + signs]), tuple(rest[3 + signs : ends - 1]),
+                tuple(rest[ends:]), bool(rest[ends - 1]),
             )  # fmt: skip
         return by_key
 
@@ -141,7 +149,7 @@ class CommitChecks:
         """The rows that a schedule starts with."""
         self.rows, self.commits, self.paused = self.read(rows), 0, None
         self.holds, self.doing, self._holds, self._presumed = {}, {}, {}, {}
-        self._waiting = {}
+        self._waiting, self._began = {}, time.monotonic()
         if odd := [key for key, row in self.rows.items() if row.state != "ready"]:
             raise Broken(f"row {shown(odd[0])} is {self.rows[odd[0]].state} before anything has happened")
 
@@ -219,6 +227,8 @@ class CommitChecks:
             self._end(key, "released by hand")
         elif doing.verb == "look" and was.state == "ready" and now.state in self._ends("dead"):
             self._timed_out(what, key, was, now)
+        elif doing.verb == "expire" and was.state == "ready" and now.state in self._ends("canceled"):
+            self._expired(what, key, was, now)
         elif doing.verb == "cancel" and now.state in self._ends("canceled"):
             self._end(key, "canceled")
         else:
@@ -233,6 +243,8 @@ class CommitChecks:
             raise Broken(f"{what}: claimed while the lane is paused")
         if self._waits_still(key):
             raise Broken(f"{what}: claimed while the condition it waits for is false")
+        if was.expires and doing.shift > self.expires:
+            raise Broken(f"{what}: claimed after it expired")
         self._waiting.pop(key, None)
         self._count(what, was, now, (1, 0, 0))
         holder = now.worker if "worker" in self.store.binding.roles else what.split(": ")[1].split(",")[0]
@@ -281,6 +293,14 @@ class CommitChecks:
             self._count(what, was, now, _COUNTED["dead"])
         del self._waiting[key]
         self.timed_out += 1
+
+    def _expired(self, what: str, key: Key, was: Seen, now: Seen) -> None:
+        passed = self.clock.shift + timedelta(seconds=time.monotonic() - self._began) + _SLACK
+        if not was.expires or passed < self.expires:
+            raise Broken(f"{what}: ended before it expired")
+        self._count(what, was, now, (0, 0, 0))
+        self._waiting.pop(key, None)
+        self.expired += 1
 
     def _ends(self, kind: str) -> set[str]:
         """The states that a row may be seen in after an end of this kind: two ends may look the same."""

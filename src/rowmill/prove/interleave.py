@@ -6,7 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +30,8 @@ _WORKERS = 4
 #: A lease must outlive what a schedule takes by the real clock.
 _LEAST_LEASE = timedelta(minutes=5)
 _BACKOFF = timedelta(seconds=20)
+#: After which part of a lease rows expire that do.
+_EXPIRES = 0.7
 _ROUNDS, _VACUUM_EVERY = 14, 100
 _LONGEST = timedelta(days=400)
 _MONITORS: dict[str, type[PostgresMonitor | SqliteMonitor]] = {
@@ -96,13 +98,17 @@ class Interleaver:
     async def _open(self, opened: contextlib.AsyncExitStack) -> None:
         self._close = opened
         self.clock = Clock()
-        self.lane = faked(self.lane, nothing, lease=max(self.lane.lease, _LEAST_LEASE), backoff=fixed(_BACKOFF))
+        lease = max(self.lane.lease, _LEAST_LEASE)
+        expires = {"expires_after": lease * _EXPIRES} if self.lane.expires_after is not None else {}
+        self.lane = faked(self.lane, nothing, lease=lease, backoff=fixed(_BACKOFF), **expires)
+        self.made = replace(self.made, expires=lease * _EXPIRES)
         self._opened = Database.open(self.url, schema=self.schema)
         opened.push_async_callback(self._opened.close)
         self._store = await open_lane(self.lane, "prove", self._opened, self.clock, "watch")
         notes = self._store.gate_learning
         self.dims: tuple[BoundGates, ...] = tuple(notes.dims.values()) if notes is not None else ()
         self.watch = CommitChecks(self._store, self.dims, self.clock)
+        self.watch.expires = lease * _EXPIRES
         self._look = self.watch.text()
         self._monitor = _MONITORS[self._opened.dialect.name]()
         await self._monitor.open(self._opened)
@@ -233,6 +239,7 @@ class Interleaver:
             await worker.resume()
             await (worker.sweep() if self._store.sweeps else worker.release())
             await worker.look()
+            await worker.expire()
             while True:
                 await worker.claim(20)
                 if not worker.held:

@@ -7,6 +7,7 @@ import sqlite3
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -46,6 +47,8 @@ class SampleRows:
     #: How many different keys the rows of a gate have.
     keys: int = 2
     parents: Sequence[Parent] = ()
+    #: After how long every second row expires, where a column says so; None: it does not.
+    expires: timedelta | None = None
 
     async def rows(self, store: LaneStore, dims: Sequence[BoundGates], ask: Ask) -> list[str]:
         """Return one insert per row, tried on the table. Raises if the rows that they create are not ready."""
@@ -139,6 +142,8 @@ class SampleRows:
                 written[name] = _of_kind(binding.kinds[name], column, 1 + number % self.keys)
             elif name in binding.key:
                 written[name] = _of_kind(binding.kinds[name], column, number)
+            elif name == binding.created and store.lane.expires_after is not None:
+                written[name] = statements.now(name)
             elif (role := roles.get(name)) is not None:
                 if (text := self._of_role(store, column, role, number)) is not None:
                     written[name] = text
@@ -153,6 +158,8 @@ class SampleRows:
             return None if column.nullable or _filled(column) else str(store.binding.max_attempts)
         if role in _EMPTY and column.nullable:
             return "null"
+        if role == "expires_at" and number % 2 and self.expires is not None:
+            return store.statements.later(column.name, str(self.expires.total_seconds()))
         if role in ("run_after", "expires_at") and column.nullable:
             return "null"
         if role in ("run_after", "updated_at"):

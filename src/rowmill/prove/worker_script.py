@@ -145,6 +145,8 @@ class ScriptedWorker:
         verbs: list[tuple[float, str, Verb]] = [(1.0, "sweeps", self.sweep)]
         if self.store.waits is not None:
             verbs.append((1.0, "looks", self.look))
+        if self.store.binding.expires:
+            verbs.append((1.0, "ends what expired", self.expire))
         if self._dead:
             id, incarnation = chance.choice(self._dead)
             started = chance.random() < 0.5
@@ -325,6 +327,12 @@ class ScriptedWorker:
             ended = await self.store.waits.look()
             if ended.refused:
                 raise Broken(f"{self.actor.name} looks: {ended.refused[0][1]}")
+
+    async def expire(self) -> None:
+        """End rows that were not started in time."""
+        self.watch.announce(self.actor, "expire")
+        with suppress(Unreachable):
+            await self.store.expire()
 
     async def is_presumed_dead(self) -> None:
         """Others miss its lock and its heartbeats. It lives, and goes on."""

@@ -259,14 +259,14 @@ where c.oid = to_regclass($1::text) and c.relkind in ('r', 'p') group by c.oid, 
     # -- what a transaction does beside its rows
 
     #: The statement that sends a payload on a channel; None where nobody can listen.
-    notify: str | None = "select pg_notify($1, $2)"
+    notify: str | None = "select pg_notify($1, $2)::text"
 
     def notified(self, statement: str, channel: str, columns: str = "id", when: str = "") -> str:
         """A statement that writes and returns rows; with them, a word to those who listen. ``when``: a condition."""
         return f"""with written as (
 {statement}
 ), notified as materialized (
-  select pg_notify('{channel}', ''){f" where exists (select 1 from written where {when})" if when else ""}
+  select pg_notify('{channel}', '')::text{f" where exists (select 1 from written where {when})" if when else ""}
 )
 select {columns} from written left join notified on true order by id"""
 

@@ -50,6 +50,18 @@ class SingleStatement(Generic[T]):
         return self.read(run(self.sql, self.parameters))
 
 
+class Together(Generic[T]):
+    """A verb of several statements that are written in one transaction, or not at all."""
+
+    __slots__ = ("verb",)
+
+    def __init__(self, verb: Callable[[Run], T]) -> None:
+        self.verb = verb
+
+    def __call__(self, run: Run) -> T:
+        return self.verb(run)
+
+
 def rows_of(sql: str, parameters: tuple[Any, ...] = ()) -> SingleStatement[Sequence[Any]]:
     """A statement and its rows as they come."""
     return SingleStatement(sql, parameters, lambda rows: rows)
@@ -387,7 +399,7 @@ class AsyncpgPool:
             def run(sql: str, parameters: Any = ()) -> Any:
                 return await_only(connection.fetch(sql, *parameters))
 
-            if not together or self._database.pooled:
+            if not (together or isinstance(verb, Together)) or self._database.pooled:
                 return await greenlet_spawn(verb, run)
             async with connection.transaction():
                 return await greenlet_spawn(verb, run)

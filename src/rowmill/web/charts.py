@@ -56,7 +56,7 @@ def latency(history: dict[str, Any]) -> dict[str, Any]:
             else:
                 parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, points))
     recent = history["recent"]
-    label = f"Run times in the last minutes: p50 {took(recent['p50_seconds'])}, p95 {took(recent['p95_seconds'])}"
+    label = f"Run times in the last 5 minutes: p50 {took(recent['p50_seconds'])}, p95 {took(recent['p95_seconds'])}"
     return _chart(parts, label, took(top), spans, any(span["p50_seconds"] is not None for span in spans))
 
 

@@ -11,10 +11,11 @@ with picked as materialized (
 ), taken as (
   update enrichment_jobs set
     status = 'running',
-    updated_at = (select clock_timestamp()),
-    locked_at = (select clock_timestamp()),
+    updated_at = _rm_moment._rm_at,
+    locked_at = _rm_moment._rm_at,
     locked_by = $2::text,
     attempts = coalesce(attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain
 )
@@ -35,10 +36,11 @@ with picked as materialized (
 ), taken as (
   update enrichment_jobs set
     status = 'running',
-    updated_at = (select clock_timestamp()),
-    locked_at = (select clock_timestamp()),
+    updated_at = _rm_moment._rm_at,
+    locked_at = _rm_moment._rm_at,
     locked_by = $2::text,
     attempts = coalesce(attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, link_canonical_id, status, attempts, max_attempts, run_after, locked_at, locked_by, last_error, created_at, updated_at, url, domain
 )
@@ -81,7 +83,7 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.*, now() + s._delay * interval '1 second' as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
@@ -93,7 +95,7 @@ update enrichment_jobs t set
     updated_at = now(),
     locked_by = null,
     locked_at = null,
-    run_after = now() + held._delay * interval '1 second',
+    run_after = held._due,
     last_error = held._error
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -118,7 +120,7 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.*, now() + s._delay * interval '1 second' as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from enrichment_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at and t.attempts = s._n, false)
@@ -130,7 +132,7 @@ update enrichment_jobs t set
     updated_at = now(),
     locked_by = null,
     locked_at = null,
-    run_after = now() + held._delay * interval '1 second',
+    run_after = held._due,
     attempts = greatest(attempts - 1, 0)
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -191,7 +193,7 @@ update enrichment_jobs t set
     status = case when held._poison then 'dead'::enrichment_status else 'queued' end,
     locked_by = case when held._poison then locked_by::text else null end,
     locked_at = case when held._poison then locked_at::timestamp with time zone else null end,
-    updated_at = case when held._poison then now()::timestamp with time zone else now() end,
+    updated_at = now(),
     last_error = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else last_error end
 from held
 where t.ctid = held._row and t.tableoid = held._table

@@ -11,9 +11,10 @@ with picked as materialized (
 ), taken as (
   update extraction_queue set
     status_id = 2,
-    heartbeat_at = (select clock_timestamp()),
-    processing_started_at = (select clock_timestamp()),
+    heartbeat_at = _rm_moment._rm_at,
+    processing_started_at = _rm_moment._rm_at,
     worker_id = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
 )
@@ -34,9 +35,10 @@ with picked as materialized (
 ), taken as (
   update extraction_queue set
     status_id = 2,
-    heartbeat_at = (select clock_timestamp()),
-    processing_started_at = (select clock_timestamp()),
+    heartbeat_at = _rm_moment._rm_at,
+    processing_started_at = _rm_moment._rm_at,
     worker_id = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
 )

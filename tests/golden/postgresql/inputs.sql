@@ -12,13 +12,14 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = (select clock_timestamp()),
+    claimed_at = _rm_moment._rm_at,
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-  returning id, status, worker, claimed_at, attempts, url, body, result, encode(sha256(record_send(row(url, body))), 'hex') as _inputs
+  returning id, status, worker, claimed_at, attempts, url, body, result
 )
-select id, status, worker, claimed_at, attempts, url, body, result, _inputs from taken
+select id, status, worker, claimed_at, attempts, url, body, result, encode(sha256(record_send(row(url, body))), 'hex') as _inputs from taken
 order by id;
 
 -- claim from the remembered lower bound
@@ -36,13 +37,14 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = (select clock_timestamp()),
+    claimed_at = _rm_moment._rm_at,
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
-  returning id, status, worker, claimed_at, attempts, url, body, result, encode(sha256(record_send(row(url, body))), 'hex') as _inputs
+  returning id, status, worker, claimed_at, attempts, url, body, result
 )
-select id, status, worker, claimed_at, attempts, url, body, result, _inputs from taken
+select id, status, worker, claimed_at, attempts, url, body, result, encode(sha256(record_send(row(url, body))), 'hex') as _inputs from taken
 order by id;
 
 -- settle done with nothing beside it
@@ -159,10 +161,6 @@ with held as materialized (
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
-), noted as (
-  insert into rowmill_stale_runs as r (lane, row_id, since, last_at)
-  select 'jobs', held._k0::text, now(), now() from held
-  on conflict (lane, row_id) do update set runs = case when r.last_at < now() - interval '86400.0 seconds' then 1 else r.runs + 1 end, since = case when r.last_at < now() - interval '86400.0 seconds' then excluded.since else r.since end, last_at = excluded.last_at
 )
 update jobs t set
     status = 'ready',

@@ -11,10 +11,11 @@ with picked as materialized (
 ), taken as (
   update extraction_queue set
     status_id = 6,
-    ocr_heartbeat_at = (select clock_timestamp()),
-    ocr_started_at = (select clock_timestamp()),
+    ocr_heartbeat_at = _rm_moment._rm_at,
+    ocr_started_at = _rm_moment._rm_at,
     ocr_worker_id = $2::text,
     ocr_attempts = coalesce(ocr_attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
 )
@@ -35,10 +36,11 @@ with picked as materialized (
 ), taken as (
   update extraction_queue set
     status_id = 6,
-    ocr_heartbeat_at = (select clock_timestamp()),
-    ocr_started_at = (select clock_timestamp()),
+    ocr_heartbeat_at = _rm_moment._rm_at,
+    ocr_started_at = _rm_moment._rm_at,
     ocr_worker_id = $2::text,
     ocr_attempts = coalesce(ocr_attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, document_type, status_id, worker_id, processing_started_at, heartbeat_at, error_message, ocr_worker_id, ocr_started_at, ocr_heartbeat_at, ocr_attempts, ocr_max_attempts, ocr_error, created_at
 )

@@ -11,8 +11,9 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = (select clock_timestamp()),
+    claimed_at = _rm_moment._rm_at,
     worker = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where (tenant, number) in (select tenant, number from picked)
   returning tenant, number, status, worker, claimed_at
 )
@@ -33,8 +34,9 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = (select clock_timestamp()),
+    claimed_at = _rm_moment._rm_at,
     worker = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where (tenant, number) in (select tenant, number from picked)
   returning tenant, number, status, worker, claimed_at
 )

@@ -11,9 +11,10 @@ with picked as materialized (
 ), taken as (
   update "AnalysisJob" set
     "inProgress" = true,
-    "updatedAt" = (select clock_timestamp()),
-    "heartbeatAt" = (select clock_timestamp()),
+    "updatedAt" = _rm_moment._rm_at,
+    "heartbeatAt" = _rm_moment._rm_at,
     "lockedBy" = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error
 )
@@ -34,9 +35,10 @@ with picked as materialized (
 ), taken as (
   update "AnalysisJob" set
     "inProgress" = true,
-    "updatedAt" = (select clock_timestamp()),
-    "heartbeatAt" = (select clock_timestamp()),
+    "updatedAt" = _rm_moment._rm_at,
+    "heartbeatAt" = _rm_moment._rm_at,
     "lockedBy" = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, "currentStep", "inProgress", "retryCount", "extractedInfo", "createdAt", "updatedAt", "lockedBy", "heartbeatAt", "runAfter", error
 )
@@ -83,7 +85,7 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  select l.*, s.*, now() + s._delay * interval '1 second' as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
@@ -97,7 +99,7 @@ update "AnalysisJob" t set
     "updatedAt" = now(),
     "lockedBy" = null,
     "heartbeatAt" = null,
-    "runAfter" = now() + held._delay * interval '1 second',
+    "runAfter" = held._due,
     "retryCount" = least(coalesce("retryCount", 0), 2147483646) + 1,
     error = held._error
 from held
@@ -126,7 +128,7 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
+  select l.*, s.*, now() + s._delay * interval '1 second' as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 text, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from "AnalysisJob" t
     where t.id = s._k0 and coalesce(t.status = 'prompt-forming' and t."currentStep" = 'prompt-forming' and t."inProgress" = true and t."lockedBy" = $2::text, false)
@@ -140,7 +142,7 @@ update "AnalysisJob" t set
     "updatedAt" = now(),
     "lockedBy" = null,
     "heartbeatAt" = null,
-    "runAfter" = now() + held._delay * interval '1 second'
+    "runAfter" = held._due
 from held
 where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
@@ -213,12 +215,12 @@ with held as materialized (
   for no key update skip locked
 )
 update "AnalysisJob" t set
-    status = case when held._poison then 'prompt-forming'::text else 'prompt-forming' end,
-    "currentStep" = case when held._poison then 'prompt-forming'::text else 'prompt-forming' end,
-    "inProgress" = case when held._poison then false::boolean else false end,
+    status = 'prompt-forming',
+    "currentStep" = 'prompt-forming',
+    "inProgress" = false,
     "lockedBy" = case when held._poison then "lockedBy"::text else null end,
     "heartbeatAt" = case when held._poison then "heartbeatAt"::timestamp with time zone else null end,
-    "updatedAt" = case when held._poison then now()::timestamp with time zone else now() end,
+    "updatedAt" = now(),
     "retryCount" = case when held._poison then greatest(least(coalesce("retryCount", 0), 2147483646) + 1, 3)::integer else least(coalesce("retryCount", 0), 2147483646) + 1 end,
     error = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else error end
 from held

@@ -11,7 +11,8 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = (select clock_timestamp())
+    claimed_at = _rm_moment._rm_at
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, claimed_at
 )
@@ -32,7 +33,8 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = (select clock_timestamp())
+    claimed_at = _rm_moment._rm_at
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, claimed_at
 )

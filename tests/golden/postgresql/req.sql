@@ -11,10 +11,11 @@ with picked as materialized (
 ), taken as (
   update search_sessions set
     status = 'scraping_company_data',
-    updated_at = (select clock_timestamp()),
-    heartbeat_at = (select clock_timestamp()),
-    processing_started_at = (select clock_timestamp()),
+    updated_at = _rm_moment._rm_at,
+    heartbeat_at = _rm_moment._rm_at,
+    processing_started_at = _rm_moment._rm_at,
     worker_id = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at
 )
@@ -35,10 +36,11 @@ with picked as materialized (
 ), taken as (
   update search_sessions set
     status = 'scraping_company_data',
-    updated_at = (select clock_timestamp()),
-    heartbeat_at = (select clock_timestamp()),
-    processing_started_at = (select clock_timestamp()),
+    updated_at = _rm_moment._rm_at,
+    heartbeat_at = _rm_moment._rm_at,
+    processing_started_at = _rm_moment._rm_at,
     worker_id = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, req_completed, worker_id, processing_started_at, heartbeat_at, created_at, updated_at
 )

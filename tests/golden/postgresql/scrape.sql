@@ -11,9 +11,10 @@ with picked as materialized (
 ), taken as (
   update scrape_jobs set
     status = 'running',
-    heartbeat_at = (select clock_timestamp()),
-    locked_at = (select clock_timestamp()),
+    heartbeat_at = _rm_moment._rm_at,
+    locked_at = _rm_moment._rm_at,
     locked_by = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message
 )
@@ -34,9 +35,10 @@ with picked as materialized (
 ), taken as (
   update scrape_jobs set
     status = 'running',
-    heartbeat_at = (select clock_timestamp()),
-    locked_at = (select clock_timestamp()),
+    heartbeat_at = _rm_moment._rm_at,
+    locked_at = _rm_moment._rm_at,
     locked_by = $2::text
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, intake_id, source_id, query_params, status, attempts, retry_count, next_retry_at, locked_by, locked_at, heartbeat_at, created_at, completed_at, error_message
 )
@@ -79,7 +81,7 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.*, now() + s._delay * interval '1 second' as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
@@ -91,7 +93,7 @@ update scrape_jobs t set
     locked_by = null,
     locked_at = null,
     heartbeat_at = null,
-    next_retry_at = now() + held._delay * interval '1 second',
+    next_retry_at = held._due,
     retry_count = least(coalesce(retry_count, 0), 2147483646) + 1,
     error_message = held._error
 from held
@@ -118,7 +120,7 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
+  select l.*, s.*, now() + s._delay * interval '1 second' as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 bigint, _at timestamp with time zone, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from scrape_jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.locked_by = $2::text and t.locked_at = s._at, false)
@@ -130,7 +132,7 @@ update scrape_jobs t set
     locked_by = null,
     locked_at = null,
     heartbeat_at = null,
-    next_retry_at = now() + held._delay * interval '1 second'
+    next_retry_at = held._due
 from held
 where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
@@ -192,7 +194,7 @@ join scrape_jobs t on t.id = s._k0;
 
 -- sweep
 with held as materialized (
-  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) >= 6 + 3 - coalesce(retry_count, 0) as _poison
+  select t.ctid as _row, t.tableoid as _table, t.id as _k0, t.locked_by as _worker, coalesce(attempts, 0) >= 6 + 3 - coalesce(retry_count, 0) as _poison, now() as _now
   from scrape_jobs t
   where t.status = 'running' and coalesce(case when t.heartbeat_at < now() + interval '300.0 seconds' then t.heartbeat_at end, case when t.locked_at < now() + interval '300.0 seconds' then t.locked_at end) < now() - interval '300.0 seconds'
   limit $1::bigint
@@ -203,8 +205,8 @@ update scrape_jobs t set
     locked_by = case when held._poison then locked_by::text else null end,
     locked_at = case when held._poison then locked_at::timestamp with time zone else null end,
     heartbeat_at = case when held._poison then heartbeat_at::timestamp with time zone else null end,
-    attempts = case when held._poison then least(coalesce(attempts, 0), 2147483646) + 1::integer else least(coalesce(attempts, 0), 2147483646) + 1 end,
-    completed_at = case when held._poison then now()::timestamp with time zone else completed_at end,
+    attempts = least(coalesce(attempts, 0), 2147483646) + 1,
+    completed_at = case when held._poison then held._now::timestamp with time zone else completed_at end,
     error_message = case when held._poison then 'taken back too often: its worker died or stopped renewing in every run'::text else error_message end
 from held
 where t.ctid = held._row and t.tableoid = held._table

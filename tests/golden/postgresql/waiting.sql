@@ -11,9 +11,10 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = (select clock_timestamp()),
+    claimed_at = _rm_moment._rm_at,
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker, claimed_at, run_after, attempts, error, approved_at, draft
 )
@@ -34,9 +35,10 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    claimed_at = (select clock_timestamp()),
+    claimed_at = _rm_moment._rm_at,
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker, claimed_at, run_after, attempts, error, approved_at, draft
 )
@@ -77,7 +79,7 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.*, now() + s._delay * interval '1 second' as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
@@ -88,7 +90,7 @@ update jobs t set
     status = 'ready',
     worker = null,
     claimed_at = null,
-    run_after = now() + held._delay * interval '1 second',
+    run_after = held._due,
     error = held._error
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -112,7 +114,7 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.*, now() + s._delay * interval '1 second' as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
@@ -123,7 +125,7 @@ update jobs t set
     status = 'ready',
     worker = null,
     claimed_at = null,
-    run_after = now() + held._delay * interval '1 second',
+    run_after = held._due,
     attempts = greatest(attempts - 1, 0)
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -188,31 +190,33 @@ returning held._worker, held._poison, t.id;
 
 -- settle wait
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _n integer, _delay double precision, _seconds double precision, _then text, _id text, _condition text, _v0 text)
+  select l.*, s.*, case when exists (select 1 from (select id, status, worker, claimed_at, run_after, attempts, error, approved_at, draft from jobs _rm_row where id = s._k0 limit 1 offset 0) jobs where (approved_at is not null)) then now() else now() + s._delay * interval '1 second' end as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _n integer, _delay double precision, _v0 text)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
     for no key update skip locked
   ) l
-), written as (
-  update jobs t set
+)
+update jobs t set
     status = 'ready',
     worker = null,
     claimed_at = null,
-    run_after = case when exists (select 1 from (select id, status, worker, claimed_at, run_after, attempts, error, approved_at, draft from jobs where id = held._k0 limit 1 offset 0) jobs where (approved_at is not null)) then now() else now() + held._delay * interval '1 second' end,
+    run_after = held._due,
     attempts = greatest(attempts - 1, 0),
     draft = held._v0
-  from held
-  where t.ctid = held._row and t.tableoid = held._table
-  returning held._ord, held._id, jsonb_build_array(held._k0) as _key, held._condition, cast(extract(epoch from t.run_after) as text) as _due,
-    held._seconds, held._then, run_after <= now() as _due_now
-), remembered as (
+from held
+where t.ctid = held._row and t.tableoid = held._table
+returning held._ord;
 insert into rowmill_waits (lane, row_id, key, condition, due, since, until_at, on_timeout)
 select 'jobs', _id, _key, _condition, _due, now(), now() + (_seconds) * interval '1 second', _then
-from written where not _due_now
-on conflict (lane, row_id) do update set key = excluded.key, condition = excluded.condition, due = excluded.due, since = excluded.since, until_at = excluded.until_at, on_timeout = excluded.on_timeout
-)
-select _ord from written;
+from (
+  select s._id, jsonb_build_array(s._k0) as _key, s._condition, cast(extract(epoch from t.run_after) as text) as _due,
+    s._seconds, s._then
+  from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 integer, _at timestamp with time zone, _n integer, _seconds double precision, _then text, _id text, _condition text)
+  join jobs t on t.id = s._k0
+  where not (t.run_after <= now())
+) w
+on conflict (lane, row_id) do update set key = excluded.key, condition = excluded.condition, due = excluded.due, since = excluded.since, until_at = excluded.until_at, on_timeout = excluded.on_timeout;
 
 -- rows whose condition is true
 select id from (

@@ -11,10 +11,11 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    updated_at = (((select clock_timestamp())) at time zone 'utc'),
-    claimed_at = (((select clock_timestamp())) at time zone 'utc'),
+    updated_at = ((_rm_moment._rm_at) at time zone 'utc'),
+    claimed_at = ((_rm_moment._rm_at) at time zone 'utc'),
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker, claimed_at, run_after, updated_at, attempts
 )
@@ -35,10 +36,11 @@ with picked as materialized (
 ), taken as (
   update jobs set
     status = 'running',
-    updated_at = (((select clock_timestamp())) at time zone 'utc'),
-    claimed_at = (((select clock_timestamp())) at time zone 'utc'),
+    updated_at = ((_rm_moment._rm_at) at time zone 'utc'),
+    claimed_at = ((_rm_moment._rm_at) at time zone 'utc'),
     worker = $2::text,
     attempts = coalesce(attempts, 0) + 1
+  from (select clock_timestamp() as _rm_at from picked having count(*) > 0) _rm_moment
   where ctid = any(array(select ctid from picked)) and (tableoid = (select min(tableoid) from picked) and tableoid = (select max(tableoid) from picked) or (tableoid, ctid) in (select tableoid, ctid from picked))
   returning id, status, worker, claimed_at, run_after, updated_at, attempts
 )
@@ -81,7 +83,7 @@ returning held._ord;
 
 -- settle retry
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.*, ((now() + s._delay * interval '1 second') at time zone 'utc') as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
@@ -93,7 +95,7 @@ update jobs t set
     updated_at = ((now()) at time zone 'utc'),
     worker = null,
     claimed_at = null,
-    run_after = ((now() + held._delay * interval '1 second') at time zone 'utc')
+    run_after = held._due
 from held
 where t.ctid = held._row and t.tableoid = held._table
 returning held._ord;
@@ -116,7 +118,7 @@ returning held._ord;
 
 -- settle snooze
 with held as materialized (
-  select l.*, s.* from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
+  select l.*, s.*, ((now() + s._delay * interval '1 second') at time zone 'utc') as _due from jsonb_to_recordset($1::text::jsonb) as s(_ord int, _k0 uuid, _at timestamp without time zone, _n integer, _error text, _delay double precision)
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from jobs t
     where t.id = s._k0 and coalesce(t.status = 'running' and t.worker = $2::text and t.claimed_at = s._at and t.attempts = s._n, false)
@@ -128,7 +130,7 @@ update jobs t set
     updated_at = ((now()) at time zone 'utc'),
     worker = null,
     claimed_at = null,
-    run_after = ((now() + held._delay * interval '1 second') at time zone 'utc'),
+    run_after = held._due,
     attempts = greatest(attempts - 1, 0)
 from held
 where t.ctid = held._row and t.tableoid = held._table
@@ -171,7 +173,7 @@ update jobs t set
     status = case when held._poison then 'dead'::text else 'ready' end,
     worker = case when held._poison then worker::text else null end,
     claimed_at = case when held._poison then claimed_at::timestamp without time zone else null end,
-    updated_at = case when held._poison then ((now()) at time zone 'utc')::timestamp without time zone else ((now()) at time zone 'utc') end
+    updated_at = ((now()) at time zone 'utc')
 from held
 where t.ctid = held._row and t.tableoid = held._table
 returning held._worker, held._poison, t.id;

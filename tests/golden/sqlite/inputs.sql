@@ -68,7 +68,7 @@ returning 1;
 -- note a stale run
 insert into rowmill_stale_runs as r (lane, row_id, since, last_at)
 select 'jobs', cast(:_k0 as text), strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now') where true
-on conflict (lane, row_id) do update set runs = case when julianday(r.last_at) < julianday('now', '-86400.0 seconds') then 1 else r.runs + 1 end, since = case when julianday(r.last_at) < julianday('now', '-86400.0 seconds') then excluded.since else r.since end, last_at = excluded.last_at;
+on conflict (lane, row_id) do update set runs = case when (julianday(excluded.last_at) - julianday(r.last_at)) * 86400.0 > 86400.0 then 1 else r.runs + 1 end, since = case when (julianday(excluded.last_at) - julianday(r.last_at)) * 86400.0 > 86400.0 then excluded.since else r.since end, last_at = excluded.last_at;
 
 -- forget stale runs
 delete from rowmill_stale_runs where lane = 'jobs' and row_id = cast(:_k0 as text);

@@ -90,7 +90,7 @@ update jobs set
     status = 'ready',
     worker = null,
     claimed_at = null,
-    run_after = case when exists (select 1 from (select id, status, worker, claimed_at, run_after, attempts, error, approved_at, draft from jobs where id = :_k0 limit 1 offset 0) jobs where (approved_at is not null)) then strftime('%Y-%m-%d %H:%M:%f', 'now') else strftime('%Y-%m-%d %H:%M:%f', 'now', :_delay || ' seconds') end,
+    run_after = case when exists (select 1 from (select id, status, worker, claimed_at, run_after, attempts, error, approved_at, draft from jobs _rm_row where id = :_k0 limit 1 offset 0) jobs where (approved_at is not null)) then strftime('%Y-%m-%d %H:%M:%f', 'now') else strftime('%Y-%m-%d %H:%M:%f', 'now', :_delay || ' seconds') end,
     attempts = max(attempts - 1, 0),
     draft = :_v0
 where id = :_k0 and jobs.status = 'running' and jobs.worker = :worker and jobs.claimed_at = :_at and jobs.attempts = :_n

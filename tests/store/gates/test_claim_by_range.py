@@ -121,7 +121,13 @@ def ever_old(monkeypatch: pytest.MonkeyPatch) -> None:
 async def split(kit: Kit) -> list[str]:
     """More ranges among those that are there, as functions make them, which may not delete; where each begins."""
     store = await kit.store()
-    await store.database.write(lambda run: run(store.gated.say.split_ranges(), ()))  # type: ignore[union-attr]
+    say = store.gated.say  # type: ignore[union-attr]
+
+    def verb(run: Any) -> None:
+        if run(f"{say.renew_ranges()} returning 1", ()):
+            run(say.create_ranges(say.range_starts()), ())
+
+    await store.database.transact(verb)
     return await beginnings(kit)
 
 
@@ -156,8 +162,10 @@ async def test_ranges_that_are_kept_when_others_are_made_break_the_limit(
     """They are all dropped for a reason."""
     hold_up(monkeypatch, "slow")
     monkeypatch.setattr(ClaimByKeyStatements, "drop_all", lambda self: "select 1")
-    made, whole = " where exists (select 1 from _rm_made)", ClaimByKeyStatements.create_ranges
-    monkeypatch.setattr(ClaimByKeyStatements, "create_ranges", lambda self, keys: whole(self, keys).replace(made, ""))
+    made, whole = "(lane, dim, key) do update set touched_at = now()", ClaimByKeyStatements.create_first_range
+    monkeypatch.setattr(
+        ClaimByKeyStatements, "create_first_range", lambda self: whole(self).replace("do nothing", made)
+    )
     assert await changed_between(pg, rebuild) > LIMIT
 
 
@@ -396,10 +404,10 @@ async def test_a_range_that_was_split_is_not_used(pg: Db, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("ever_old")
 async def test_a_cut_without_a_bump_breaks_the_limit(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_up(monkeypatch, "slow")
-    whole = ClaimByKeyStatements.split_ranges
+    whole = ClaimByKeyStatements.renew_ranges
     monkeypatch.setattr(
         ClaimByKeyStatements,
-        "split_ranges",
+        "renew_ranges",
         lambda self: whole(self).replace("version = _g.version + 1,", "version = _g.version,"),
     )
     assert await changed_between(pg, split) > LIMIT

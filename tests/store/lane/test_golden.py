@@ -90,6 +90,11 @@ SHAPES: dict[str, tuple[Callable[[Db, Mill], None], tuple[str, ...], str]] = {
 
 def rendered(store: Any, columns: tuple[str, ...]) -> str:
     """Every statement of a lane, each under its name."""
+    return "\n\n".join(f"-- {name}\n{text};" for name, text in statements_of(store, columns).items()) + "\n"
+
+
+def statements_of(store: Any, columns: tuple[str, ...]) -> dict[str, str]:
+    """Every statement of a lane, by its name."""
     statements, lease = store.statements, td(minutes=5)
     texts = {"claim": statements.claim()}
     if store.database.dialect.name == "postgresql":
@@ -123,7 +128,7 @@ def rendered(store: Any, columns: tuple[str, ...]) -> str:
     if "approved_at" in store.binding.columns:
         texts |= _waiting(store)
     texts["is anything ready"] = f"select 1 where {store.ready_probe()}"
-    return "\n\n".join(f"-- {name}\n{text};" for name, text in texts.items()) + "\n"
+    return texts
 
 
 def _waiting(store: Any) -> dict[str, str]:

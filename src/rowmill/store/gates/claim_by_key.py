@@ -175,7 +175,8 @@ class ClaimByKey:
         there, fresh = run(say.count_all(), ())[0]
         if locked == there and not fresh:
             run(say.drop_all(), ())
-            run(say.create_ranges("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))
+            if run(f"{say.create_first_range()}\nreturning 1", ()):
+                run(say.create_ranges("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))
 
 
 def _least_wait(dim: BoundGates) -> float:

@@ -222,9 +222,7 @@ class ClaimByKeyStatements:
 ){self._keyless(rows, keyless if after_last else None)}, _rm_chosen as (
   select {rows} from _rm_picked{self._and_keyless(rows)}
 ){self._bump()}, _rm_taken as (
-  update {say.table} set
-    {say.assignments(say.claim_set(worker))}
-  where {say._match("_rm_chosen")[1]}
+  {say.update(say.claim_set(worker), "_rm_chosen")}
   {self._taken()}
 order by {say.order("_rm_taken.")}"""
 
@@ -304,12 +302,12 @@ order by {say.order("_rm_taken.")}"""
         One row without a job if nothing was taken.
         """
         if self.in_function:
-            return "returning *\n)\nselect _rm_taken.* from _rm_taken"
-        columns, inputs = self.say.binding.columns, ", _rm_taken._inputs" if self.say.lane.inputs else ""
+            return f"returning {self.say.table}.*\n)\nselect _rm_taken.* from _rm_taken"
+        columns = self.say.binding.columns
         # Any other, and yet the same one each time: a schedule that broke something must break it again.
-        return f"""returning {self.say.names(columns)}{self.say.and_inputs()}, {self.dim.phrase}::text as _rm_of
+        return f"""returning {self.say.names(columns)}
 )
-select {self.say.names(columns, "_rm_taken.")}{inputs}, _rm_taken._rm_of, _m.*
+select {self.say.names(columns, "_rm_taken.")}{self.say.and_inputs("_rm_taken.")}, {self.dim.phrase}::text, _m.*
 from (
   select ({self._served_last()}) as _rm_last, coalesce(cardinality(first), 0) as _rm_ranges, (
     select coalesce(first[1 + ((7 * (version[_rm_range] & {_BITS}) + _rm_range) % cardinality(first))::int], '')
@@ -362,46 +360,42 @@ select coalesce((select 0 {self._open_rows()} limit 1), (
   ) _s where octet_length(_s.key) <= {LONGEST}
 ) _p where _p.part > 1 group by _p.part"""
 
-    def create_ranges(self, keys: str) -> str:
-        """Create ranges that start at these keys (a query), if there are none. The session that creates the first range
-        creates all of them.
-        """
+    def create_first_range(self) -> str:
+        """Create the first range, if there is none. The session that creates it creates all of them."""
         lane, now = as_text(self.say.lane.name), self.say.plain_now()
-        return f"""with _rm_made as (
-  insert into {self.table} (lane, dim, key, version, touched_at, refilled_at)
-  values ({lane}, {as_text(self.range_dim)}, '', {_NEW}, {now}, {now})
-  on conflict do nothing
-  returning 1
-)
-insert into {self.table} (lane, dim, key, version, touched_at)
-select {lane}, {as_text(self.range_dim)}, _n.key, {_NEW}, {now} from ({keys}) _n where exists (select 1 from _rm_made)
+        return f"""insert into {self.table} (lane, dim, key, version, touched_at, refilled_at)
+values ({lane}, {as_text(self.range_dim)}, '', {_NEW}, {now}, {now})
 on conflict do nothing"""
 
-    def split_ranges(self) -> str:
-        """Add ranges, if there are few and they are not new. All are locked as the snapshot has them, and their
-        versions incremented, so that no claim uses the old bounds.
+    def create_ranges(self, keys: str) -> str:
+        """Create ranges that start at these keys (a query), in the transaction that created the first range or has
+        locked all.
         """
         lane, now = as_text(self.say.lane.name), self.say.plain_now()
+        return f"""insert into {self.table} (lane, dim, key, version, touched_at)
+select {lane}, {as_text(self.range_dim)}, _n.key, {_NEW}, {now} from ({keys}) _n
+on conflict do nothing"""
+
+    def renew_ranges(self) -> str:
+        """Let further ranges be added, if there are few and they are not new. All are locked as the snapshot has them,
+        and their versions incremented, so that no claim uses the old bounds.
+        """
+        now = self.say.plain_now()
         fresh = f"select {self._fresh()} from {self.table} where {self.range_rows}"
         return f"""with _rm_seen as materialized (
   select _g.key, _g.version from {self.table} _g where {self.range_rows}
 ), _rm_mine as materialized (
-  select _l.spot from _rm_seen _s cross join lateral (
+  select _l.spot, {now} as now from _rm_seen _s cross join lateral (
     select _g.ctid as spot from {self.table} _g
     where {self.range_rows} and _g.key = _s.key and _g.version = _s.version
     for no key update skip locked
   ) _l
   where (select count(*) < {RANGES} from _rm_seen) and not ({fresh})
-), _rm_bump as (
-  update {self.table} _g set version = _g.version + 1, refilled_at = case when _g.key = '' then {now} end
-  where _g.ctid = any(array(select spot from _rm_mine))
-    and (select count(*) from _rm_mine) = (select count(*) from _rm_seen)
-  returning 1
 )
-insert into {self.table} (lane, dim, key, version, touched_at)
-select {lane}, {as_text(self.range_dim)}, _n.key, {_NEW}, {now} from ({self.range_starts()}) _n
-where exists (select 1 from _rm_bump)
-on conflict do nothing"""
+update {self.table} _g set version = _g.version + 1, refilled_at = case when _g.key = '' then _n.now end
+from (select min(now) as now from _rm_mine) _n
+where _g.ctid = any(array(select spot from _rm_mine))
+  and (select count(*) from _rm_mine) = (select count(*) from _rm_seen)"""
 
     def _fresh(self) -> str:
         """Whether the ranges were created a short while ago. Few are created when there is little to divide."""

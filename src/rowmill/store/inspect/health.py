@@ -95,10 +95,10 @@ async def examine(
 
 
 _TITLES = {
-    "oldest_transaction": "Oldest transaction", "clock": "Clock", "polls": "Poll load", "own_tables": "Own tables",
-    "connections": "Connections", "file": "Database file", "dead_rows": "Dead rows", "bloat": "Bloat",
-    "stuck": "Stuck rows", "workers": "Workers", "indexes": "Indexes", "claim_head": "Head of the claim index",
-    "schedules": "Schedules",
+    "oldest_transaction": "Oldest transaction", "clock": "Clock", "polls": "Poll load", "bloat": "Bloat",
+    "own_tables": "rowmill's tables", "connections": "Connections", "file": "Database file",
+    "dead_rows": "Dead tuples", "stuck": "Stuck rows", "workers": "Workers", "indexes": "Indexes",
+    "claim_head": "Head of the claim index", "schedules": "Schedules",
 }  # fmt: skip
 
 
@@ -180,7 +180,7 @@ async def _polls(workers: Sequence[dict[str, Any]] | None, views: Sequence[LaneV
     polls = {view.lane.name: view.lane.poll.total_seconds() for view in views}
     alive = [worker for worker in workers if worker["alive"]]
     rate = sum(1 / min(mine) for worker in alive if (mine := [polls[ln] for ln in worker["lanes"] if ln in polls]))
-    text = f"{rate:.2g} a second when idle, from {counted(len(alive), 'worker')}"
+    text = f"{rate:.2g} queries a second when idle, from {counted(len(alive), 'worker')}"
     todo = "Raise poll. NOTIFY wakes workers at once, so polling is only the fallback."
     return [_finding("polls", _level(rate, _POLLS), text, todo, "poll=timedelta(seconds=30)")]
 
@@ -225,7 +225,7 @@ async def _stuck(view: LaneView) -> list[HealthFinding]:
     text = (
         f"{are}: running, without a sign of life for longer than the lease of {span(view.lane.lease.total_seconds())}"
     )
-    todo = "A worker's next sweep takes them back. rowmill stuck lists them."
+    todo = "Keep a worker running: its next sweep takes them back. rowmill stuck lists them."
     return [_finding("stuck", "bad", text, todo, f"rowmill release APP --lane {lane} --stuck", lane)]
 
 
@@ -242,7 +242,7 @@ async def _workers(view: LaneView, workers: Sequence[dict[str, Any]] | None) -> 
             text = (
                 f"worker {holder.worker} died {span(silent[holder.worker])} ago and holds {counted(holder.rows, 'row')}"
             )
-            todo = "A live worker takes them back. rowmill stuck says when."
+            todo = "Keep a worker running: it takes them back. rowmill stuck says when."
             findings.append(_finding("workers", "look", text, todo, "rowmill stuck APP", lane))
     if not alive:
         counts, slow = await view.counted(["ready"], _MOST, _SECONDS, _SECONDS)
@@ -275,7 +275,7 @@ from pg_stat_all_tables where relid = '{_quoted(view)}'::regclass""", (),
     share = dead / max(live, 1)
     level = _level(share, _DEAD) if dead > 10_000 else "ok"
     when = f"vacuumed {span(since)} ago" if since is not None else "never vacuumed"
-    text = f"{dead:,} dead beside {live:,} live ones, {when}"
+    text = f"{dead:,} dead tuples beside {live:,} live rows, {when}"
     table = view.statements.table
     todo = "Vacuum it. If they stay, the oldest transaction keeps them. rowmill migrate proposes autovacuum settings."
     return [_finding("dead_rows", level, f"{view.binding.table.fullname}: {text}", todo, f"vacuum (verbose) {table}")]
@@ -302,7 +302,7 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = '{_q
     ratio = size / need
     level = _level(ratio, _BLOAT)
     text = f"{name}: {_bytes(size)}, ≈ {ratio:.1f} times what its rows need; indexes {_bytes(indexes)}"
-    todo = "pg_repack rewrites the table online; VACUUM FULL locks it. Then find out why it grew: see Dead rows."
+    todo = "pg_repack rewrites the table online; VACUUM FULL locks it. Then find out why it grew: see Dead tuples."
     return [_finding("bloat", level, text, todo, f"reindex table concurrently {table}")]
 
 

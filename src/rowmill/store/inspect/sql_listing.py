@@ -37,7 +37,8 @@ async def _gated(view: LaneView) -> dict[str, str]:
                 "claim, each key in turn": by_key.claim(after_last=True),
                 "claim, when held back rows may go": by_key.when(),
                 "claim, gate rows of keys that are over": by_key.forget(),
-                "claim, key ranges": by_key.create_ranges(by_key.range_starts()),
+                "claim, the first key range": by_key.create_first_range(),
+                "claim, further key ranges": by_key.create_ranges(by_key.range_starts()),
             }
         phrases, kinds = [str(dim.phrase) for dim in keyed], [dim.kind for dim in keyed]
         return {

@@ -336,7 +336,7 @@ def _unready(facts: RowFacts) -> Iterable[Reason]:
     if "run_after" in facts.fails:
         due = age("run_after")
         if facts.wait is not None:
-            then = "then it is dead" if facts.wait.then == "dead" else "then it runs all the same"
+            then = "then it is dead" if facts.wait.then == "dead" else "then it runs anyway"
             text = f"waits for {facts.wait.until} until {facts.wait.until_at:%Y-%m-%d %H:%M} UTC; {then}"
             yield Reason("wait", text, facts.wait.since, None if facts.wait.left > 0 else facts.sweep_every)
         elif due is None:

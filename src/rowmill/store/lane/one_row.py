@@ -41,10 +41,8 @@ def _claim(store: LaneStore, key: Key, when: str | None = None) -> Callable[[Run
     """Claim the row of this key, where ``when`` holds; without it, in whatever state the row is."""
     say, marks = store.statements, Placeholders(store.binding)
     worker = marks.add(store.worker) if "worker" in store.binding.roles else ""
-    written = say.assignments(say.claim_set(worker))
     which = f"({say.names(store.binding.key)}) = {marks.key(key)}"
-    text = f"update {say.table} set\n    {written}\nwhere {which}{f' and ({when})' if when else ''}"
-    text += f"\nreturning {say.names(store.binding.taken)}{say.and_inputs()}"
+    text = say.claim_one(worker, f"{which}{f' and ({when})' if when else ''}")
     return lambda run: run(text, marks.given())
 
 

@@ -17,7 +17,7 @@ from ..database import Database, Run
 from ..gates.gate_binding import BoundGates
 from ..gates.locking_claim import LockingClaim
 from ..json_documents import clean, plain
-from ..postgres_database import SingleStatement, rows_of
+from ..postgres_database import SingleStatement, Together, rows_of
 from .binding import Binding
 from .claim import Claim, Settlement, Swept, encoding, fences
 from .lane_store import LaneStore
@@ -212,24 +212,35 @@ returning 1"""
             text = self._text(("done", compare), lambda: self.statements.settle_done(compare=compare))
             arrays = self._arrays(group, compared=compare and bool(self.lane.inputs))
             return SingleStatement(text, arrays, lambda rows: set(rows[0][0] or ()))
+        then = None
         if group[0].wait is not None and self.waits is not None:
-            text = self.statements.settle_wait(group[0].wait.until, columns, self.waits.table)
+            text, then = self.statements.settle_wait(group[0].wait.until, columns, self.waits.table)
         else:
             text = self._text(
                 ("settle", kind, columns, compare), lambda: self.statements.settle(kind, columns, compare=compare)
             )
+        if kind == "stale" and self.statements.bounded:
+            then = self._text("note stale", self.statements.note_stale_runs)
         with encoding():
             values = [
                 {
                     "_error": s.error,
                     "_delay": s.delay.total_seconds() if s.delay is not None else 0,
-                    **(waiting_values(s.claim, s.wait) if s.wait is not None else {}),
                     **{f"_v{i}": self._json(column, s.columns[column]) for i, column in enumerate(columns)},
                 }
                 for s in group
             ]
             document = self._document([s.claim for s in group], values)
-        return SingleStatement(text, self._parameters(document), lambda rows: {row[0] for row in rows})
+        settle = SingleStatement(text, self._parameters(document), lambda rows: {row[0] for row in rows})
+        return settle if then is None else Together(lambda run: self._settled(run, group, settle, then))
+
+    def _settled(self, run: Run, group: Sequence[Settlement], settle: SingleStatement[set[int]], then: str) -> set[int]:
+        """Write settlements, and ``then`` remember something of those that were written."""
+        if written := settle(run):
+            done = [s for i, s in enumerate(group) if i in written]
+            values = [waiting_values(s.claim, s.wait) if s.wait is not None else {} for s in done]
+            run(then, (self._document([s.claim for s in done], values),))
+        return written
 
     def _arrays(self, group: Sequence[Settlement], *, compared: bool) -> tuple[Any, ...]:
         claims = [settlement.claim for settlement in group]

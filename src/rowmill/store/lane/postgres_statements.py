@@ -3,7 +3,9 @@
 Rules that hold for every statement here (docs/decisions has the measurements):
 rows are locked FOR NO KEY UPDATE SKIP LOCKED, so nobody waits and no child row's foreign key hides a parent;
 each limited step is MATERIALIZED, so the walk stops at the limit and is never run twice;
-the update finds its rows by ctid, which plans as a TID scan for any key, except on partitioned tables.
+the update finds its rows by ctid, which plans as a TID scan for any key, except on partitioned tables;
+an update assigns no volatile function, gives no column to a stable one, and has neither in CASE, COALESCE or RETURNING:
+times are columns of an earlier step. A distributed planner refuses the rest (docs/explanation/scale.md).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from datetime import timedelta
 
 from .statements import Statements
 
+_MOMENT = "_rm_moment"  # the step that tells the time at which rows were locked
 MOST = 1000  # rows that one claim takes, except where somebody asks for more
 _LENGTH = re.compile(r"\(\d+\)")
 #: Types that the driver sends in an array just as they came.
@@ -43,8 +46,29 @@ class PostgresStatements(Statements):
         return self._time(column, self._now())
 
     def present(self, column: str) -> str:
+        return self._time(column, f"{_MOMENT}._rm_at")
+
+    def moment(self, written: Mapping[str, str], step: str | None = None, indent: str = "") -> str:
+        """The FROM of an update that writes the ``present``; ``step``: after the rows of this step were locked."""
+        if not any(_MOMENT in value for value in written.values()):
+            return ""
         # now() is when the statement was sent: a claim that then waited for a lock would begin with a spent lease.
-        return self._time(column, self._now().replace("now()", "(select clock_timestamp())"))
+        clock = self._now().replace("now()", "clock_timestamp()")
+        locked = f" from {step} having count(*) > 0" if step else ""
+        return f"\n{indent}from (select {clock} as _rm_at{locked}) {_MOMENT}"
+
+    def update(self, written: Mapping[str, str], step: str, indent: str = "    ") -> str:
+        """The update of the rows that a step has locked."""
+        _, matching = self._match(step)
+        return f"""update {self.table} set
+{indent}{self.assignments(written, indent)}{self.moment(written, step, indent[2:])}
+{indent[2:]}where {matching}"""
+
+    def claim_one(self, worker: str, condition: str) -> str:
+        taken = f"{super().claim_one(worker, condition)}"
+        if not self.lane.inputs:
+            return taken
+        return f"with taken as (\n{taken}\n)\nselect {self.shown()}{self.and_inputs('taken.')} from taken"
 
     def later(self, column: str, seconds: str) -> str:
         return self._time(column, f"{self._now()} + {seconds} * interval '1 second'")
@@ -98,16 +122,14 @@ class PostgresStatements(Statements):
         return keys, f"({keys}) in (select {keys} from {step})"
 
     def write_rows(self, written: Mapping[str, str], condition: str) -> str:
-        picked, matching = self._match("picked")
+        picked, _ = self._match("picked")
         return f"""with picked as materialized (
   select {picked} from {self.table} where {condition} for no key update skip locked
 )
-update {self.table} set
-    {self.assignments(written)}
-where {matching} returning 1"""
+{self.update(written, "picked")} returning 1"""
 
     def write_step(self, written: Mapping[str, str], condition: str, limit: int) -> list[str]:
-        keys, (picked, matching) = self.names(self.binding.key), self._match("picked")
+        keys, (picked, _) = self.names(self.binding.key), self._match("picked")
         return [
             f"""with picked as materialized (
   select {picked} from {self.table}
@@ -116,9 +138,7 @@ where {matching} returning 1"""
   limit {limit}
   for no key update skip locked
 ), taken as (
-  update {self.table} set
-    {self.assignments(written)}
-  where {matching}
+  {self.update(written, "picked")}
   returning {keys}
 )
 select {keys} from taken order by {keys}"""
@@ -142,9 +162,9 @@ select {keys} from taken order by {keys}"""
         count from it, lets the server keep the plan. Rows are fetched one by one, and locked only as they are.
         """
         return f"""{self._picking(most, bounded)}, taken as (
-  {self._taking(f"{self.names(self.binding.taken)}{self.and_inputs()}")}
+  {self._taking(self.names(self.binding.taken))}
 )
-select {self.shown()}{", _inputs" if self.lane.inputs else ""} from taken
+select {self.shown()}{self.and_inputs()} from taken
 order by {self.order()}"""
 
     def claim_texts(self) -> dict[str, str]:
@@ -180,10 +200,7 @@ order by {self.order()}"""
 )"""
 
     def _taking(self, returned: str) -> str:
-        _, matching = self._match("picked")
-        return f"""update {self.table} set
-    {self.assignments(self.claim_set("$2::text"))}
-  where {matching}
+        return f"""{self.update(self.claim_set("$2::text"), "picked")}
   returning {returned}"""
 
     def shown(self) -> str:
@@ -195,11 +212,11 @@ order by {self.order()}"""
 
     def claim_units(self, phrases: Sequence[str], kinds: Sequence[str], absent: Sequence[str]) -> str:
         """$1 units and how many rows of each, $2 worker: rows of several keys at once (see walk)."""
-        rows, matching = self._match("picked")
+        rows, _ = self._match("picked")
         keys = [f"{phrase} = s.k{i}::{kind}" for i, (phrase, kind) in enumerate(zip(phrases, kinds, strict=True))]
         fields = ", ".join(["n bigint", *(f"k{i} text" for i in range(len(keys)))])
         shown = "".join(f", {phrase}::text as _k{i}" for i, phrase in enumerate(phrases))
-        columns, inputs = self.names(self.binding.columns), ", _inputs" if self.lane.inputs else ""
+        columns = self.names(self.binding.columns)
         return f"""with picked as materialized (
   select _j.* from jsonb_to_recordset($1::text::jsonb) as s({fields})
   cross join lateral (
@@ -210,12 +227,10 @@ order by {self.order()}"""
     for no key update skip locked
   ) _j
 ), taken as (
-  update {self.table} set
-    {self.assignments(self.claim_set("$2::text"))}
-  where {matching}
-  returning {columns}{self.and_inputs()}{shown}
+  {self.update(self.claim_set("$2::text"), "picked")}
+  returning {columns}
 )
-select {columns}{inputs}{"".join(f", _k{i}" for i in range(len(keys)))} from taken
+select {columns}{self.and_inputs()}{shown} from taken
 order by {self.order()}"""
 
     def sent(self, columns: Sequence[str] = (), extra: Sequence[str] = ()) -> str:
@@ -239,14 +254,15 @@ order by {self.order()}"""
         """
         return f"coalesce({self.fence('t', time, attempts, worker)}, false)"
 
-    def _held(self, sent: str, fence: str | None = None) -> str:
+    def _held(self, sent: str, fence: str | None = None, computed: str = "") -> str:
         """The rows behind the claims that still hold, locked; a row somebody else has locked is passed over.
+        ``computed``: further columns of the step.
 
         Lateral, so that each is found by its key: joined, a table that was never analysed is read whole, all its
         running rows against all claims.
         """
         return f"""with held as materialized (
-  select l.*, s.* from {sent}
+  select l.*, s.*{computed} from {sent}
   cross join lateral (
     select t.ctid as _row, t.tableoid as _table from {self.table} t
     where {self._same_key("t", "s")} and {fence or self._fence()}
@@ -265,56 +281,65 @@ order by {self.order()}"""
         """The row's inputs as one short text."""
         return f"encode(sha256(record_send(row({self.names(self.lane.inputs, prefix)}))), 'hex')"
 
-    def and_inputs(self) -> str:
-        return f", {self.fingerprint()} as _inputs" if self.lane.inputs else ""
+    def and_inputs(self, prefix: str = "") -> str:
+        return f", {self.fingerprint(prefix)} as _inputs" if self.lane.inputs else ""
 
     def row_id(self, parts: Sequence[str]) -> str:
         texts = [f"{part}::text" for part in parts]
         return texts[0] if len(texts) == 1 else f"array[{', '.join(texts)}]::text"
 
-    def _noted(self, kind: str) -> str:
-        """The step that notes a row whose inputs changed, or forgets it with an outcome that is final."""
-        if not self.bounded or not (kind == "stale" or self.compares(kind)):
+    def _forgotten(self, kind: str) -> str:
+        """The step that forgets a row whose inputs changed, with an outcome that is final."""
+        if not self.bounded or not self.compares(kind):
             return ""
         row_id = self.row_id([f"held._k{i}" for i in range(len(self.binding.key))])
-        if kind == "stale":
-            return f", noted as (\n  {self.note_stale(row_id, ' from held').replace(chr(10), chr(10) + '  ')}\n)"
         return f", forgotten as (\n  delete from {self.stale_runs} using held where {self.noted(row_id)}\n)"
+
+    def note_stale_runs(self) -> str:
+        """$1 claims whose rows' inputs changed."""
+        row_id = self.row_id([f"s._k{i}" for i in range(len(self.binding.key))])
+        return self.note_stale(row_id, f"\nfrom {self.sent()}\norder by 2")
 
     def settle(self, kind: str, columns: Sequence[str], *, compare: bool = True) -> str:
         """$1 the claims with their values, $2 worker. ``compare``: only where the inputs are as they were."""
-        written = self.settle_set(kind, "held._error", "held._delay")
+        written, computed = self.settle_set(kind, "held._error", "held._delay"), ""
+        if kind in ("retry", "snooze") and (column := self.roles.get("run_after")):
+            written[column], computed = "held._due", f", {self.later(column, 's._delay')} as _due"
         written |= {column: f"held._v{i}" for i, column in enumerate(columns)}
         compared = compare and self.compares(kind)
         inputs = ("_inputs text",) if compared else ()
         sent = self.sent(columns, ("_error text", "_delay double precision", *inputs))
         fence = f"{self._fence()} and {self.fingerprint('t.')} = s._inputs" if compared else None
-        return f"""{self._held(sent, fence)}{self._noted(kind)}
+        return f"""{self._held(sent, fence, computed)}{self._forgotten(kind)}
 update {self.table} t set
     {self.assignments(written)}
 from held
 where {self._of_held()}
 returning held._ord"""
 
-    def settle_wait(self, until: str, columns: Sequence[str], waits: str) -> str:
-        """$1 the claims with their values, $2 worker: the rows wait, and ``waits`` remembers for what."""
-        same = " and ".join(f"{self.name(c)} = held._k{i}" for i, c in enumerate(self.binding.key))
-        written = self.settle_wait_set(until, "held._delay", same)
+    def settle_wait(self, until: str, columns: Sequence[str], waits: str) -> list[str]:
+        """$1 the claims with their values, $2 worker: the rows wait. Then, of those that were written, $1 alone:
+        ``waits`` remembers for what.
+        """
+        due, keys = self.roles["run_after"], [f"s._k{i}" for i in range(len(self.binding.key))]
+        same = " and ".join(f"{self.name(c)} = {key}" for c, key in zip(self.binding.key, keys, strict=True))
+        written = self.settle_wait_set(until, "s._delay", same)
+        computed, written[due] = f", {written[due]} as _due", "held._due"
         written |= {column: f"held._v{i}" for i, column in enumerate(columns)}
-        extra = ("_delay double precision", "_seconds double precision", "_then text", "_id text", "_condition text")
-        keys = ", ".join(f"held._k{i}" for i in range(len(self.binding.key)))
-        remembered = self.wait_row(waits, "written where not _due_now")
-        return f"""{self._held(self.sent(columns, extra))}, written as (
-  update {self.table} t set
+        settle = f"""{self._held(self.sent(columns, ("_delay double precision",)), computed=computed)}
+update {self.table} t set
     {self.assignments(written)}
-  from held
-  where {self._of_held()}
-  returning held._ord, held._id, jsonb_build_array({keys}) as _key, held._condition, {self.due_text("t.")} as _due,
-    held._seconds, held._then, {self.due(self.roles["run_after"])} as _due_now
-), remembered as (
-{remembered}
-)
-select _ord from written"""
+from held
+where {self._of_held()}
+returning held._ord"""
+        values = f"""(
+  select s._id, jsonb_build_array({", ".join(keys)}) as _key, s._condition, {self.due_text("t.")} as _due,
+    s._seconds, s._then
+  from {self.sent(extra=("_seconds double precision", "_then text", "_id text", "_condition text"))}
+  join {self.table} t on {self._same_key("t", "s")}
+  where not (t.{self.name(due)} <= {self.now(due)})
+) w"""
+        return [settle, self.wait_row(waits, values)]
 
     def due_text(self, prefix: str = "") -> str:
         return f"cast(extract(epoch from {prefix}{self.name(self.roles['run_after'])}) as text)"
@@ -354,7 +379,7 @@ select _ord from written"""
         fence += f" and {self.fingerprint('t.')} = s._inputs" if compared else ""
         fields = f"{names}, _g{', _inputs' if compared else ''}, _ord"
         # Which of them were written comes as one array, which the driver reads at once: a row each takes it longer.
-        return f"""{self._held(f"{sent} with ordinality as s({fields})", fence)}{self._noted("done")}, written as (
+        return f"""{self._held(f"{sent} with ordinality as s({fields})", fence)}{self._forgotten("done")}, written as (
   update {self.table} t set
     {self.assignments(self.settle_set("done", "null", "0"))}
   from held
@@ -396,16 +421,14 @@ from {self.sent(extra=extra)}
 join {self.table} t on {self._same_key("t", "s")}"""
 
     def expire(self, most: int) -> str:
-        rows, matching = self._match("picked")
+        rows, _ = self._match("picked")
         return f"""with picked as materialized (
   select {rows} from {self.table}
   where {self.expired()}
   limit {most}
   for no key update skip locked
 )
-update {self.table} set
-    {self.assignments(self.expired_set())}
-where {matching}
+{self.update(self.expired_set(), "picked")}
 returning {self.names(self.binding.key)}"""
 
     def sweep(self, lease: timedelta) -> str:
@@ -414,18 +437,24 @@ returning {self.names(self.binding.key)}"""
         poison = self.poison()
         if poison is not None:
             types = self.binding.sql_types  # inside a case a bare literal would be text, whatever the column is
-            written = {
-                c: f"case when held._poison then {dead.get(c, self.name(c))}::{types[c]}"
-                f" else {back.get(c, self.name(c))} end"
-                for c in dict.fromkeys([*back, *dead])
-            }
+
+            def chosen(column: str) -> str:
+                own, now = self.name(column), self.now(column)
+                ends = [set_.get(column, own) for set_ in (dead, back)]
+                if ends[0] == ends[1]:
+                    return ends[0]
+                ends = [self._time(column, "held._now") if end == now else end for end in ends]
+                return f"case when held._poison then {ends[0]}::{types[column]} else {ends[1]} end"
+
+            written = {column: chosen(column) for column in dict.fromkeys([*back, *dead])}
         else:
             written = back
+        now = f", {self._now()} as _now" if any("held._now" in value for value in written.values()) else ""
         worker = f"t.{self.name(self.roles['worker'])}" if "worker" in self.roles else "null"
         keys = ", ".join(f"t.{self.name(c)} as _k{i}" for i, c in enumerate(self.binding.key))
         stale = f"{self.running('t.')} and {self.stale(lease, 't.')}{self.not_passed('t.')}"
         return f"""with held as materialized (
-  select t.ctid as _row, t.tableoid as _table, {keys}, {worker} as _worker, {poison or "false"} as _poison
+  select t.ctid as _row, t.tableoid as _table, {keys}, {worker} as _worker, {poison or "false"} as _poison{now}
   from {self.table} t
   where {stale}
   limit $1::bigint

@@ -190,7 +190,7 @@ def _steps(
     alias = _Phrases(bindings[0], Clock()).name(bindings[0].table.name)
     condition = "\n    or ".join(f"({text})" for text in dict.fromkeys(conditions.values()))
     texts = {"{sequence}": sequence.replace("'", "''"), "{alias}": alias, "{condition}": condition}
-    body = re.sub("|".join(map(re.escape, texts)), lambda found: texts[found.group()], _BODY)
+    body = re.sub("|".join(map(re.escape, texts)), lambda match: texts[match.group()], _BODY)
     made = (
         f"create or replace function {function}() returns trigger language plpgsql security definer"
         f" set search_path = pg_catalog, pg_temp as {dollar_quoted(body)}"

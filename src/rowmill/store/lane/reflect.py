@@ -34,15 +34,15 @@ class KnownShapes:
         full = ".".join(quote(part) for part in (schema, name) if part)
         rows = await database.read(lambda run: run(shape, (full,))) if shape is not None else []
         key = (schema, name, rows[0][0]) if rows and rows[0][0] is not None else None
-        found = self._known.get(key) if key is not None else None
-        if found is None:
-            found = await database.reflect(lambda c: reflect_table(c, given, schema, name, where, place))
+        reflected = self._known.get(key) if key is not None else None
+        if reflected is None:
+            reflected = await database.reflect(lambda c: reflect_table(c, given, schema, name, where, place))
             if key is None:
-                return found
+                return reflected
             while len(self._known) >= self._MOST:
                 del self._known[next(iter(self._known))]
-            self._known[key] = found
-        table, types, partitioned, kinds = found
+            self._known[key] = reflected
+        table, types, partitioned, kinds = reflected
         return table.to_metadata(sa.MetaData()), dict(types), partitioned, dict(kinds)
 
 

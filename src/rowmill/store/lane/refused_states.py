@@ -160,7 +160,7 @@ def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, s
     this = among(keys, [tuple(rows[0])], marks)
 
     def write(values: dict[str, str]) -> None:
-        run(f"update {say.table} set {say.assignments(values)} where {this}", marks.given())
+        run(f"update {say.table} set {say.assignments(values)}{say.moment(values)} where {this}", marks.given())
         if say.sql.check_deferred:
             run(say.sql.check_deferred, ())
 

@@ -362,7 +362,7 @@ class Statements:
 
     # -- inputs
 
-    def and_inputs(self) -> str:
+    def and_inputs(self, prefix: str = "") -> str:
         """What a claim returns behind the row's columns, by which a change of its inputs is found later."""
         return ""
 
@@ -395,7 +395,8 @@ class Statements:
 
     def note_stale(self, row_id: str, source: str = "") -> str:
         """Note one more run of a row whose inputs changed; ``source``: where the row comes from."""
-        now, apart = self.plain_now(), self.older_own("r.last_at", APART)
+        # A condition over the two rows alone: a distributed planner allows nothing else there.
+        now, apart = self.plain_now(), f"{self.sql.seconds('excluded.last_at', 'r.last_at')} > {APART.total_seconds()}"
         again = f"runs = case when {apart} then 1 else r.runs + 1 end"
         since = f"since = case when {apart} then excluded.since else r.since end"
         return f"""insert into {self.stale_runs} as r (lane, row_id, since, last_at)
@@ -430,7 +431,7 @@ on conflict (lane, row_id) do update set {again}, {since}, last_at = excluded.la
         In the row's own scope: what its columns are called is what the condition means.
         """
         name = self.name(self.binding.table.name)
-        only = f"select {self.names(self.binding.columns)} from {self.table} where {same_key} limit 1 offset 0"
+        only = f"select {self.names(self.binding.columns)} from {self.table} _rm_row where {same_key} limit 1 offset 0"
         return f"exists (select 1 from ({only}) {name} where ({self.at_now(until)}))"
 
     def settle_wait_set(self, until: str, delay: str, same_key: str) -> dict[str, str]:
@@ -485,6 +486,18 @@ limit {most}"""
 and not exists (select 1 from {self.table} where {self._remembered()} and ({here}))"""
 
     # -- what is written
+
+    def moment(self, written: Mapping[str, str], step: str | None = None, indent: str = "") -> str:
+        """What an update needs beside its table to write the ``present``."""
+        return ""
+
+    def claim_one(self, worker: str, condition: str) -> str:
+        """The statement that claims the row of a key, whatever the lane's order."""
+        written = self.claim_set(worker)
+        return f"""update {self.table} set
+    {self.assignments(written)}{self.moment(written)}
+where {condition}
+returning {self.names(self.binding.taken)}"""
 
     def claim_set(self, worker: str) -> dict[str, str]:
         written = {column: self.literal(column, value) for column, value in self.lane.running.items()}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .lane_store import LaneStore
 
 #: What a row that will be dead at its timeout is given beyond it: the look ends it, and if no worker looks for so long,
-#: the row is claimed, and does not wait for ever.
+#: the row is claimed, and does not wait forever.
 MARGIN = timedelta(days=1)
 #: Rows that one look finds for each condition, and that one transaction writes. After a condition failed: rows that are
 #: looked at, and statements that do so.

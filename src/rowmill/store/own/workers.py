@@ -121,12 +121,13 @@ class WorkersTable:
             columns |= {"process": me.process, "lock_id": None}
         *marks, mine, its = self.database.sql.marks(len(columns) + 2, kind="")
         renewed = ", ".join(f"{column} = excluded.{column}" for column in (*list(columns)[1:], "started_at", "seen_at"))
+        silent = self.database.sql.seconds("excluded.seen_at", f"{self.table}.seen_at")
         text = f"""insert into {self.table} ({", ".join(columns)}, started_at, seen_at, state)
 values ({", ".join(marks)}, {self._now}, {self._now}, 'idle')
 on conflict (id) do update set {renewed},
   state = 'idle', current = '[]', completed = 0, failed = 0, lost = 0
 where {self.table}.state in ('stopped', 'dead') or {self.table}.incarnation = {mine}
-  or {self.table}.incarnation = {its} or {self._age} > {SILENT}
+  or {self.table}.incarnation = {its} or {silent} > {SILENT}
 returning id"""
         values = (*columns.values(), me.incarnation, replaces or "")
         if await self.database.write(lambda run: run(text, values)):

@@ -54,7 +54,56 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
 
 
 _INPUTS = "tests/store/lane/test_inputs.py::"
+_LOGS = "tests/engine/test_run_logs.py::"
 MUTATIONS = (
+    one(
+        "a run's log is written after its outcome", "engine/worker.py",
+        "            await lane_state.begin_settle(claims)\n            report",
+        "            for claim in claims:\n                lane_state._log_run(claim, 'done')\n"
+        "            await lane_state.begin_settle(claims)\n            report",
+        f"{_LOGS}test_no_log_is_written_before_its_outcome_stands",
+    ),
+    one(
+        "a log that cannot be written costs no outcome", "engine/records/background_writer.py",
+        "except Refused as error:\n                self._off",
+        "except ZeroDivisionError as error:\n                self._off",
+        f"{_LOGS}test_where_the_log_cannot_be_written_the_outcome_stands_and_one_event_says_so",
+    ),
+    one(
+        "a run's lines are bounded in memory", "engine/records/run_log.py",
+        "while len(self._lines) > LINES or self._size > _RUN:", "while False:",
+        f"{_LOGS}test_a_run_that_logs_without_end_holds_no_more_memory_than_its_bound",
+    ),
+    one(
+        "a run's log is bounded in bytes", "store/own/run_logs.py",
+        "if room < 0 or len(kept) == LINES:", "if len(kept) == LINES:",
+        f"{_LOGS}test_of_a_run_the_last_lines_are_kept_within_bounds",
+    ),
+    one(
+        "a line of a log is bounded in bytes", "store/own/run_logs.py",
+        "if len(raw) <= most:", "if True:",
+        f"{_LOGS}test_of_a_run_the_last_lines_are_kept_within_bounds",
+    ),
+    one(
+        "only the last runs of a row keep their logs", "store/own/run_logs.py",
+        "where n > {RUNS}", "where n > 1000 * {RUNS}",
+        f"{_LOGS}test_only_the_last_runs_of_a_row_are_kept",
+    ),
+    one(
+        "old logs are deleted", "store/own/run_logs.py",
+        'f"kept_until < {self.sql.now}"', '"false"',
+        f"{_LOGS}test_old_logs_are_deleted_in_small_batches_also_where_nothing_is_logged_any_more",
+    ),
+    one(
+        "a long line is cut after its secrets were replaced", "engine/records/run_log.py",
+        "return cut(scrubbed(text), LINE_BYTES), True", "return cut(text, LINE_BYTES), False",
+        f"{_LOGS}test_secrets_are_taken_out_also_where_a_long_line_is_cut",
+    ),
+    one(
+        "a run that logged nothing writes nothing", "engine/records/run_log.py",
+        "        if lines:\n", "        if True:\n",
+        f"{_LOGS}test_a_chunk_that_logs_nothing_costs_no_statement",
+    ),
     one(
         "an end is compared with the row's inputs", "store/lane/statements.py",
         "return bool(self.lane.inputs) and kind in FINAL", "return False",

@@ -469,6 +469,23 @@ async def test_each_row_of_a_chunk_gets_what_the_chunk_logged(db: Db) -> None:
         assert run["outcome"] == "done"
 
 
+async def test_a_chunk_that_logs_nothing_costs_no_statement(lite: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs(lite, 4)
+
+    async def work(chunk: list[Any]) -> None:
+        if any(job.id == 1 for job in chunk):
+            chunk[0].log.info("of this chunk alone")
+
+    added: list[str] = []
+    monkeypatch.setattr(RunLogs, "add", lambda self, logs, now: noted(added, logs))
+    await drained(lane(lite, work, chunk=2, batch=4))
+    assert sorted(added) == ["1", "2"]
+
+
+async def noted(added: list[str], logs: Any) -> None:
+    added += [log.row_id for log in logs]
+
+
 async def test_a_task_keeps_its_log_and_its_queue_may_keep_none(db: Db) -> None:
     mill = Mill(db.url)
     mill.queue("quiet", keep_logs=None)

@@ -56,6 +56,11 @@ class Db:
         if self.dialect == "sqlite":
             self.execute("pragma journal_mode = wal")
 
+    @property
+    def server_version(self) -> int:
+        """PostgreSQL's major version."""
+        return int(self.value("select current_setting('server_version_num')")) // 10_000
+
     def __repr__(self) -> str:
         return f"Db({self.url!r})"
 
@@ -187,8 +192,7 @@ class Server:
     @functools.cached_property
     def version(self) -> int:
         """PostgreSQL's major version."""
-        number = _wait(_connected(self.url, lambda c: c.fetchval("show server_version_num")))
-        return int(number) // 10_000
+        return Db(self.url).server_version
 
     @functools.cached_property
     def prepared(self) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 #: Pages that a run writes: their words are in the program that writes them.
-WRITTEN_BY_RUNS = ("chaos.md", "report.md")
+WRITTEN_BY_RUNS = ("report.md",)
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ class Server:
         return "prepared"
 
     def drop(self, name: str) -> None:
-        """Drop a database, whoever is still connected to it."""
+        """Drop a database, even if somebody is still connected to it."""
         self._admin(f'drop database if exists "{name}" with (force)')
 
     def _admin(self, sql: str) -> None:

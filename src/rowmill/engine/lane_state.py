@@ -424,7 +424,7 @@ class LaneState:
         known, self._refused_waits = self._refused_waits, set(ended.refused)
         for until, error, id in self._refused_waits - known:
             where = {} if id is None else {"id": id}
-            hint = "the row waits until its timeout; mend its columns, or rowmill retry or cancel it"
+            hint = "the row waits until its timeout; fix its columns, or use rowmill retry or rowmill cancel"
             self.emit("wait_refused", logging.ERROR, until=until, error=error, hint=hint, **where)
 
     def swept(self, row: Swept) -> None:

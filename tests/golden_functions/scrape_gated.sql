@@ -360,14 +360,15 @@ begin
     return false;
   end if;
   -- Where the key is well, and that was written a moment ago, there is nothing to lock and to write.
-  if exists (select 1 from public.sources where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < clock_timestamp() + -1.0 * interval '1 second')) then
+  if exists (select 1 from public.sources cross join (select clock_timestamp() + 0 * interval '1 second' as _rm_now, clock_timestamp() + -1.0 * interval '1 second' as _rm_before) _rm_s where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < _rm_s._rm_before)) then
     insert into public.rowmill_gates (lane, dim, key, touched_at)
     select 'scrape', 'source_id', _rm_key, now() where not exists (
       select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key)
     on conflict do nothing;
     perform 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key for no key update;
-    update public.sources set failure_streak = 0, paused_until = null, last_success_at = clock_timestamp() + 0 * interval '1 second'
-    where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < clock_timestamp() + -1.0 * interval '1 second');
+    update public.sources set failure_streak = 0, paused_until = null, last_success_at = _rm_s._rm_now
+    from (select clock_timestamp() + 0 * interval '1 second' as _rm_now, clock_timestamp() + -1.0 * interval '1 second' as _rm_before) _rm_s
+    where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < _rm_s._rm_before);
   end if;
   if $4 is null or $4 = '{}'::jsonb then
     update public.scrape_jobs set
@@ -428,9 +429,10 @@ begin
   end if;
   if $8 = 'lane' and $7 > interval '0' then
     insert into public.rowmill_gates (lane, dim, key, touched_at) values ('scrape', '', '', now()) on conflict do nothing;
-    update public.rowmill_gates _g set version = _g.version + 1, paused_until = clock_timestamp() + $7, paused_at = clock_timestamp(),
+    update public.rowmill_gates _g set version = _g.version + 1, paused_until = _rm_s._rm_until, paused_at = _rm_s._rm_now,
       reason = 'the other side asked to wait'
-    where lane = 'scrape' and dim = '' and key = '' and coalesce(_g.paused_until < clock_timestamp() + $7, true);
+    from (select clock_timestamp() as _rm_now, clock_timestamp() + $7 as _rm_until) _rm_s
+    where lane = 'scrape' and dim = '' and key = '' and coalesce(_g.paused_until < _rm_s._rm_until, true);
   end if;
   if _rm_key is not null then
     insert into public.rowmill_gates (lane, dim, key, touched_at)
@@ -439,12 +441,14 @@ begin
     on conflict do nothing;
     perform 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key for no key update;
     if (case when coalesce($6, false) then 'permanent' when $7 is not null then 'rate' else 'transient' end) in ('transient', 'permanent', 'rate') then
-      update public.sources set failure_streak = coalesce(failure_streak, 0) + 1, paused_until = case when coalesce(failure_streak, 0) + 1 >= 3 and not coalesce(paused_until > clock_timestamp() + 0 * interval '1 second', false) then clock_timestamp() + 300.0 * interval '1 second' else paused_until end, last_failure_at = clock_timestamp() + 0 * interval '1 second'
+      update public.sources set failure_streak = coalesce(failure_streak, 0) + 1, paused_until = case when coalesce(failure_streak, 0) + 1 >= 3 and not coalesce(paused_until > _rm_s._rm_now, false) then _rm_s._rm_until else paused_until end, last_failure_at = _rm_s._rm_at
+    from (select clock_timestamp() + 0 * interval '1 second' as _rm_now, clock_timestamp() + 300.0 * interval '1 second' as _rm_until, clock_timestamp() + 0 * interval '1 second' as _rm_at) _rm_s
     where id = _rm_key::bigint;
     end if;
     if $7 > interval '0' then
       update public.rowmill_gates _g set version = _g.version + 1,
-        closed_until = greatest(_g.closed_until, clock_timestamp() + $7)
+        closed_until = greatest(_g.closed_until, _rm_s._rm_until)
+      from (select clock_timestamp() as _rm_now, clock_timestamp() + $7 as _rm_until) _rm_s
       where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key;
     end if;
   end if;

@@ -62,7 +62,7 @@ class Db:
     def execute(self, sql: str, *params: Any) -> None:
         """Run one statement, or several where there are no parameters."""
         if self.dialect == "postgresql":
-            self._on_postgres(lambda c: c.execute(_numbered(sql, params), *_given(params)))
+            self.connected(lambda c: c.execute(_numbered(sql, params), *_given(params)))
             return
         with self._sqlite() as connection:
             if params:
@@ -73,7 +73,7 @@ class Db:
     def query(self, sql: str, *params: Any) -> list[Row]:
         """All rows of a statement."""
         if self.dialect == "postgresql":
-            rows = self._on_postgres(lambda c: c.fetch(_numbered(sql, params), *_given(params)))
+            rows = self.connected(lambda c: c.fetch(_numbered(sql, params), *_given(params)))
             return [dict(row) for row in rows]
         with self._sqlite() as connection:
             return [dict(row) for row in connection.execute(sql, _given(params, sqlite=True))]
@@ -97,7 +97,7 @@ class Db:
         sql = f'insert into "{table}" ({columns}) values ({marks}) returning "{key}"'
         values = [_given(tuple(row.values()), sqlite=self.dialect == "sqlite") for row in rows]
         if self.dialect == "postgresql":
-            return [row[0] for row in self._on_postgres(lambda c: c.fetchmany(_numbered(sql, values[0]), values))]
+            return [row[0] for row in self.connected(lambda c: c.fetchmany(_numbered(sql, values[0]), values))]
         with self._sqlite() as connection:
             connection.execute("begin immediate")
             keys = [connection.execute(sql, row).fetchone()[0] for row in values]
@@ -124,7 +124,8 @@ class Db:
             connection.row_factory = sqlite3.Row
             yield connection
 
-    def _on_postgres(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    def connected(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """What is done with a connection to PostgreSQL."""
         return _wait(_connected(self.direct, work))
 
 

@@ -115,14 +115,20 @@ def _on_postgres(item: pytest.Item) -> bool:
     return "postgresql" in dialects or bool({"pg", "fresh", "server"} & used)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With the distributed profile on: how many statements were judged, and which could not be."""
+    for line in distributed.session.report() if distributed.session is not None else ():
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """The session's PostgreSQL. Never stop this one: a test of outages makes a ``Server()`` of its own."""
     with Server() as server:
         if request.config.getoption("--distributed"):
-            distributed.session = distributed.Profile()
-            yield server
-            distributed.session.close()
+            server.schema = distributed.SCHEMA
+            with distributed.Profile() as distributed.session:
+                yield server
             return
         if not request.config.getoption("--pooler"):
             yield server

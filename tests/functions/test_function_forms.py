@@ -28,6 +28,7 @@ SHAPES: dict[str, Callable[[Db], Mill]] = {
     **{shape: _plain(shape) for shape in test_functions.SHAPES},
     "inputs": lambda pg: test_functions_inputs.declared(pg, stale="write"),
     "breaker": lambda pg: test_gated_functions.declared(pg, test_gated_functions.SOURCES),
+    "rate": lambda pg: test_gated_functions.declared(pg, test_gated_functions.LISTED, test_gated_functions.SOURCES),
 }
 
 

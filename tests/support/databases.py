@@ -150,6 +150,8 @@ class Server:
             # Nothing waits for a disk: what a killed server has written, the machine still has.
             settings.write(f"\nmax_connections = {max_connections}\nmax_wal_size = 256MB\n")
             settings.write("fsync = off\nfull_page_writes = off\n")
+        #: In which schema tables are made, where it is not ``public``.
+        self.schema: str | None = None
         self.start()
         self.url: str = self._postgres.get_uri()
 
@@ -182,7 +184,11 @@ class Server:
         """A fresh database's address."""
         # Copied by file: two thirds of the CPU that copying by the log takes.
         self._admin(f'create database "{name}" template "{template}" strategy file_copy')
-        return self._postgres.get_uri(database=name)
+        url: str = self._postgres.get_uri(database=name)
+        if self.schema is not None:
+            self._admin(f'alter database "{name}" set search_path = {self.schema}')
+            _wait(_connected(url, lambda c: c.execute(f"create schema if not exists {self.schema}")))
+        return url
 
     @functools.cached_property
     def prepared(self) -> str:

@@ -1,7 +1,8 @@
 """A distributed profile on plain PostgreSQL: what the driver sends must be in forms that a distributed planner takes.
 
 ``pytest --distributed`` notes each statement as it is sent. When a test ends, the server's own parse tree of each one
-that writes is judged (``statement_forms.py``), and a refused form fails the test.
+that writes is judged (``statement_forms.py``), and a refused form fails the test. All tables are in one schema that is
+not ``public``, as in a distributed schema.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -21,8 +22,6 @@ import databases
 from statement_forms import Catalog, refused_forms, told, writes
 
 SCHEMA = "tenant"
-#: Statements that are local by nature, by a part of their text; each with the reason.
-LOCAL: dict[str, str] = {}
 
 
 class Profile:
@@ -61,8 +60,6 @@ class Profile:
         try:
             catalog = await Catalog.of(connection)
             for text, path in texts.items():
-                if any(part in text for part in LOCAL):
-                    continue
                 await connection.execute(f"set search_path = {path}" if path else "reset search_path")
                 try:
                     found = await refused_forms(connection, catalog, text)
@@ -81,7 +78,10 @@ class Profile:
         refused = self.judge(url, urlsplit(url).path.lstrip("/"))
         assert not refused, "a distributed planner refuses:\n" + "\n\n".join(refused)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         """Stop noting."""
         Connection._get_statement, Connection.execute = self._sends
 

@@ -73,6 +73,8 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path, dialect: str) -> Db:
         name = row["nspname"].replace('"', '""')
         db.execute(f'drop schema "{name}" cascade')
     db.execute("drop schema public cascade; create schema public")
+    if server.schema is not None:
+        db.execute(f"create schema {server.schema}")
     return db
 
 

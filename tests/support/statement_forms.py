@@ -22,6 +22,9 @@ Node = dict[str, Any]
 _TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 _STATEMENT = re.compile(r"(\s|--[^\n]*\n)*(with|select|insert|update|delete|merge)\b", re.IGNORECASE)
 _WRITES = re.compile(r"\b(insert\s+into|update|delete\s+from|merge|pg_notify)\b", re.IGNORECASE)
+#: DDL that a distributed table has no form for, outside of a block that goes on without it.
+_REFUSED_DDL = re.compile(r"\s*alter\s+table\b.*\balter\s+column\s+\S+\s+set\s+(statistics|storage)", re.IGNORECASE)
+_VOID = "2278"
 _SELECT, _UPDATE, _INSERT, _DELETE = "1", "2", "3", "4"
 #: Where a node keeps the number of the function that it calls, or of its operator.
 _FUNCTIONS = {"FUNCEXPR": "funcid", "AGGREF": "aggfnoid", "WINDOWFUNC": "winfnoid"}
@@ -147,6 +150,8 @@ class Lint:
         for query in _queries(self.tree):
             if query["commandType"] in (_UPDATE, _INSERT, _DELETE):
                 self._written(query)
+            elif query["commandType"] == _SELECT and query is not self.tree[0][0]:
+                self._step(query)
         self._inserts()
         return list(dict.fromkeys(self.found))
 
@@ -166,6 +171,12 @@ class Lint:
                     self.found.append(f"ON CONFLICT, {name}: a function that is not IMMUTABLE")
         if verb == "INSERT" and query["hasSubLinks"] == "true":
             self.found.append("a subquery in VALUES or ON CONFLICT of an INSERT")
+
+    def _step(self, query: Node) -> None:
+        """What a step returns may be kept on another node: a value of no type cannot be."""
+        columns = [entry["expr"] for entry in _listed(query["targetList"])]
+        if any(column.get("funcresulttype") == _VOID for column in columns):
+            self.found.append("a column of type void in a step: cast it to text")
 
     def _is_mutable(self, node: Node) -> bool:
         return self.catalog.worst(node) != "i"
@@ -219,7 +230,7 @@ async def tree_of(connection: asyncpg.Connection, text: str) -> Any:
         types = [kind.oid for kind in prepared.get_parameters()]
         names = await connection.fetchval("select array(select format_type(t, null) from unnest($1::oid[]) t)", types)
         await connection.execute(
-            f"create function pg_temp._rm_lint({', '.join(names)}) returns void language sql begin atomic {text}; end"
+            f"create function pg_temp._rm_lint({', '.join(names)}) returns void language sql begin atomic {text}\n; end"
         )
         return parsed(await connection.fetchval("select prosqlbody::text from pg_proc where proname = '_rm_lint'"))
     finally:
@@ -228,13 +239,19 @@ async def tree_of(connection: asyncpg.Connection, text: str) -> Any:
 
 def writes(text: str) -> bool:
     """Whether this is a statement that the rules are about: it writes rows, or sends a word beside them."""
-    return bool(_STATEMENT.match(text) and _WRITES.search(text))
+    return bool(_STATEMENT.match(text) and _WRITES.search(text)) or refused_ddl(text) != []
+
+
+def refused_ddl(text: str) -> list[str]:
+    """What a distributed table does not take in this DDL, in words."""
+    found = _REFUSED_DDL.match(text)
+    return [f"ALTER COLUMN ... SET {found[1].upper()}: a distributed table takes no such DDL"] if found else []
 
 
 async def refused_forms(connection: asyncpg.Connection, catalog: Catalog, text: str) -> list[str]:
     """What a distributed planner would refuse in this statement, in words."""
-    if not writes(text):
-        return []
+    if not writes(text) or refused_ddl(text):
+        return refused_ddl(text)
     return Lint(catalog, await tree_of(connection, text)).run()
 
 

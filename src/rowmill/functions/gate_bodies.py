@@ -144,6 +144,29 @@ class GateBodies:
       select nullif(_g.key, '') into _rm_last {range_rows} order by random() limit 1;
     end if"""
 
+    def claim_variables(self) -> str:
+        """What ``claim`` declares."""
+        return "" if self.group.rate is None else "\n  _rm_keys text[];\n  _rm_any boolean := false;"
+
+    def claim(self, *, after_last: bool) -> str:
+        """Return the rows that a claim takes, and leave the loop if there are any. Keys that need a row get it now: the
+        next claim takes their rows.
+        """
+        claim = self.claims.claim(after_last=after_last)
+        if self.group.rate is None:
+            return f"return query\n    {claim};\n    exit when found;"
+        return f"""for _rm_row in
+      {claim}
+    loop
+      _rm_keys := _rm_row._rm_missing;
+      if not (_rm_row._rm_job is null) then
+        _rm_any := true;
+        return next _rm_row._rm_job;
+      end if;
+    end loop;
+    {self.claims.create_keys("_rm_keys")};
+    exit when _rm_any;"""
+
     # -- what gates learn
 
     def _held(self) -> str:

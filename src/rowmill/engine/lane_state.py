@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .execute import Execution
     from .failure_log import FailureLog
     from .joins import Joins
+    from .shared_rate import ControlDatabases
     from .slots import Slots
 
 #: What a kind of settlement counts as in the table of minutes.
@@ -102,6 +103,8 @@ class LaneState:
         self.joins: Joins | None = None
         #: Where failures are written down.
         self.failures: FailureLog | None = None
+        #: The databases that hold the budgets of all environments; None: in a test, each environment holds its own.
+        self.controls: ControlDatabases | None = None
         #: Traces what is done with it, where tracing is on.
         self.tracer: Tracer | None = None
         #: Claims whose outcome was sent, by a batch or by ``job.finish``; by identity. That a renewal no longer finds
@@ -122,6 +125,7 @@ class LaneState:
         self.store = store
         #: Its gates, if it has any, count what runs and nothing else: rows may be prefetched through them.
         self.only_limits = store.gate_learning is None or all(group.only_limits for group in store.lane.groups)
+        self.only_limits = self.only_limits and store.lane.shared_rate is None
         #: Seconds after which the last renewal is too old to claim more; infinite where nothing is renewed.
         self._late = math.inf
         if store.binding.renew != "none" and store.lane.heartbeat is not None:

@@ -657,6 +657,26 @@ MUTATIONS = (
         "tests/engine/test_many_databases.py::test_one_that_is_slow_costs_the_others_nothing",
     ),
     one(
+        "a slice of a shared rate is leased once", "store/gates/shared_rate.py",
+        "            window.note(count, now + self.valid_for)\n", "            pass\n",
+        "tests/store/gates/test_shared_rate.py::test_a_slice_is_leased_once",
+    ),
+    one(
+        "a slice that is not told of counts until it is over", "store/gates/shared_rate.py",
+        "window.note(count, now + self.valid_for)", "window.note(count, now)",
+        "tests/store/gates/test_shared_rate.py::test_a_slice_is_leased_once",
+    ),
+    one(
+        "starts without a slice", "engine/slots.py",
+        "return here if self.shared_rate is None else min(here, self.shared_rate.at_hand)", "return here",
+        "tests/store/gates/test_shared_rate.py::test_a_row_whose_slice_is_over_starts_with_the_next_one",
+    ),
+    one(
+        "a start uses up a part of its slice", "engine/shared_rate.py",
+        "        one.left -= 1\n", "",
+        "tests/store/gates/test_shared_rate.py::test_one_rate_holds_over_all_environments",
+    ),
+    one(
         "an environment at rest is opened for rows that a dead worker left", "engine/environment.py",
         "any([await store.unfinished() or", "any([False or",
         "tests/engine/test_many_databases.py"

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..errors import did_you_mean
 from ..mill import Mill
-from ..ops import actions, questions
+from ..ops import actions, documents, questions
 from ..ops.actions import SETTABLE, ActionTarget
 from ..plural import counted
 from . import show
@@ -246,8 +246,12 @@ def _list(
         parts += [_heading(gate, several), *([_keys_table(gate["keys"])] if gate["keys"] else [])]
         if gate["more"]:
             parts.append(Text(f"the first {counted(limit, 'key')}; --limit shows more, --key shows one", "dim"))
+    for shared in document["shared"]:
+        rate = f"{shared['limit']} starts per {documents.per(shared['per_seconds'])} in all environments"
+        now = f"{shared['used']:g} count now" if shared["error"] is None else f"not known: {shared['error']}"
+        parts.append(plain(f"{shared['lane']}: shared rate of {rate}, held in {shared['shared']}; {now}"))
     for budget in document["budgets"]:
-        where = f" in {budget['environment']}" if several > 1 else ""
+        where = f" in {budget['environment'] or 'all environments'}" if several > 1 else ""
         parts.append(plain(f"budget {budget['budget']}{where}: {budget['cells'] or 'unused'}"))
     none = "No gates." if not document["errors"] else None
     answer(document, Group(*parts) if parts else none, as_json=as_json)

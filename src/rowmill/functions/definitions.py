@@ -216,6 +216,11 @@ def check(binding: Binding, resolved: Resolved, options: FunctionOptions) -> Non
     lane, where = binding.lane, f"lane {binding.lane.name!r}"
     if lane.groups:
         check_gates(binding, resolved)
+    if lane.shared_rate is not None:
+        raise DeclarationError(
+            f"{where}: only rowmill's workers lease from a rate with shared=, and functions would start rows beyond it",
+            hint="Rate(n, per=...) without shared: one for each database",
+        )
     if type(lane.backoff) not in (Fixed, Exponential):
         raise DeclarationError(
             f"{where}: its backoff is a Python function, which the database cannot run",

@@ -51,6 +51,18 @@ class GateFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedFacts:
+    """The lane's rate over all environments: its limit, how many starts count now, and until when it is used up."""
+
+    n: int
+    seconds: float
+    used: float = 0.0
+    wait: float = 0.0
+    #: Why that is not known.
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PauseFacts:
     """A pause that is about this row."""
 
@@ -124,6 +136,7 @@ class RowFacts:
     served_in: tuple[str, ...] = ()
     pauses: tuple[PauseFacts, ...] = ()
     gates: tuple[GateFacts, ...] = ()
+    shared: SharedFacts | None = None
     #: None: there is no table that would tell.
     workers: tuple[WorkerFacts, ...] | None = ()
     slots: int = 1
@@ -169,9 +182,20 @@ class WhyAnswer:
 #: What is asked first when nothing else decides. A reason without an end goes before all others.
 _ORDER = ("refused", "attempts", "expires_at", "ready", "version", "where", "not_served", "environment_paused",
           "lane_paused", "key_paused", "no_worker", "wait", "run_after", "untouched_for", "closed", "breaker",
-          "concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked",
-          "line")  # fmt: skip
-_BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")
+          "concurrency", "process_concurrency", "probe", "rate", "shared_rate", "pace", "capacity", "above",
+          "locked", "line")  # fmt: skip
+_BY_RUNS = (
+    "concurrency",
+    "process_concurrency",
+    "probe",
+    "rate",
+    "shared_rate",
+    "pace",
+    "capacity",
+    "above",
+    "locked",
+    "line",
+)
 
 
 def why(facts: RowFacts) -> WhyAnswer:
@@ -281,7 +305,7 @@ def _gone(facts: RowFacts) -> str | None:
 
 
 def _open(facts: RowFacts) -> WhyAnswer:
-    reasons = [*_unready(facts), *_pauses(facts), *_gates(facts), *_serving(facts)]
+    reasons = [*_unready(facts), *_pauses(facts), *_gates(facts), *_shared(facts), *_serving(facts)]
     ready = not facts.fails and facts.state == "open"
     if ready:
         reasons += _in_line(facts)
@@ -300,6 +324,18 @@ def _open(facts: RowFacts) -> WhyAnswer:
     if {"attempts", "where"} & set(facts.fails):
         state = "exhausted" if "attempts" in facts.fails else "excluded"
     return WhyAnswer(state, tuple(reasons), wait)
+
+
+def _shared(facts: RowFacts) -> Iterable[Reason]:
+    """The rate over all environments."""
+    if (shared := facts.shared) is None:
+        return
+    if shared.error is not None:
+        text = f"the database that holds the lane's shared rate does not answer: {shared.error}"
+        yield Reason("shared_rate", text, None, None)
+    elif shared.wait > 0:
+        text = f"the lane's shared rate is used up: {shared.n:,} starts in {span(shared.seconds)} in all environments"
+        yield Reason("shared_rate", text, None, shared.wait)
 
 
 def _weight(reason: Reason) -> tuple[int, float, int]:

@@ -107,7 +107,7 @@ def _resolve(run: Run, binding: Binding, table: str, own: Mapping[str, str], not
 
 def _check_operators(binding: Binding, foreign: Mapping[str, str]) -> None:
     """Without the schema of its type in the search_path, a column would be compared by another type's rules."""
-    compared = {*binding.key, *binding.running, *binding.state_columns(), *binding.roles.values()}
+    compared = {*binding.key, *binding.running, *binding.state_columns(), *binding.roles.values(), *binding.shard}
     if isinstance(binding.lane.ready, Mapping):
         compared |= binding.lane.ready.keys()
     for column in sorted(compared & foreign.keys()):

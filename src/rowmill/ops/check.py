@@ -266,7 +266,7 @@ def across(bindings: Sequence[tuple[Binding, TableFacts | None]]) -> list[tuple[
             (one, _done_is_running(one.lane, other.lane))
             for one, _ in several
             for other, _ in several
-            if one is not other and _ends_as_running(one.lane, other.lane)
+            if one is not other and one.lane.overlaps({}, other.lane, {}) and _ends_as_running(one.lane, other.lane)
         ]
         findings += _left_alone([binding for binding, _ in several], several[0][1])
     return findings
@@ -298,7 +298,7 @@ def _claim_the_same(one: Binding, other: Binding) -> bool:
         return False
     if a.environments is not None and b.environments is not None and not set(a.environments) & set(b.environments):
         return False
-    return states.overlaps(a.ready, b.ready)
+    return a.overlaps(a.ready, b, b.ready)
 
 
 def _left_alone(bindings: Sequence[Binding], facts: TableFacts | None) -> list[tuple[Binding, CheckFinding]]:

@@ -26,6 +26,7 @@ from .indexes import NeededIndex, in_words, needed
 BATCH = 10
 TRIED = 20_000
 _TRY = "rowmill_try"
+_QUOTED = re.compile(r"'(?:[^']|'')*'")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class QueryPlan:
 
 def walk(statements: Statements, *, state_only: bool = False) -> str:
     """The rows that a claim would take, in its order; with gates by key, in the order of the keys."""
+    statements = statements.one()
     condition = statements.ready_state() if state_only else statements.ready()
     order = needed(statements.binding, statements)[0].sort
     return (
@@ -59,11 +61,32 @@ def explain(run: Run, statements: Statements, text: str | None = None) -> QueryP
     return _planner(statements.binding).explain(run, text or walk(statements), statements.binding.state_columns())
 
 
+def generic(run: Run, text: str) -> str:
+    """PostgreSQL's plan of a statement with parameters, in its own words, whatever values these will have. Nothing is
+    executed; in a transaction. Raises what the planner refuses it with.
+    """
+    count = max((int(n) for n in re.findall(r"\$(\d+)", _QUOTED.sub("", text))), default=0)
+    values = f"({', '.join(['null'] * count)})" if count else ""
+    run("savepoint rowmill_plan", ())
+    prepared = False
+    try:
+        run("set local plan_cache_mode = force_generic_plan", ())
+        run(f"prepare rowmill_plan as {text}", ())
+        prepared = True
+        return "\n".join(str(row[0]) for row in run(f"explain execute rowmill_plan{values}", ()))
+    finally:
+        run("rollback to savepoint rowmill_plan", ())
+        if prepared:  # it outlives its transaction
+            run("deallocate rowmill_plan", ())
+
+
 def serves(run: Run, statements: Statements, need: NeededIndex) -> str | None:
     """An existing index that serves this need, if the planner finds one when scans are made expensive."""
     order = f" order by {need.sort}" if need.sort else ""
     keys = statements.names(statements.binding.key)
-    text = f"select {keys} from {statements.table} where {need.predicate}{order} limit {BATCH}"
+    text = (
+        f"select {keys} from {statements.table} where {need.predicate}{statements.one().shard()}{order} limit {BATCH}"
+    )
     plan = _planner(statements.binding).by_index(run, text, statements.binding.state_columns())
     return plan.index if plan.direct else None
 
@@ -148,6 +171,7 @@ def _mentioned(text: str, columns: set[str]) -> bool:
 def _copy(run: Run, statements: Statements, lacking: dict[str, str]) -> None:
     binding = statements.binding
     wanted = {*binding.key, *(c for c, _ in binding.order), *binding.roles.values(), *binding.state_columns()}
+    wanted |= binding.shard.keys()
     if binding.lane.where is not None or isinstance(binding.lane.ready, str):
         wanted = set(binding.columns)
     elif isinstance(binding.lane.ready, dict):

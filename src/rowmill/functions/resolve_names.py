@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..errors import DeclarationError, Refused
 from ..store.database import Database, Run
 from ..store.lane.binding import Binding
-from ..store.lane.postgres_full_names import resolve_conditions
 from ..store.lane.postgres_statements import PostgresStatements
+from ..store.lane.sql_literals import resolve_conditions
 
 _TABLE = """
 select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace

@@ -37,6 +37,7 @@ from ..store.lane.refused_rows import refused_claims
 from ..store.lane.refused_states import doubtful_states
 from ..store.lane.row_keys import written
 from ..store.lane.statements import Statements
+from .check_statements import statement_problems
 from .row_actions import ended_by_others
 
 ERROR, WARNING = "error", "warning"
@@ -389,7 +390,7 @@ async def check_mill(
 async def _environment(mill: Mill, name: str, database: Database) -> list[CheckedLane]:
     check_file(database)
     lanes = sorted((lane for lane in mill.lanes.values() if lane.serves(name)), key=lambda lane: lane.priority)
-    checked = [await _lane(lane, name, database, Resources(mill.resources)) for lane in lanes]
+    checked = [await _lane(mill, lane, name, database) for lane in lanes]
     if database.sql.notify is not None:
         await _wake_triggers(database, checked)
     bound = [(c.examined.binding, c.examined.facts) for c in checked if c.examined]
@@ -440,10 +441,10 @@ async def _wake_triggers(database: Database, checked: Sequence[CheckedLane]) -> 
             )
 
 
-async def _lane(lane: Lane, name: str, database: Database, resources: Resources) -> CheckedLane:
+async def _lane(mill: Mill, lane: Lane, name: str, database: Database) -> CheckedLane:
     checked = CheckedLane(name, lane)
     try:
-        check_handler(lane, resources)
+        check_handler(lane, Resources(mill.resources))
     except DeclarationError as error:
         checked.findings.append(CheckFinding(ERROR, "handler", error.message, error.hint))
     try:
@@ -461,6 +462,8 @@ async def _lane(lane: Lane, name: str, database: Database, resources: Resources)
     unindexed = any(finding.code in ("no_ready_index", "no_turns_index") for finding in checked.findings)
     if checked.examined.rows < SMALL or not unindexed:  # else the trial would read the whole table
         checked.findings += await _refused_claims(store)
+    for certain, code, text, hint in await statement_problems(mill, lane, name, database):
+        checked.findings.append(CheckFinding(ERROR if certain else WARNING, code, text, hint))
     for state, reason in (await doubtful_states(store)).items():
         text = f"a trigger of the table refused a test update to {state}: {reason}"
         hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"

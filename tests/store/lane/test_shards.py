@@ -261,7 +261,7 @@ async def test_a_claim_looks_into_one_partition_alone(db: Db, mill: Mill) -> Non
         say = store.statements.of(2)
         texts = [say.claim(), say.claim(bounded=True), say.settle_done(), say.settle("dead", ())]
         texts += [say.renew(), say.read()]
-        found = await store.database.transact(lambda run: [plans.generic(run, text) for text in texts])
+        found = await store.database.transact(lambda run: [plans.generic(run, say, text) for text in texts])
     for plan in found:
         assert "tenant_2" in plan
         assert not [part for part in ("tenant_0", "tenant_1", "tenant_3") if part in plan], plan

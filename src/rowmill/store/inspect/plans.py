@@ -61,23 +61,11 @@ def explain(run: Run, statements: Statements, text: str | None = None) -> QueryP
     return _planner(statements.binding).explain(run, text or walk(statements), statements.binding.state_columns())
 
 
-def generic(run: Run, text: str) -> str:
-    """PostgreSQL's plan of a statement with parameters, in its own words, whatever values these will have. Nothing is
-    executed; in a transaction. Raises what the planner refuses it with.
+def generic(run: Run, statements: Statements, text: str) -> str:
+    """The plan of a statement, whatever values its parameters will have. Nothing is executed; in a transaction. Raises
+    what the database refuses it with.
     """
-    count = max((int(n) for n in re.findall(r"\$(\d+)", _QUOTED.sub("", text))), default=0)
-    values = f"({', '.join(['null'] * count)})" if count else ""
-    run("savepoint rowmill_plan", ())
-    prepared = False
-    try:
-        run("set local plan_cache_mode = force_generic_plan", ())
-        run(f"prepare rowmill_plan as {text}", ())
-        prepared = True
-        return "\n".join(str(row[0]) for row in run(f"explain execute rowmill_plan{values}", ()))
-    finally:
-        run("rollback to savepoint rowmill_plan", ())
-        if prepared:  # it outlives its transaction
-            run("deallocate rowmill_plan", ())
+    return _planner(statements.binding).generic(run, text)
 
 
 def serves(run: Run, statements: Statements, need: NeededIndex) -> str | None:
@@ -110,6 +98,21 @@ class PostgresPlanner:
         root = _document(run(f"explain (format json) {text}", ()))
         lines = tuple(str(row[0]) for row in run(f"explain {text}", ()))
         return _read(root, lines, states)
+
+    def generic(self, run: Run, text: str) -> str:
+        count = max((int(n) for n in re.findall(r"\$(\d+)", _QUOTED.sub("", text))), default=0)
+        values = f"({', '.join(['null'] * count)})" if count else ""
+        run("savepoint rowmill_plan", ())
+        prepared = False
+        try:
+            run("set local plan_cache_mode = force_generic_plan", ())
+            run(f"prepare rowmill_plan as {text}", ())
+            prepared = True
+            return "\n".join(str(row[0]) for row in run(f"explain execute rowmill_plan{values}", ()))
+        finally:
+            run("rollback to savepoint rowmill_plan", ())
+            if prepared:  # it outlives its transaction
+                run("deallocate rowmill_plan", ())
 
     def by_index(self, run: Run, text: str, states: set[str]) -> QueryPlan:
         settings = ("enable_seqscan", "enable_sort", "enable_bitmapscan")
@@ -206,6 +209,10 @@ class SqlitePlanner:
         return QueryPlan(tuple(rows), index, direct)
 
     by_index = explain
+
+    def generic(self, run: Run, text: str) -> str:
+        values = dict.fromkeys(re.findall(r"(?<![:\w]):(\w+)", _QUOTED.sub("", text)))
+        return "\n".join(str(row[3]) for row in run(f"explain query plan {text}", values))
 
     async def with_index(
         self, database: Database, statements: Statements, need: NeededIndex, lacking: dict[str, str]

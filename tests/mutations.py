@@ -242,8 +242,7 @@ MUTATIONS = (
     ),
     one(
         "a wait ends with the due time that began it", "store/lane/statements.py",
-        'return f"{self.same_waiting_key(prefix)} and _w.due = {self.due_text(prefix)}"',
-        "return self.same_waiting_key(prefix)",
+        " and _w.due = {self.due_text(prefix)}", "",
         "tests/store/lane/test_waits.py::test_a_row_that_is_given_another_time_waits_no_more",
     ),
     one(
@@ -449,7 +448,8 @@ MUTATIONS = (
     ),
     one(
         "the fence", "store/lane/statements.py",
-        'parts = [self.running(f"{row}.")]', 'return self.running(f"{row}.")',
+        'parts = [self.condition(self.binding.running, f"{row}.")]',
+        'return self.condition(self.binding.running, f"{row}.")',
         "tests/store/lane/test_fence.py::test_nothing_a_zombie_does_reaches_the_row_that_another_took_over",
     ),
     one(
@@ -694,7 +694,7 @@ MUTATIONS = (
     ),
     one(
         "the table of a row in the claim", "store/lane/postgres_statements.py",
-        'and ({one} or {pairs})"', '"',
+        "and ({one} or {pairs}){self.shard()}", "{self.shard()}",
         "tests/store/lane/test_child_tables.py::test_finished_rows_of_a_child_are_not_run_again",
     ),
     one(

@@ -8,6 +8,7 @@ one statement over all shards, by the store of the whole lane.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ class Shards:
         self._stores: dict[Any, LaneStore] = {}
         #: The place of the shard whose turn it is. Whether the last claim found rows enough: then the next one does not
         #: look which shards have any.
-        self._next, self._plenty = 0, True
+        self._next: int | None = None
+        self._plenty = True
         #: What a later shard of a claim failed with: the next claim tells it, after the claims of this one.
         self._error: DatabaseError | None = None
 
@@ -54,6 +56,8 @@ class Shards:
             error, self._error = self._error, None
             raise error
         began, claims, more = time.monotonic(), list[Claim](), False
+        if self._next is None:  # each worker begins elsewhere: in one shard they would meet each other's locked rows
+            self._next = zlib.crc32(self._store.worker.encode()) % len(self._values)
         for store in self.opened:  # those whose time has come are among the shards with ready rows
             store.look_again = None if (store.look_again or 0.0) <= began else store.look_again
         try:
@@ -95,4 +99,4 @@ class Shards:
             found = [row[0] for row in await whole.database.read(lambda run: run(text, ()))]
         except Refused:  # a distributed database does not plan it: they are asked in turn, some at a time
             found = list(range(number))
-        return sorted(found, key=lambda place: (place - self._next) % number)
+        return sorted(found, key=lambda place: (place - (self._next or 0)) % number)

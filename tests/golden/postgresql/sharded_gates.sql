@@ -353,7 +353,8 @@ select _rm_taken.id, _rm_taken.tenant, _rm_taken.status, _rm_taken.worker, _rm_t
 from (
   select (select _rm_key::text from _rm_turns order by _rm_key desc limit 1) as _rm_last, coalesce(cardinality(first), 0) as _rm_ranges, (
     select coalesce(first[1 + ((7 * (version[_rm_range] & 1048575) + _rm_range) % cardinality(first))::int], '')
-    from _rm_held where spot is null limit 1) as _rm_elsewhere, (select count(*) from _rm_turns) as _rm_found
+    from _rm_held where spot is null limit 1) as _rm_elsewhere, (select count(*) from _rm_turns) as _rm_found,
+    null::text[] as _rm_missing
   from _rm_known limit 1
 ) _m left join _rm_taken on true
 order by _rm_taken.created_at, _rm_taken.id;

@@ -23,9 +23,8 @@ from ...clock import Clock
 from ...errors import DeclarationError, Refused
 from ..database import Database, Run
 from .binding import Binding
-from .postgres_full_names import resolve_conditions
 from .postgres_statements import PostgresStatements
-from .sql_literals import dollar_quoted, mentions
+from .sql_literals import dollar_quoted, mentions, resolve_conditions
 
 #: The payload of the trigger's notifications: look now, and look again.
 AGAIN = "again"

@@ -53,8 +53,59 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
     return Mutation(name, file, ((old, new),), tests)
 
 
+_FORMS = "tests/store/lane/test_statement_forms.py::"
+_PROFILE = "tests/processes/test_distributed.py::test_what_tests_send_is_taken_by_a_distributed_planner"
 _INPUTS = "tests/store/lane/test_inputs.py::"
+_LOGS = "tests/engine/test_run_logs.py::"
 MUTATIONS = (
+    one(
+        "a run's log is written after its outcome", "engine/worker.py",
+        "            await lane_state.begin_settle(claims)\n            report",
+        "            for claim in claims:\n                lane_state._log_run(claim, 'done')\n"
+        "            await lane_state.begin_settle(claims)\n            report",
+        f"{_LOGS}test_no_log_is_written_before_its_outcome_stands",
+    ),
+    one(
+        "a log that cannot be written costs no outcome", "engine/records/background_writer.py",
+        "except Refused as error:\n                self._off",
+        "except ZeroDivisionError as error:\n                self._off",
+        f"{_LOGS}test_where_the_log_cannot_be_written_the_outcome_stands_and_one_event_says_so",
+    ),
+    one(
+        "a run's lines are bounded in memory", "engine/records/run_log.py",
+        "while len(self._lines) > LINES or self._size > _RUN:", "while False:",
+        f"{_LOGS}test_a_run_that_logs_without_end_holds_no_more_memory_than_its_bound",
+    ),
+    one(
+        "a run's log is bounded in bytes", "store/own/run_logs.py",
+        "if room < 0 or len(kept) == LINES:", "if len(kept) == LINES:",
+        f"{_LOGS}test_of_a_run_the_last_lines_are_kept_within_bounds",
+    ),
+    one(
+        "a line of a log is bounded in bytes", "store/own/run_logs.py",
+        "if len(raw) <= most:", "if True:",
+        f"{_LOGS}test_of_a_run_the_last_lines_are_kept_within_bounds",
+    ),
+    one(
+        "only the last runs of a row keep their logs", "store/own/run_logs.py",
+        "where n > {RUNS}", "where n > 1000 * {RUNS}",
+        f"{_LOGS}test_only_the_last_runs_of_a_row_are_kept",
+    ),
+    one(
+        "old logs are deleted", "store/own/run_logs.py",
+        'f"kept_until < {self.sql.now}"', '"false"',
+        f"{_LOGS}test_old_logs_are_deleted_in_small_batches_also_where_nothing_is_logged_any_more",
+    ),
+    one(
+        "a long line is cut after its secrets were replaced", "engine/records/run_log.py",
+        "return cut(scrubbed(text), LINE_BYTES), True", "return cut(text, LINE_BYTES), False",
+        f"{_LOGS}test_secrets_are_taken_out_also_where_a_long_line_is_cut",
+    ),
+    one(
+        "a run that logged nothing writes nothing", "engine/records/run_log.py",
+        "        if lines:\n", "        if True:\n",
+        f"{_LOGS}test_a_chunk_that_logs_nothing_costs_no_statement",
+    ),
     one(
         "an end is compared with the row's inputs", "store/lane/statements.py",
         "return bool(self.lane.inputs) and kind in FINAL", "return False",
@@ -94,7 +145,7 @@ MUTATIONS = (
     ),
     one(
         "a final outcome forgets the stale runs before it", "store/lane/postgres_statements.py",
-        "using held where {self.noted(row_id)}", "using held where false and {self.noted(row_id)}",
+        "using {ids} where {self.noted('h._id')}", "using {ids} where false and {self.noted('h._id')}",
         f"{_INPUTS}test_an_outcome_that_is_final_begins_the_count_again",
     ),
     one(
@@ -743,6 +794,62 @@ MUTATIONS = (
         "a wake trigger that fails no write", "store/lane/postgres_wake_trigger.py",
         "exception when others then\n", "exception when division_by_zero then\n",
         "tests/migrate/test_wake_trigger.py::test_no_write_fails_or_waits_because_of_the_lanes_own_condition",
+    ),
+    one(
+        "the claim's time comes from a step", "store/lane/postgres_statements.py",
+        'return self._time(column, f"{_MOMENT}._rm_at")',
+        'return self._time(column, self._now().replace("now()", "clock_timestamp()"))',
+        f"{_FORMS}test_the_golden_statements_are_taken_by_a_distributed_planner",
+    ),
+    one(
+        "a settle's due time comes from the step that holds the row", "store/lane/postgres_statements.py",
+        '''written[column], computed = "held._due", f", {self.later(column, 's._delay')} as _due"''',
+        'written[column] = self.later(column, "held._delay")',
+        f"{_FORMS}test_the_golden_statements_are_taken_by_a_distributed_planner",
+    ),
+    one(
+        "a sweep has no clock in a CASE", "store/lane/postgres_statements.py",
+        'self._time(column, "held._now") if end == now else end', "end",
+        f"{_FORMS}test_the_golden_statements_are_taken_by_a_distributed_planner",
+    ),
+    one(
+        "a worker takes its id with a condition over the two rows alone", "store/own/workers.py",
+        'self.database.sql.seconds("excluded.seen_at", f"{self.table}.seen_at")',
+        'self.database.sql.seconds(self._now, f"{self.table}.seen_at")',
+        _PROFILE,
+    ),
+    Mutation(
+        "a rate creates its keys' rows in a statement of their own", "store/gates/claim_by_key_sql.py",
+        ((
+            """  update {self.table} _g set version = _g.version + 1, touched_at = _p.now, tokens = _p.tokens,
+    refilled_at = _p.refilled
+  from (""",
+            """  insert into {self.table} as _g (lane, dim, key, version, touched_at, tokens, refilled_at)
+  select {as_text(self.say.lane.name)}, {as_text(self.dim.label)}, _p._key, 1, _p.now, _p.tokens, _p.refilled
+  from (""",
+        ), (
+            "  where {self.where} and _g.key = _p._key\n)",
+            "  on conflict (lane, dim, key) do update set tokens = excluded.tokens\n)",
+        )),
+        ("tests/functions/test_function_forms.py::test_the_functions_of_a_lane_are_taken_by_a_distributed_planner",),
+    ),
+    one(
+        "a gate's times come from a step", "store/gates/gate_rows.py",
+        """written = self._assigned(names, [f"s.v{i}" for i in range(len(names))], "g.version")""",
+        """written = self._assigned(names, [self._value(name, "0") for name in names], "g.version")""",
+        _PROFILE,
+    ),
+    one(
+        "a word to those who listen has a type", "store/dialect.py",
+        "  select pg_notify('{channel}', '')::text{f", "  select pg_notify('{channel}', ''){f",
+        _PROFILE,
+    ),
+    one(
+        "rowmill's tables are made without settings that distributed tables refuse", "store/own/schema.py",
+        '''"do $$ begin alter table own.rowmill_jobs alter column state set statistics 1000;"
+        " exception when feature_not_supported then null; end $$",''',
+        '''"alter table own.rowmill_jobs alter column state set statistics 1000",''',
+        f"{_FORMS}test_rowmills_own_tables_are_made_as_a_distributed_schema_takes_them",
     ),
 )  # fmt: skip
 

@@ -186,7 +186,7 @@ def moment(text: str, what: str) -> datetime:
 def gates(
     words: Words = None,
     env: Env = None,
-    key: Annotated[str | None, typer.Option("--key", help="only this key, whatever its state")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="only this key")] = None,
     by: Annotated[str | None, typer.Option("--by", help="the gate's column, if the lane has gates by several")] = None,
     limit: Annotated[int, typer.Option(min=1, help="keys to show per gate")] = 20,
     yes: Annotated[bool, typer.Option("--yes", help="reset all keys without asking")] = False,
@@ -194,13 +194,21 @@ def gates(
 ) -> None:
     """Show the state of gates by key, or change it by hand.
 
-    Keys that hold rows back come first.
+    Lists keys that hold rows back first.
 
-    `gates set APP LANE KEY NAME=VALUE ...` sets *most* (another limit for this key, or no), *tokens*, *streak*,
-    *delay* (of an adaptive rate), *open* and *closed* (for a duration, or no). Without KEY it sets the gate of the
-    whole lane.
+    `gates set APP LANE KEY NAME=VALUE ...` changes one key. Without KEY it changes the gate of the whole lane. Names:
 
-    `gates reset APP LANE [KEY]` clears that state; pauses stay. Without KEY it clears all keys.
+    - *limit*: how many rows of the key may run at once; *no* for the declared limit
+
+    - *tokens*: what a rate has left
+
+    - *streak*: failures in a row, as the breaker counts them
+
+    - *delay*: seconds between starts, for an adaptive rate
+
+    - *open*, *closed*: hold the key back for a duration such as 10m; *no* lets it start
+
+    `gates reset APP LANE [KEY]` clears this state, but no pause. Without KEY it clears all keys.
 
     Example: `rowmill gates set app:mill fetch example.org closed=10m`
     """

@@ -29,7 +29,7 @@ STALE = ("drop", "write")
 BEHIND = 1_000_000
 _DURATIONS = (
     "untouched_for", "expires_after", "lease", "startup_lease", "heartbeat", "sweep_every", "poll", "timeout",
-    "chunk_wait",
+    "chunk_wait", "keep_logs",
 )  # fmt: skip
 
 
@@ -93,6 +93,8 @@ class Lane:
     environments: Sequence[str] | None = None
     unfenced: bool = False
     slot_name: str = "{lane}-{n}"
+    #: How long what handlers log through ``job.log`` is kept; None: not at all.
+    keep_logs: timedelta | None = timedelta(days=7)
     #: What a row that is done has reached; rows below it are worked on again, behind the live ones: see ``backfill``.
     version: int | None = None
     version_column: str | None = None

@@ -40,8 +40,10 @@ from ..store import LaneStore, Tx, shielded
 from ..store.gates.budgets import take as take_budget
 from ..store.lane.claim import Claim, Settlement
 from ..store.lane.result_values import note_text
+from ..store.lane.row_keys import written
 from .job_steps import JobSteps, Joined
 from .lane_state import LaneState
+from .records.run_log import JobLog
 
 T = TypeVar("T")
 _PROGRESS_EVERY = 1.0
@@ -137,9 +139,16 @@ class Job(Mapping[str, Any]):
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that says which job speaks."""
+        """A logger that says which job speaks. What it is told from INFO on is kept, and shown with the row."""
         fields = {"lane": self.lane, "id": self.id, "environment": self.environment, "attempt": self.attempt}
-        return logging.LoggerAdapter(logging.getLogger("rowmill.job"), {"fields": fields})
+        if self._lane_state.run_logs is None:
+            return logging.LoggerAdapter(logging.getLogger("rowmill.job"), {"fields": fields})
+        return JobLog(fields, self.keep_line)
+
+    def keep_line(self, level: str, text: str, clean: bool = False) -> None:
+        """Keep a line of the run's log, to be shown with the row; ``job.log`` does so by itself."""
+        row = written(self._claim.id) if self._store.lane.chunk is not None else None
+        self._lane_state.lines(self._claim).add(level, text, clean, row)
 
     async def progress(self, fraction: float, note: str | None = None) -> None:
         """Say how far the run is. Shown by ``rowmill workers``; written to the progress column where there is one."""

@@ -66,7 +66,7 @@ class DrySteps(JobSteps):
             encode(value, hint)
         except Unfit as unfit:
             raise RowmillError(
-                f"step {name!r} returned a {type(value).__name__}, which cannot be kept: it needs {unfit}"
+                f"step {name!r} returned a {type(value).__name__}, which cannot be stored: it needs {unfit}"
             ) from None
 
     async def _held_apart(self, wanted: Sequence[Call], branch: str) -> None:

@@ -31,8 +31,9 @@ from ..store.inspect.pages import Page, page
 from ..store.inspect.pages import Wanted as Wanted
 from ..store.inspect.why import Inquiry, inquire
 from ..store.inspect.why_rules import SharedFacts
-from ..store.lane.row_keys import parse
+from ..store.lane.row_keys import parse, written
 from ..store.own.access import Audit
+from ..store.own.run_logs import RunLogs
 from ..store.own.workers import WorkersTable, evidence, taken_back_within
 from . import documents
 from .directory import EnvironmentFailure, LaneDirectory, NotFound
@@ -267,6 +268,31 @@ async def why(directory: LaneDirectory, environment: str, lane: str, key: str) -
     facts = await inquiry.facts(await _above(directory, inquiry), beside)
     answer = why_rules.why(replace(facts, shared=_shared_facts(await directory.shared_state(view.lane), view.lane)))
     return documents.why_value(answer, environment, lane, key)
+
+
+async def logs(directory: LaneDirectory, environment: str, lane: str, key: str, run: int | None = None) -> Document:
+    """What the last runs of a row logged, the last run first; or one run, counted back from the last, which is 1."""
+    view = await directory.view(environment, lane)
+    if not directory.sees(""):
+        await visible_row(directory, view, key)
+    kept = await kept_logs(view, written(_key(view, key)))
+    if not kept:
+        await visible_row(directory, view, key)  # raises where there is no such row; logs of a deleted one are shown
+    runs = [one for one in kept or () if run in (None, one["run"])]
+    return {"environment": environment, "lane": lane, "id": key, "kept": kept is not None, "runs": runs}
+
+
+def _key(view: LaneView, key: str) -> Any:
+    parts = parse(view.binding, key)
+    return parts[0] if len(parts) == 1 else parts
+
+
+async def kept_logs(view: LaneView, row_id: str) -> list[Document] | None:
+    """The logs of a row's runs; None if none are kept here."""
+    run_logs = RunLogs(view.database)
+    if view.lane.keep_logs is None or not await run_logs.exists():
+        return None
+    return await run_logs.of_row(view.lane.name, row_id)
 
 
 def _shared_facts(state: SharedState | RowmillError | None, lane: Lane) -> SharedFacts | None:

@@ -207,17 +207,18 @@ def why(facts: RowFacts) -> WhyAnswer:
             answer = _running(facts)
             return replace(answer, reasons=(*answer.reasons, *_stale(facts)))
         case "done":
-            return WhyAnswer("done", (Reason("done", "it is done", _ended(facts)),))
+            return WhyAnswer("done", (Reason("done", "it has finished", _ended(facts)),))
         case "dead" | "canceled":
-            error = f": {facts.error}" if facts.error else ""
-            return WhyAnswer(
-                facts.state, (Reason(facts.state, f"it is {facts.state}{error}", _ended(facts), INF),), INF
-            )
+            text, quoted = ("it was canceled", ": ")
+            if facts.state == "dead":
+                text, quoted = ("it will not be retried", "; its last error: ")
+            text += f"{quoted}{facts.error}" if facts.error else ""
+            return WhyAnswer(facts.state, (Reason(facts.state, text, _ended(facts), INF),), INF)
         case None if facts.ignored:
             text = f"the lane ignores this state: {facts.ignored} (ignore_states)"
             return WhyAnswer("ignored", (Reason("ignored", text, None, INF),), INF)
         case None:
-            text = "it matches no state of this lane" + (f"; {facts.elsewhere}" if facts.elsewhere else "")
+            text = "it matches no state of this lane" + (f": {facts.elsewhere}" if facts.elsewhere else "")
             return WhyAnswer("elsewhere", (Reason("no_state", text, None, INF),), INF)
         case _:
             return _open(facts)
@@ -253,11 +254,11 @@ def _running(facts: RowFacts) -> WhyAnswer:
         text += f" in about {span(left)}"
         due = INF if nobody else left + facts.sweep_every
         return WhyAnswer("running", (Reason("running", text, since), *(nobody or [sweep])), due)
-    silent = "never a heartbeat" if facts.silent_for is None else f"no heartbeat for {span(facts.silent_for)}"
-    text = f"it is stuck{by}: {silent}, and its lease is {span(facts.lease)}"
+    silent = "no heartbeat" + (f" for {span(facts.silent_for)}" if facts.silent_for is not None else "")
+    text = f"its worker{f' {facts.worker}' if facts.worker else ''} sent {silent}, and its lease is {span(facts.lease)}"
     if _timeless(facts):
-        text = f"it is stuck{by}: it is running, but shows no time of a claim or a heartbeat"
-        sweep = Reason("sweep", f"a worker takes it back {span(facts.lease)} (the lease) after it first saw it")
+        text = f"it is running{by}, but shows neither a claim time nor a heartbeat"
+        sweep = Reason("sweep", f"a worker takes it back {span(facts.lease)} (the lease) after it first sees it")
     if (within := _taken_back_within(facts)) is not None:
         text += f"; {_gone(facts)}, so another worker takes it back within {span(within)}"
         return WhyAnswer("stuck", (Reason("stuck", text, since, within),), within)

@@ -41,6 +41,8 @@ class Claim:
     gates: Mapping[str, str] | None = None
     #: The row's inputs as it was claimed with: their fingerprint or values. None: the lane has none.
     inputs: Any = None
+    #: What its run has logged, by the engine's class for that. None: nothing.
+    lines: Any = None
 
     def __init__(
         self,

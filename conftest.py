@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import distributed
 import pooler
 import quick_processes
 from databases import Db, Server, prepared_file, quick_ground
@@ -37,6 +38,7 @@ settings.load_profile("rowmill")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="the edit loop: SQLite, a core on PostgreSQL, no processes")
     parser.addoption("--pooler", action="store_true", help="only tests on PostgreSQL, through PgBouncer")
+    parser.addoption("--distributed", action="store_true", help="only tests on PostgreSQL, their statements judged")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,14 +55,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
         _deal(items, workers, config.rootpath)
-    if not config.getoption("--pooler"):
+    if not config.getoption("--pooler") and not config.getoption("--distributed"):
         return
     chosen = [item for item in items if _on_postgres(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = chosen
-    for item in chosen:
-        if (mark := item.get_closest_marker("no_pooler")) is not None:
-            item.add_marker(pytest.mark.skip(reason=f"not through a pooler: {mark.args[0]}"))
+    for option, name, why in (("pooler", "no_pooler", "through a pooler"), ("distributed", "local", "distributed")):
+        for item in chosen if config.getoption(option) else ():
+            if (mark := item.get_closest_marker(name)) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"not {why}: {mark.args[0]}"))
 
 
 def _deal(items: list[pytest.Item], hands: int, root: Path) -> None:
@@ -112,10 +115,21 @@ def _on_postgres(item: pytest.Item) -> bool:
     return "postgresql" in dialects or bool({"pg", "fresh", "server"} & used)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With the distributed profile on: how many statements were judged, and which could not be."""
+    for line in distributed.session.report() if distributed.session is not None else ():
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """The session's PostgreSQL. Never stop this one: a test of outages makes a ``Server()`` of its own."""
     with Server() as server:
+        if request.config.getoption("--distributed"):
+            server.schema = distributed.SCHEMA
+            with distributed.Profile() as distributed.session:
+                yield server
+            return
         if not request.config.getoption("--pooler"):
             yield server
             return
@@ -141,6 +155,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
         server: Server = request.getfixturevalue("server")
         url = server.create_database(name, server.prepared if prepared else "template1")
         dropped_later.append(name)
+        distributed.check_later(request, url)
         return Db(url)
 
     yield make

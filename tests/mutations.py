@@ -53,6 +53,8 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
     return Mutation(name, file, ((old, new),), tests)
 
 
+_FORMS = "tests/store/lane/test_statement_forms.py::"
+_PROFILE = "tests/processes/test_distributed.py::test_what_tests_send_is_taken_by_a_distributed_planner"
 _INPUTS = "tests/store/lane/test_inputs.py::"
 _LOGS = "tests/engine/test_run_logs.py::"
 MUTATIONS = (
@@ -143,7 +145,7 @@ MUTATIONS = (
     ),
     one(
         "a final outcome forgets the stale runs before it", "store/lane/postgres_statements.py",
-        "using held where {self.noted(row_id)}", "using held where false and {self.noted(row_id)}",
+        "using {ids} where {self.noted('h._id')}", "using {ids} where false and {self.noted('h._id')}",
         f"{_INPUTS}test_an_outcome_that_is_final_begins_the_count_again",
     ),
     one(
@@ -655,6 +657,26 @@ MUTATIONS = (
         "tests/engine/test_many_databases.py::test_one_that_is_slow_costs_the_others_nothing",
     ),
     one(
+        "a slice of a shared rate is leased once", "store/gates/shared_rate.py",
+        "            window.note(count, now + self.valid_for)\n", "            pass\n",
+        "tests/store/gates/test_shared_rate.py::test_a_slice_is_leased_once",
+    ),
+    one(
+        "a slice that is not told of counts until it is over", "store/gates/shared_rate.py",
+        "window.note(count, now + self.valid_for)", "window.note(count, now)",
+        "tests/store/gates/test_shared_rate.py::test_a_slice_is_leased_once",
+    ),
+    one(
+        "starts without a slice", "engine/slots.py",
+        "return here if self.shared_rate is None else min(here, self.shared_rate.at_hand)", "return here",
+        "tests/store/gates/test_shared_rate.py::test_a_row_whose_slice_is_over_starts_with_the_next_one",
+    ),
+    one(
+        "a start uses up a part of its slice", "engine/shared_rate.py",
+        "        one.left -= 1\n", "",
+        "tests/store/gates/test_shared_rate.py::test_one_rate_holds_over_all_environments",
+    ),
+    one(
         "an environment at rest is opened for rows that a dead worker left", "engine/environment.py",
         "any([await store.unfinished() or", "any([False or",
         "tests/engine/test_many_databases.py"
@@ -757,6 +779,62 @@ MUTATIONS = (
         "a wake trigger that fails no write", "store/lane/postgres_wake_trigger.py",
         "exception when others then\n", "exception when division_by_zero then\n",
         "tests/migrate/test_wake_trigger.py::test_no_write_fails_or_waits_because_of_the_lanes_own_condition",
+    ),
+    one(
+        "the claim's time comes from a step", "store/lane/postgres_statements.py",
+        'return self._time(column, f"{_MOMENT}._rm_at")',
+        'return self._time(column, self._now().replace("now()", "clock_timestamp()"))',
+        f"{_FORMS}test_the_golden_statements_are_taken_by_a_distributed_planner",
+    ),
+    one(
+        "a settle's due time comes from the step that holds the row", "store/lane/postgres_statements.py",
+        '''written[column], computed = "held._due", f", {self.later(column, 's._delay')} as _due"''',
+        'written[column] = self.later(column, "held._delay")',
+        f"{_FORMS}test_the_golden_statements_are_taken_by_a_distributed_planner",
+    ),
+    one(
+        "a sweep has no clock in a CASE", "store/lane/postgres_statements.py",
+        'self._time(column, "held._now") if end == now else end', "end",
+        f"{_FORMS}test_the_golden_statements_are_taken_by_a_distributed_planner",
+    ),
+    one(
+        "a worker takes its id with a condition over the two rows alone", "store/own/workers.py",
+        'self.database.sql.seconds("excluded.seen_at", f"{self.table}.seen_at")',
+        'self.database.sql.seconds(self._now, f"{self.table}.seen_at")',
+        _PROFILE,
+    ),
+    Mutation(
+        "a rate creates its keys' rows in a statement of their own", "store/gates/claim_by_key_sql.py",
+        ((
+            """  update {self.table} _g set version = _g.version + 1, touched_at = _p.now, tokens = _p.tokens,
+    refilled_at = _p.refilled
+  from (""",
+            """  insert into {self.table} as _g (lane, dim, key, version, touched_at, tokens, refilled_at)
+  select {as_text(self.say.lane.name)}, {as_text(self.dim.label)}, _p._key, 1, _p.now, _p.tokens, _p.refilled
+  from (""",
+        ), (
+            "  where {self.where} and _g.key = _p._key\n)",
+            "  on conflict (lane, dim, key) do update set tokens = excluded.tokens\n)",
+        )),
+        ("tests/functions/test_function_forms.py::test_the_functions_of_a_lane_are_taken_by_a_distributed_planner",),
+    ),
+    one(
+        "a gate's times come from a step", "store/gates/gate_rows.py",
+        """written = self._assigned(names, [f"s.v{i}" for i in range(len(names))], "g.version")""",
+        """written = self._assigned(names, [self._value(name, "0") for name in names], "g.version")""",
+        _PROFILE,
+    ),
+    one(
+        "a word to those who listen has a type", "store/dialect.py",
+        "  select pg_notify('{channel}', '')::text{f", "  select pg_notify('{channel}', ''){f",
+        _PROFILE,
+    ),
+    one(
+        "rowmill's tables are made without settings that distributed tables refuse", "store/own/schema.py",
+        '''"do $$ begin alter table own.rowmill_jobs alter column state set statistics 1000;"
+        " exception when feature_not_supported then null; end $$",''',
+        '''"alter table own.rowmill_jobs alter column state set statistics 1000",''',
+        f"{_FORMS}test_rowmills_own_tables_are_made_as_a_distributed_schema_takes_them",
     ),
 )  # fmt: skip
 

@@ -46,6 +46,7 @@ ORDERS = ("strict", "fair")
 #: How many connections a worker over a list of environments holds at most, unless the Mill says otherwise.
 MAX_CONNECTIONS = 40
 _LEAST_WEIGHT = 0.001
+_CONTROL = 10.0  # seconds for which a control database is waited for
 AnyLane = TypeVar("AnyLane", bound=Lane)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -317,15 +318,16 @@ class Mill:
 
         return declare(opener) if opener is not None else declare
 
-    def budget(self, name: str, **units: Any) -> Budget:
+    def budget(self, name: str, *, shared: str | None = None, **units: Any) -> Budget:
         """Declare what all runs together may use up: ``mill.budget("gemini", tokens=(4000, timedelta(minutes=1)))``.
 
         A list of pairs sets several periods. Handlers take from it with ``await job.spend("gemini", tokens=1200)``.
-        Kept in the environment's database, and held over any window of that length, by all workers together.
+        Kept in the environment's database, and held over any window of that length, by all workers together. With
+        ``shared``, one budget for all environments, kept in this one (its name, or the URL of another database).
         """
         if name in self.budgets:
             raise DeclarationError(f"there are two budgets named {name!r}")
-        self.budgets[name] = Budget.declare(name, units)
+        self.budgets[name] = Budget.declare(name, units, shared)
         return self.budgets[name]
 
     def on_event(self, subscriber: Subscriber) -> Subscriber:
@@ -369,6 +371,16 @@ class Mill:
     def _connect(self, url: str) -> Database:
         return Database.open(url, schema=self.schema, pool=self.connections)
 
+    def control(self, shared: str) -> Database:
+        """The database that a rate or budget with ``shared=`` names: an environment, or a database of its own."""
+        known = self.environments
+        url = known.get(shared, shared)
+        if "://" not in url:
+            raise DeclarationError(
+                f"shared={shared!r} is neither an environment nor a URL", hint=did_you_mean(shared, known)
+            )
+        return Database.open(url, schema=self.schema, pool=1, patience=_CONTROL)
+
     def _weight(self, environment: str) -> float:
         """How much an environment counts in fair order."""
         given = self._weights(environment) if callable(self._weights) else self._weights.get(environment)
@@ -394,6 +406,7 @@ class Mill:
                 return {name: url for name, url in (await listed.read()).items() if only is None or name in only}
 
             options["discovery"] = Discovery(named, self._connect, self._refresh)
+        options.setdefault("control", self.control)
         if self._order == "fair":
             options["fair"] = FairOrder(self._weight, self._rest_after)
         return Worker(

@@ -236,7 +236,7 @@ async def test_one_that_is_slow_costs_the_others_nothing(pg: Db) -> None:
 
     async with working(mill) as worker:
         await until(lambda: ran["slow"] == 5 and done(pg, ["slow"]) == 5)
-        holder = threading.Thread(target=lambda: pg._on_postgres(hold))
+        holder = threading.Thread(target=lambda: pg.connected(hold))
         holder.start()
         try:
             await asyncio.to_thread(locked.wait, 60)

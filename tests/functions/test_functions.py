@@ -428,7 +428,7 @@ async def test_an_expired_row_is_not_claimed_and_ends(pg: Db, by: str) -> None:
 
 @pytest.mark.parametrize("shape", ["enrichment", "scrape", "prompt_forming"])
 async def test_the_functions_are_those_that_were_reviewed(pg: Db, shape: str) -> None:
-    """D2, C6, E2: kept as files to be read; UPDATE_GOLDEN=1 writes them anew."""
+    """D2, C6, E2: kept as files to be read; UPDATE_GOLDEN=1 rewrites them."""
     mill = Mill(pg.url)
     SHAPES[shape](pg, mill)
     functions = (await installed(pg, mill)).functions.values()

@@ -41,7 +41,7 @@ def held(functions: Functions, most: int = 20) -> list[Any]:
 
 
 def test_the_gated_functions_are_those_that_were_reviewed(pg: Db) -> None:
-    """D2, D7, D8: kept as a file to be read; UPDATE_GOLDEN=1 writes it anew."""
+    """D2, D7, D8: kept as a file to be read; UPDATE_GOLDEN=1 rewrites it."""
     functions = install_now(pg, declared(pg, LISTED, SOURCES)).functions
     chosen = [functions[verb] for verb in ("claim", "complete", "fail")]
     text = "\n\n".join(f"-- {function.verb}\n{function.sql};" for function in chosen) + "\n"

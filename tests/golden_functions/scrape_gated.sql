@@ -8,6 +8,8 @@ as $rowmill$
 declare
   _rm_row record;
   _rm_last text;
+  _rm_keys text[];
+  _rm_any boolean := false;
 begin
   if $1 is null or $1 = ''::text then
     raise exception using errcode = '22023', message = 'a claim needs the name of its worker';
@@ -101,7 +103,7 @@ on conflict do nothing;
       select nullif(_g.key, '') into _rm_last from public.rowmill_gates _g where lane = 'scrape' and dim = 'range:source_id' order by random() limit 1;
     end if;
     if _rm_last is not null then
-      return query
+      for _rm_row in
       with recursive _rm_known as materialized (
   select * from (
     select array_agg(_c.hash order by _c.hash) as hash, array_agg(_c.n order by _c.hash, _c.n) as n
@@ -149,7 +151,7 @@ on conflict do nothing;
   ) _r
 ), _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_range, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen
+  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_range, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.refilled_at as _refilled, _g.version as _seen
   from _rm_known _i cross join _rm_walk _k
   cross join lateral (
     select _k._rm_key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
@@ -172,17 +174,13 @@ on conflict do nothing;
   ) _l on true
 ), _rm_picked as materialized (
   -- as many rows of each key: others, where somebody has the first ones locked
-  select _j.*, _h.spot as _spot, _t._rm_key::text as _key, _tokens, _speed, _size from (
-    select _rm_key, _rm_range, _tokens, _speed, _size, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_range, _tokens, _speed, _size, _seen
+  select _j.*, _h.spot as _spot, _t._rm_key::text as _key, _tokens, _speed, _size, _refilled from (
+    select _rm_key, _rm_range, _tokens, _speed, _size, _refilled, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_range, _tokens, _speed, _size, _refilled, _seen
   ) _t
   join _rm_held _h on _h._rm_range = _t._rm_range and _h.spot is not null
   join lateral (
-    select 1 where _t._seen is null
-    union all
-    select 1 from (
-      select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _t._rm_key::text and _g.version = _t._seen
-      for no key update skip locked
-    ) _q
+    select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _t._rm_key::text and _g.version = _t._seen
+    for no key update skip locked
   ) _u on true
   cross join lateral (
     select ctid, tableoid from public.scrape_jobs
@@ -195,15 +193,19 @@ on conflict do nothing;
 ), _rm_chosen as (
   select ctid, tableoid from _rm_picked
 ), _rm_bump as (
-  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), cells = (select _rm_key::text from _rm_turns order by _rm_key desc limit 1)
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), cells = (select _s._rm_key::text from (
+    select _rm_key, bool_or(_seen is null) over (order by _rm_key) as new from _rm_turns
+  ) _s where not _s.new order by _s._rm_key desc limit 1)
   where _g.ctid = any(array(select _spot from _rm_picked))
 ), _rm_tokens as (
-  insert into public.rowmill_gates as _g (lane, dim, key, version, touched_at, tokens, refilled_at)
-  select 'scrape', 'source_id', _key, 1, now(),
-    nullif(min(_tokens) - count(*), 'infinity'), now() + case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end
-  from _rm_picked group by _key order by _key collate "C"
-  on conflict (lane, dim, key) do update set version = _g.version + 1, touched_at = now(), tokens = excluded.tokens,
-    refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (excluded.refilled_at - now())
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = _p.now, tokens = _p.tokens,
+    refilled_at = _p.refilled
+  from (
+    select _key, now() as now, nullif(min(_tokens) - count(*), 'infinity') as tokens,
+      greatest(now(), coalesce(min(_refilled), now())) + case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end as refilled
+    from _rm_picked group by _key
+  ) _p
+  where lane = 'scrape' and dim = 'source_id' and _g.key = _p._key
 ), _rm_taken as (
   update public.scrape_jobs set
     status = 'running',
@@ -214,12 +216,23 @@ on conflict do nothing;
   where ctid = any(array(select ctid from _rm_chosen)) and (tableoid = (select min(tableoid) from _rm_chosen) and tableoid = (select max(tableoid) from _rm_chosen) or (tableoid, ctid) in (select tableoid, ctid from _rm_chosen))
   returning public.scrape_jobs.*
 )
-select _rm_taken.* from _rm_taken
-order by _rm_taken.created_at, _rm_taken.id;
-      exit when found;
+select _rm_taken as _rm_job, _m._rm_missing
+from (select (select array_agg(distinct _rm_key::text) from _rm_turns where _seen is null) as _rm_missing) _m left join _rm_taken on true
+order by _rm_taken.created_at, _rm_taken.id
+    loop
+      _rm_keys := _rm_row._rm_missing;
+      if not (_rm_row._rm_job is null) then
+        _rm_any := true;
+        return next _rm_row._rm_job;
+      end if;
+    end loop;
+    insert into public.rowmill_gates (lane, dim, key, touched_at)
+select 'scrape', 'source_id', _n.key, now() from unnest(_rm_keys) as _n(key) order by _n.key collate "C"
+on conflict do nothing;
+    exit when _rm_any;
     end if;
-    return query
-    with recursive _rm_known as materialized (
+    for _rm_row in
+      with recursive _rm_known as materialized (
   select * from (
     select array_agg(_c.hash order by _c.hash) as hash, array_agg(_c.n order by _c.hash, _c.n) as n
     from (
@@ -266,7 +279,7 @@ order by _rm_taken.created_at, _rm_taken.id;
   ) _r
 ), _rm_turns as materialized (
   -- read as the snapshot has it, and only as far as needed
-  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_range, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen
+  select _k._rm_key, coalesce(width_bucket(_k._rm_key::text collate "C", _i.first), 0) as _rm_range, _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.refilled_at as _refilled, _g.version as _seen
   from _rm_known _i cross join _rm_walk _k
   cross join lateral (
     select _k._rm_key::text as key, _o.version, _o.tokens, _o.refilled_at, _o.delay, _o.streak, _o.open_until, _o.closed_until, _o.paused_until, _o.most from (select) _e
@@ -289,17 +302,13 @@ order by _rm_taken.created_at, _rm_taken.id;
   ) _l on true
 ), _rm_picked as materialized (
   -- as many rows of each key: others, where somebody has the first ones locked
-  select _j.*, _h.spot as _spot, _t._rm_key::text as _key, _tokens, _speed, _size from (
-    select _rm_key, _rm_range, _tokens, _speed, _size, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_range, _tokens, _speed, _size, _seen
+  select _j.*, _h.spot as _spot, _t._rm_key::text as _key, _tokens, _speed, _size, _refilled from (
+    select _rm_key, _rm_range, _tokens, _speed, _size, _refilled, _seen, count(*) as n from _rm_turns group by _rm_key, _rm_range, _tokens, _speed, _size, _refilled, _seen
   ) _t
   join _rm_held _h on _h._rm_range = _t._rm_range and _h.spot is not null
   join lateral (
-    select 1 where _t._seen is null
-    union all
-    select 1 from (
-      select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _t._rm_key::text and _g.version = _t._seen
-      for no key update skip locked
-    ) _q
+    select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _t._rm_key::text and _g.version = _t._seen
+    for no key update skip locked
   ) _u on true
   cross join lateral (
     select ctid, tableoid from public.scrape_jobs
@@ -312,15 +321,19 @@ order by _rm_taken.created_at, _rm_taken.id;
 ), _rm_chosen as (
   select ctid, tableoid from _rm_picked
 ), _rm_bump as (
-  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), cells = (select _rm_key::text from _rm_turns order by _rm_key desc limit 1)
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = now(), cells = (select _s._rm_key::text from (
+    select _rm_key, bool_or(_seen is null) over (order by _rm_key) as new from _rm_turns
+  ) _s where not _s.new order by _s._rm_key desc limit 1)
   where _g.ctid = any(array(select _spot from _rm_picked))
 ), _rm_tokens as (
-  insert into public.rowmill_gates as _g (lane, dim, key, version, touched_at, tokens, refilled_at)
-  select 'scrape', 'source_id', _key, 1, now(),
-    nullif(min(_tokens) - count(*), 'infinity'), now() + case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end
-  from _rm_picked group by _key order by _key collate "C"
-  on conflict (lane, dim, key) do update set version = _g.version + 1, touched_at = now(), tokens = excluded.tokens,
-    refilled_at = greatest(now(), coalesce(_g.refilled_at, now())) + (excluded.refilled_at - now())
+  update public.rowmill_gates _g set version = _g.version + 1, touched_at = _p.now, tokens = _p.tokens,
+    refilled_at = _p.refilled
+  from (
+    select _key, now() as now, nullif(min(_tokens) - count(*), 'infinity') as tokens,
+      greatest(now(), coalesce(min(_refilled), now())) + case when min(_speed) > 0 then greatest(min((_tokens - _size) / nullif(_speed, 0) + extract(epoch from clock_timestamp() - now())::float8 + case when _size >= 2 then 0.025 else least(0.025, 0.02 / nullif(_speed, 0)) end), 0) * interval '1 second' else '0' end as refilled
+    from _rm_picked group by _key
+  ) _p
+  where lane = 'scrape' and dim = 'source_id' and _g.key = _p._key
 ), _rm_taken as (
   update public.scrape_jobs set
     status = 'running',
@@ -331,9 +344,20 @@ order by _rm_taken.created_at, _rm_taken.id;
   where ctid = any(array(select ctid from _rm_chosen)) and (tableoid = (select min(tableoid) from _rm_chosen) and tableoid = (select max(tableoid) from _rm_chosen) or (tableoid, ctid) in (select tableoid, ctid from _rm_chosen))
   returning public.scrape_jobs.*
 )
-select _rm_taken.* from _rm_taken
-order by _rm_taken.created_at, _rm_taken.id;
-    exit when found;
+select _rm_taken as _rm_job, _m._rm_missing
+from (select (select array_agg(distinct _rm_key::text) from _rm_turns where _seen is null) as _rm_missing) _m left join _rm_taken on true
+order by _rm_taken.created_at, _rm_taken.id
+    loop
+      _rm_keys := _rm_row._rm_missing;
+      if not (_rm_row._rm_job is null) then
+        _rm_any := true;
+        return next _rm_row._rm_job;
+      end if;
+    end loop;
+    insert into public.rowmill_gates (lane, dim, key, touched_at)
+select 'scrape', 'source_id', _n.key, now() from unnest(_rm_keys) as _n(key) order by _n.key collate "C"
+on conflict do nothing;
+    exit when _rm_any;
     -- Somebody else may have had the keys locked at that moment.
     perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);
   end loop;
@@ -360,14 +384,15 @@ begin
     return false;
   end if;
   -- Where the key is well, and that was written a moment ago, there is nothing to lock and to write.
-  if exists (select 1 from public.sources where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < clock_timestamp() + -1.0 * interval '1 second')) then
+  if exists (select 1 from public.sources cross join (select clock_timestamp() + 0 * interval '1 second' as _rm_now, clock_timestamp() + -1.0 * interval '1 second' as _rm_before) _rm_s where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < _rm_s._rm_before)) then
     insert into public.rowmill_gates (lane, dim, key, touched_at)
     select 'scrape', 'source_id', _rm_key, now() where not exists (
       select 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key)
     on conflict do nothing;
     perform 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key for no key update;
-    update public.sources set failure_streak = 0, paused_until = null, last_success_at = clock_timestamp() + 0 * interval '1 second'
-    where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < clock_timestamp() + -1.0 * interval '1 second');
+    update public.sources set failure_streak = 0, paused_until = null, last_success_at = _rm_s._rm_now
+    from (select clock_timestamp() + 0 * interval '1 second' as _rm_now, clock_timestamp() + -1.0 * interval '1 second' as _rm_before) _rm_s
+    where id = _rm_key::bigint and (failure_streak <> 0 or paused_until is not null or last_success_at is null or last_success_at < _rm_s._rm_before);
   end if;
   if $4 is null or $4 = '{}'::jsonb then
     update public.scrape_jobs set
@@ -428,9 +453,10 @@ begin
   end if;
   if $8 = 'lane' and $7 > interval '0' then
     insert into public.rowmill_gates (lane, dim, key, touched_at) values ('scrape', '', '', now()) on conflict do nothing;
-    update public.rowmill_gates _g set version = _g.version + 1, paused_until = clock_timestamp() + $7, paused_at = clock_timestamp(),
+    update public.rowmill_gates _g set version = _g.version + 1, paused_until = _rm_s._rm_until, paused_at = _rm_s._rm_now,
       reason = 'the other side asked to wait'
-    where lane = 'scrape' and dim = '' and key = '' and coalesce(_g.paused_until < clock_timestamp() + $7, true);
+    from (select clock_timestamp() as _rm_now, clock_timestamp() + $7 as _rm_until) _rm_s
+    where lane = 'scrape' and dim = '' and key = '' and coalesce(_g.paused_until < _rm_s._rm_until, true);
   end if;
   if _rm_key is not null then
     insert into public.rowmill_gates (lane, dim, key, touched_at)
@@ -439,12 +465,14 @@ begin
     on conflict do nothing;
     perform 1 from public.rowmill_gates _g where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key for no key update;
     if (case when coalesce($6, false) then 'permanent' when $7 is not null then 'rate' else 'transient' end) in ('transient', 'permanent', 'rate') then
-      update public.sources set failure_streak = coalesce(failure_streak, 0) + 1, paused_until = case when coalesce(failure_streak, 0) + 1 >= 3 and not coalesce(paused_until > clock_timestamp() + 0 * interval '1 second', false) then clock_timestamp() + 300.0 * interval '1 second' else paused_until end, last_failure_at = clock_timestamp() + 0 * interval '1 second'
+      update public.sources set failure_streak = coalesce(failure_streak, 0) + 1, paused_until = case when coalesce(failure_streak, 0) + 1 >= 3 and not coalesce(paused_until > _rm_s._rm_now, false) then _rm_s._rm_until else paused_until end, last_failure_at = _rm_s._rm_at
+    from (select clock_timestamp() + 0 * interval '1 second' as _rm_now, clock_timestamp() + 300.0 * interval '1 second' as _rm_until, clock_timestamp() + 0 * interval '1 second' as _rm_at) _rm_s
     where id = _rm_key::bigint;
     end if;
     if $7 > interval '0' then
       update public.rowmill_gates _g set version = _g.version + 1,
-        closed_until = greatest(_g.closed_until, clock_timestamp() + $7)
+        closed_until = greatest(_g.closed_until, _rm_s._rm_until)
+      from (select clock_timestamp() as _rm_now, clock_timestamp() + $7 as _rm_until) _rm_s
       where lane = 'scrape' and dim = 'source_id' and _g.key = _rm_key;
     end if;
   end if;

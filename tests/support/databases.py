@@ -67,7 +67,7 @@ class Db:
     def execute(self, sql: str, *params: Any) -> None:
         """Run one statement, or several where there are no parameters."""
         if self.dialect == "postgresql":
-            self._on_postgres(lambda c: c.execute(_numbered(sql, params), *_given(params)))
+            self.connected(lambda c: c.execute(_numbered(sql, params), *_given(params)))
             return
         with self._sqlite() as connection:
             if params:
@@ -78,7 +78,7 @@ class Db:
     def query(self, sql: str, *params: Any) -> list[Row]:
         """All rows of a statement."""
         if self.dialect == "postgresql":
-            rows = self._on_postgres(lambda c: c.fetch(_numbered(sql, params), *_given(params)))
+            rows = self.connected(lambda c: c.fetch(_numbered(sql, params), *_given(params)))
             return [dict(row) for row in rows]
         with self._sqlite() as connection:
             return [dict(row) for row in connection.execute(sql, _given(params, sqlite=True))]
@@ -102,7 +102,7 @@ class Db:
         sql = f'insert into "{table}" ({columns}) values ({marks}) returning "{key}"'
         values = [_given(tuple(row.values()), sqlite=self.dialect == "sqlite") for row in rows]
         if self.dialect == "postgresql":
-            return [row[0] for row in self._on_postgres(lambda c: c.fetchmany(_numbered(sql, values[0]), values))]
+            return [row[0] for row in self.connected(lambda c: c.fetchmany(_numbered(sql, values[0]), values))]
         with self._sqlite() as connection:
             connection.execute("begin immediate")
             keys = [connection.execute(sql, row).fetchone()[0] for row in values]
@@ -129,7 +129,8 @@ class Db:
             connection.row_factory = sqlite3.Row
             yield connection
 
-    def _on_postgres(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    def connected(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """What is done with a connection to PostgreSQL."""
         return _wait(_connected(self.direct, work))
 
 
@@ -154,6 +155,8 @@ class Server:
             # Nothing waits for a disk: what a killed server has written, the machine still has.
             settings.write(f"\nmax_connections = {max_connections}\nmax_wal_size = 256MB\n")
             settings.write("fsync = off\nfull_page_writes = off\n")
+        #: In which schema tables are made, where it is not ``public``.
+        self.schema: str | None = None
         self.start()
         self.url: str = self._postgres.get_uri()
 
@@ -187,7 +190,11 @@ class Server:
         # Copied by file: two thirds of the CPU that copying by the log takes. Before version 15 there is no other way.
         strategy = "strategy file_copy" if self.version >= 15 else ""
         self._admin(f'create database "{name}" template "{template}" {strategy}')
-        return self._postgres.get_uri(database=name)
+        url: str = self._postgres.get_uri(database=name)
+        if self.schema is not None:
+            self._admin(f'alter database "{name}" set search_path = {self.schema}')
+            _wait(_connected(url, lambda c: c.execute(f"create schema if not exists {self.schema}")))
+        return url
 
     @functools.cached_property
     def version(self) -> int:
@@ -201,7 +208,7 @@ class Server:
         return "prepared"
 
     def drop(self, name: str) -> None:
-        """Drop a database, whoever is still connected to it."""
+        """Drop a database, even if somebody is still connected to it."""
         self._admin(f'drop database if exists "{name}" with (force)')
 
     def _admin(self, sql: str) -> None:

@@ -1,4 +1,4 @@
-"""Text that is kept in a file, to be read and reviewed: ``UPDATE_GOLDEN=1`` writes the file anew."""
+"""Text that is kept in a file, to be read and reviewed: ``UPDATE_GOLDEN=1`` rewrites the file."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def compare(path: Path, text: str) -> None:
     difference = difflib.unified_diff(
         old.splitlines(), text.splitlines(), str(path.name), "as it would run now", "", ""
     )
-    assert old == text, "\n".join(["UPDATE_GOLDEN=1 writes the file anew", *difference])
+    assert old == text, "\n".join(["UPDATE_GOLDEN=1 rewrites the file", *difference])

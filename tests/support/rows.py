@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import distributed
 from databases import Db, Row, as_time
 
 #: A database and a test that look at the clock one after the other differ by less than this.
@@ -65,12 +66,15 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path, dialect: str) -> Db:
     server = request.getfixturevalue("server")
     if id(server) not in _shared:
         _shared[id(server)] = server.create_database("test_shared")
+    distributed.check_later(request, _shared[id(server)])
     db = Db(_shared[id(server)])
     kept = "('information_schema', 'public') and nspname not like 'pg\\_%'"
     for row in db.query(f"select nspname from pg_namespace where nspname not in {kept}"):
         name = row["nspname"].replace('"', '""')
         db.execute(f'drop schema "{name}" cascade')
     db.execute("drop schema public cascade; create schema public")
+    if server.schema is not None:
+        db.execute(f"create schema {server.schema}")
     return db
 
 

@@ -8,15 +8,23 @@ resolved, and its catalogs say which of these are volatile, stable or immutable.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 
+import plpgsql
+from databases import Db
+
 Node = dict[str, Any]
 
 _TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+_STATEMENT = re.compile(r"(\s|--[^\n]*\n)*(with|select|insert|update|delete|merge)\b", re.IGNORECASE)
+_WRITES = re.compile(r"\b(insert\s+into|update|delete\s+from|merge|pg_notify)\b", re.IGNORECASE)
+#: DDL that a distributed table has no form for, outside of a block that goes on without it.
+_REFUSED_DDL = re.compile(r"\s*alter\s+table\b.*\balter\s+column\s+\S+\s+set\s+(statistics|storage)", re.IGNORECASE)
+_VOID = "2278"
 _SELECT, _UPDATE, _INSERT, _DELETE = "1", "2", "3", "4"
 #: Where a node keeps the number of the function that it calls, or of its operator.
 _FUNCTIONS = {"FUNCEXPR": "funcid", "AGGREF": "aggfnoid", "WINDOWFUNC": "winfnoid"}
@@ -142,6 +150,8 @@ class Lint:
         for query in _queries(self.tree):
             if query["commandType"] in (_UPDATE, _INSERT, _DELETE):
                 self._written(query)
+            elif query["commandType"] == _SELECT and query is not self.tree[0][0]:
+                self._step(query)
         self._inserts()
         return list(dict.fromkeys(self.found))
 
@@ -161,6 +171,12 @@ class Lint:
                     self.found.append(f"ON CONFLICT, {name}: a function that is not IMMUTABLE")
         if verb == "INSERT" and query["hasSubLinks"] == "true":
             self.found.append("a subquery in VALUES or ON CONFLICT of an INSERT")
+
+    def _step(self, query: Node) -> None:
+        """What a step returns may be kept on another node: a value of no type cannot be."""
+        columns = [entry["expr"] for entry in _listed(query["targetList"])]
+        if any(column.get("funcresulttype") == _VOID for column in columns):
+            self.found.append("a column of type void in a step: cast it to text")
 
     def _is_mutable(self, node: Node) -> bool:
         return self.catalog.worst(node) != "i"
@@ -214,20 +230,59 @@ async def tree_of(connection: asyncpg.Connection, text: str) -> Any:
         types = [kind.oid for kind in prepared.get_parameters()]
         names = await connection.fetchval("select array(select format_type(t, null) from unnest($1::oid[]) t)", types)
         await connection.execute(
-            f"create function pg_temp._rm_lint({', '.join(names)}) returns void language sql begin atomic {text}; end"
+            f"create function pg_temp._rm_lint({', '.join(names)}) returns void language sql begin atomic {text}\n; end"
         )
         return parsed(await connection.fetchval("select prosqlbody::text from pg_proc where proname = '_rm_lint'"))
     finally:
         await transaction.rollback()
 
 
+def writes(text: str) -> bool:
+    """Whether this is a statement that the rules are about: it writes rows, or sends a word beside them."""
+    return bool(_STATEMENT.match(text) and _WRITES.search(text)) or refused_ddl(text) != []
+
+
+def refused_ddl(text: str) -> list[str]:
+    """What a distributed table does not take in this DDL, in words."""
+    found = _REFUSED_DDL.match(text)
+    return [f"ALTER COLUMN ... SET {found[1].upper()}: a distributed table takes no such DDL"] if found else []
+
+
 async def refused_forms(connection: asyncpg.Connection, catalog: Catalog, text: str) -> list[str]:
     """What a distributed planner would refuse in this statement, in words."""
-    if not re.match(r"\s*(with|select|insert|update|delete)\b", text, re.IGNORECASE):
-        return []
+    if not writes(text) or refused_ddl(text):
+        return refused_ddl(text)
     return Lint(catalog, await tree_of(connection, text)).run()
+
+
+_BODIES = """select p.proname, p.prosrc, array(select format_type(t, null) from unnest(p.proargtypes) t) as arguments
+from pg_proc p join pg_language l on l.oid = p.prolang
+where l.lanname = 'plpgsql' and position('#variable_conflict' in p.prosrc) > 0
+  and p.prorettype <> 'trigger'::regtype order by 1"""
+
+
+async def function_statements(connection: asyncpg.Connection) -> dict[str, str]:
+    """The statements inside of the functions of lanes that are in this database, by a name for each."""
+    return {
+        f"{row['proname']}, statement {number}": text
+        for row in await connection.fetch(_BODIES)
+        for number, text in enumerate(plpgsql.statements(row["prosrc"], row["arguments"]), 1)
+    }
 
 
 def told(text: str, found: Sequence[str]) -> str:
     """A statement with what is wrong with it."""
     return "\n".join([*(f"-- {each}" for each in found), text])
+
+
+def refused(db: Db, texts: Iterable[str] | None = None) -> list[str]:
+    """The statements that a distributed planner would refuse; without texts, those inside the functions of lanes."""
+
+    async def judge(connection: asyncpg.Connection) -> list[str]:
+        catalog = await Catalog.of(connection)
+        judged = (await function_statements(connection)).values() if texts is None else texts
+        found = [(text, await refused_forms(connection, catalog, text)) for text in judged]
+        assert any(writes(text) for text, _ in found), "there is nothing to judge"
+        return [told(text, why) for text, why in found if why]
+
+    return db.connected(judge)

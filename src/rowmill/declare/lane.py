@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from ..errors import DeclarationError, did_you_mean
 from . import chunk, roles, states
 from .budget import Budget
-from .gates import Gate, Group, grouped
+from .gates import Gate, Group, Rate, grouped, shared_rate
 from .retry import Backoff, Verdict, exponential
 from .states import Values
 
@@ -103,6 +103,8 @@ class Lane:
     budgets: dict[str, Budget] = field(init=False, default_factory=dict)
     #: The gates by what they look at; made from ``gates`` and ``pace``.
     groups: tuple[Group, ...] = field(init=False)
+    #: The rate over all environments, if there is one; made from ``gates``.
+    shared_rate: Rate | None = field(init=False)
     #: The lane whose done rows this one works on again.
     backfills: Lane | None = None
 
@@ -174,6 +176,12 @@ class Lane:
         if not self.own:
             chunk.validate_handler(where, self.handler, self.chunk)
         self.groups = grouped(self.gates, self.pace, where)
+        self.shared_rate = shared_rate(self.gates, where)
+        if self.shared_rate is not None and self.chunk is not None:
+            raise DeclarationError(
+                f"{where}: a rate with shared= counts rows that start one by one, not chunks",
+                hint="a budget with shared=, from which the handler takes with job.spend",
+            )
         for column, given in self.fills.items():
             if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and callable(given[1])):
                 raise DeclarationError(
@@ -380,6 +388,11 @@ class Lane:
                 f"{where}: backoff must be fixed(...), exponential(...) or a function of the attempt",
                 hint="backoff=fixed(timedelta(minutes=5))",
             )
+
+    @property
+    def shared_name(self) -> str:
+        """The name of its shared rate, which a lane and its backfill have in common."""
+        return self.backfills.name if self.backfills is not None else self.name
 
     @property
     def running_condition(self) -> dict[str, Any]:

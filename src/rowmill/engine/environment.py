@@ -274,7 +274,7 @@ class Environment:
         _refuse_overlaps(stores)
         lane_states = [LaneState(store, self._worker.counters) for store in stores]
         for lane_state in lane_states:
-            lane_state.environment = self
+            lane_state.environment, lane_state.controls = self, self._worker.controls
         self._log_runs(own, lane_states)
         # Before the first claim: what is claimed here has to be renewed.
         if self.database.shares is None:

@@ -178,7 +178,9 @@ class Job(Mapping[str, Any]):
         returned, more = self._spending.returned(budget, back), [(limit, n) for limit, n in asked if n > 0]
         if not returned and not more:
             return
-        database, clock, deadline = self._store.database, self._store.clock, time.monotonic() + wait.total_seconds()
+        shared, controls = known[budget].shared, self._lane_state.controls
+        database = self._store.database if shared is None or controls is None else controls.get(shared)
+        clock, deadline = self._store.clock, time.monotonic() + wait.total_seconds()
         while (taken := await take_budget(database, clock, budget, more, returned, used=instead)).wait > 0:
             if time.monotonic() + taken.wait > deadline:
                 raise Snooze(timedelta(seconds=taken.wait), f"the budget {budget!r} is used up")

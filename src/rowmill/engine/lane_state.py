@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .execute import Execution
     from .joins import Joins
     from .records.failure_log import FailureLog
+    from .shared_rate import ControlDatabases
     from .slots import Slots
 
 #: What a kind of settlement counts as in the table of minutes.
@@ -106,6 +107,8 @@ class LaneState:
         #: Where the logs of its runs are kept; None: nowhere. And whether a run has logged anything.
         self.run_logs: RunLogWriter | None = None
         self.logged = False
+        #: The databases that hold the budgets of all environments; None: in a test, each environment holds its own.
+        self.controls: ControlDatabases | None = None
         #: Traces what is done with it, where tracing is on.
         self.tracer: Tracer | None = None
         #: Claims whose outcome was sent, by a batch or by ``job.finish``; by identity. That a renewal no longer finds
@@ -126,6 +129,7 @@ class LaneState:
         self.store = store
         #: Its gates, if it has any, count what runs and nothing else: rows may be prefetched through them.
         self.only_limits = store.gate_learning is None or all(group.only_limits for group in store.lane.groups)
+        self.only_limits = self.only_limits and store.lane.shared_rate is None
         #: Seconds after which the last renewal is too old to claim more; infinite where nothing is renewed.
         self._late = math.inf
         if store.binding.renew != "none" and store.lane.heartbeat is not None:
@@ -424,7 +428,7 @@ class LaneState:
         known, self._refused_waits = self._refused_waits, set(ended.refused)
         for until, error, id in self._refused_waits - known:
             where = {} if id is None else {"id": id}
-            hint = "the row waits until its timeout; mend its columns, or rowmill retry or cancel it"
+            hint = "the row waits until its timeout; fix its columns, or use rowmill retry or rowmill cancel"
             self.emit("wait_refused", logging.ERROR, until=until, error=error, hint=hint, **where)
 
     def swept(self, row: Swept) -> None:

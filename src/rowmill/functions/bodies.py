@@ -231,7 +231,7 @@ end"""
     def _gated_claim_body(self, gates: GateBodies, turn: str, named: str) -> str:
         return f"""declare
   _rm_row record;
-  _rm_last text;
+  _rm_last text;{gates.claim_variables()}
 begin
 {named}  for _rm_try in 1..{_TRIES} loop
     -- Rows whose holder is gone: where nothing was to be had, and now and then in any case.
@@ -241,13 +241,9 @@ begin
     end if;
     {gates.find_last()};
     if _rm_last is not null then
-      return query
-      {gates.claims.claim(after_last=True)};
-      exit when found;
+      {gates.claim(after_last=True)}
     end if;
-    return query
-    {gates.claims.claim()};
-    exit when found;
+    {gates.claim(after_last=False)}
     -- Somebody else may have had the keys locked at that moment.
     perform pg_catalog.pg_sleep(case when _rm_try = 2 then 0.02 * pg_catalog.random() else 0 end);
   end loop;

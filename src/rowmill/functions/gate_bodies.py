@@ -144,6 +144,29 @@ class GateBodies:
       select nullif(_g.key, '') into _rm_last {range_rows} order by random() limit 1;
     end if"""
 
+    def claim_variables(self) -> str:
+        """What ``claim`` declares."""
+        return "" if self.group.rate is None else "\n  _rm_keys text[];\n  _rm_any boolean := false;"
+
+    def claim(self, *, after_last: bool) -> str:
+        """Return the rows that a claim takes, and leave the loop if there are any. Keys that need a row get it now: the
+        next claim takes their rows.
+        """
+        claim = self.claims.claim(after_last=after_last)
+        if self.group.rate is None:
+            return f"return query\n    {claim};\n    exit when found;"
+        return f"""for _rm_row in
+      {claim}
+    loop
+      _rm_keys := _rm_row._rm_missing;
+      if not (_rm_row._rm_job is null) then
+        _rm_any := true;
+        return next _rm_row._rm_job;
+      end if;
+    end loop;
+    {self.claims.create_keys("_rm_keys")};
+    exit when _rm_any;"""
+
     # -- what gates learn
 
     def _held(self) -> str:
@@ -172,28 +195,30 @@ class GateBodies:
             return f"clock_timestamp() + {seconds} * interval '1 second'"
         return self.dim.breaker.after(getattr(self.dim.columns, name), seconds)
 
-    def _written(self, values: dict[str, str]) -> str:
-        """The statement that updates the breaker's state."""
+    def _written(self, values: dict[str, str], times: dict[str, str], also: str = "") -> str:
+        """The statement that updates the breaker's state; ``times``: by the name that ``values`` and ``also`` use."""
         table, columns, row = self._state()
         parts = [f"{columns[name]} = {value}" for name, value in values.items() if name in columns]
         if self.dim.breaker is None:
             parts.append("version = _g.version + 1")
-        return f"update {table} set {', '.join(parts)}\n    where {row}"
+        return f"update {table} set {', '.join(parts)}\n    {_step(times)}\n    where {row}{also}"
 
     def succeeded(self) -> str:
         """A run of ``_rm_key`` succeeded: reset its failure streak."""
         if self.group.breaker is None:
             return ""
         table, columns, row = self._state()
-        stale = [f"{columns['streak']} <> 0", f"{columns['open_until']} is not null"]
+        worth = f"{columns['streak']} <> 0 or {columns['open_until']} is not null"
+        times, values = {}, {"streak": "0", "open_until": "null", "last_success_at": "_rm_s._rm_now"}
         if (at := columns.get("last_success_at")) is not None:
-            stale.append(f"{at} is null or {at} < {self._after('last_success_at', str(-_SUCCESS_EVERY))}")
-        values = {"streak": "0", "open_until": "null", "last_success_at": self._after("last_success_at", "0")}
-        worth = f"({' or '.join(stale)})"
+            times = {"_rm_now": self._after("last_success_at", "0"),
+                     "_rm_before": self._after("last_success_at", str(-_SUCCESS_EVERY))}  # fmt: skip
+            worth += f" or {at} is null or {at} < _rm_s._rm_before"
+        alone = f"{table} {_step(times).replace('from', 'cross join')}" if times else table
         return f"""  -- Where the key is well, and that was written a moment ago, there is nothing to lock and to write.
-  if exists (select 1 from {table} where {row} and {worth}) then
+  if exists (select 1 from {alone} where {row} and ({worth})) then
     {self._held()}
-    {self._written(values)} and {worth};
+    {self._written(values, times, f" and ({worth})")};
   end if;
 """
 
@@ -202,14 +227,15 @@ class GateBodies:
         rows of the lane where ``closes`` (SQL) is 'lane'.
         """
         lane = as_text(self.say.lane.name)
-        spot, until = f"lane = {lane} and dim = '' and key = ''", f"clock_timestamp() + {retry_after}"
+        until = {"_rm_now": "clock_timestamp()", "_rm_until": f"clock_timestamp() + {retry_after}"}
         # Before the key's row: all who lock gate rows do so in the order of their keys.
         parts = [
             f"""  if {closes} = 'lane' and {retry_after} > interval '0' then
     insert into {self.table} (lane, dim, key, touched_at) values ({lane}, '', '', now()) on conflict do nothing;
-    update {self.table} _g set version = _g.version + 1, paused_until = {until}, paused_at = clock_timestamp(),
+    update {self.table} _g set version = _g.version + 1, paused_until = _rm_s._rm_until, paused_at = _rm_s._rm_now,
       reason = {as_text(ASKED_TO_WAIT)}
-    where {spot} and coalesce(_g.paused_until < {until}, true);
+    {_step(until)}
+    where lane = {lane} and dim = '' and key = '' and coalesce(_g.paused_until < _rm_s._rm_until, true);
   end if;
   if _rm_key is not null then
     {self._held()}"""
@@ -221,23 +247,33 @@ class GateBodies:
             counted = ", ".join(f"'{each}'" for each in breaker.counts)  # type: ignore[union-attr]
             _, columns, _ = self._state()
             streak, opened = f"coalesce({columns['streak']}, 0) + 1", columns["open_until"]
-            still = f"coalesce({opened} > {self._after('open_until', '0')}, false)"
-            cooldown = self._after("open_until", f"{breaker.cooldown.total_seconds()}")
+            times = {"_rm_now": self._after("open_until", "0"),
+                     "_rm_until": self._after("open_until", f"{breaker.cooldown.total_seconds()}")}  # fmt: skip
+            if "last_failure_at" in columns:
+                times["_rm_at"] = self._after("last_failure_at", "0")
+            still = f"coalesce({opened} > _rm_s._rm_now, false)"
             values = {
                 "streak": streak,
                 # One that ends badly while the gate is open was under way before; it does not keep it open longer.
                 "open_until": f"case when {streak} >= {breaker.failures} and not {still}"
-                f" then {cooldown} else {opened} end",
-                "last_failure_at": self._after("last_failure_at", "0"),
+                f" then _rm_s._rm_until else {opened} end",
+                "last_failure_at": "_rm_s._rm_at",
             }
             parts.append(f"""    if {word} in ({counted}) then
-      {self._written(values)};
+      {self._written(values, times)};
     end if;""")
         parts.append(f"""    if {retry_after} > interval '0' then
       update {self.table} _g set version = _g.version + 1,
-        closed_until = greatest(_g.closed_until, clock_timestamp() + {retry_after})
+        closed_until = greatest(_g.closed_until, _rm_s._rm_until)
+      {_step(until)}
       where {self.where} and _g.key = _rm_key;
     end if;
   end if;
 """)
         return "\n".join(parts)
+
+
+def _step(times: dict[str, str]) -> str:
+    """The FROM of an update that writes these times: one that calls the clock is refused by a distributed planner."""
+    listed = ", ".join(f"{time} as {name}" for name, time in times.items())
+    return f"from (select {listed}) _rm_s" if times else ""

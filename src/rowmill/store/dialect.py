@@ -270,6 +270,10 @@ where c.oid = to_regclass($1::text) and c.relkind in ('r', 'p') group by c.oid, 
 )
 select {columns} from written left join notified on true order by id"""
 
+    def written(self, statement: str, columns: str, shown: str) -> str:
+        """A statement that writes rows; of each what is computed from these columns: what no UPDATE may return."""
+        return f"with written as (\n{statement}\nreturning {columns}\n)\nselect {shown} from written"
+
     #: The statement that lets the database check now what it otherwise checks at the commit; None: there is nothing.
     check_deferred: str | None = "set constraints all immediate"
 
@@ -443,6 +447,9 @@ class SqliteDialect(Dialect):
 
     def notified(self, statement: str, channel: str, columns: str = "id", when: str = "") -> str:
         return statement
+
+    def written(self, statement: str, columns: str, shown: str) -> str:
+        return f"{statement}\nreturning {shown}"
 
     def own(self, schema: str | None, table: str) -> str:
         return table

@@ -358,7 +358,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "gates",
         "The state of every gate by key, those that hold rows back first.",
         _gates,
-        s.response(gates=s.listed(s.GATE), paused=s.listed(s.PAUSE), budgets=s.listed(s.OBJECT), errors=s.ERRORS),
+        s.response(
+            gates=s.listed(s.GATE),
+            paused=s.listed(s.PAUSE),
+            shared=s.listed(s.OBJECT),
+            budgets=s.listed(s.OBJECT),
+            errors=s.ERRORS,
+        ),
         {"env": _ENV, "lane": s.text("only this lane", most=200, least=1), **_KEYED, "limit": _LIMIT},
     ),
     _action(

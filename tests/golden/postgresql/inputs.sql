@@ -56,7 +56,7 @@ with held as materialized (
     for no key update skip locked
   ) l
 ), forgotten as (
-  delete from rowmill_stale_runs using held where lane = 'jobs' and row_id = held._k0::text
+  delete from rowmill_stale_runs using (select held._k0::text as _id from held) h where lane = 'jobs' and row_id = h._id
 ), written as (
   update jobs t set
     status = 'done'
@@ -75,7 +75,7 @@ with held as materialized (
     for no key update skip locked
   ) l
 ), forgotten as (
-  delete from rowmill_stale_runs using held where lane = 'jobs' and row_id = held._k0::text
+  delete from rowmill_stale_runs using (select held._k0::text as _id from held) h where lane = 'jobs' and row_id = h._id
 )
 update jobs t set
     status = 'done'
@@ -109,7 +109,7 @@ with held as materialized (
     for no key update skip locked
   ) l
 ), forgotten as (
-  delete from rowmill_stale_runs using held where lane = 'jobs' and row_id = held._k0::text
+  delete from rowmill_stale_runs using (select held._k0::text as _id from held) h where lane = 'jobs' and row_id = h._id
 )
 update jobs t set
     status = 'dead'
@@ -180,7 +180,7 @@ with held as materialized (
     for no key update skip locked
   ) l
 ), forgotten as (
-  delete from rowmill_stale_runs using held where lane = 'jobs' and row_id = held._k0::text
+  delete from rowmill_stale_runs using (select held._k0::text as _id from held) h where lane = 'jobs' and row_id = h._id
 )
 update jobs t set
     status = 'done'
@@ -197,7 +197,7 @@ with held as materialized (
     for no key update skip locked
   ) l
 ), forgotten as (
-  delete from rowmill_stale_runs using held where lane = 'jobs' and row_id = held._k0::text
+  delete from rowmill_stale_runs using (select held._k0::text as _id from held) h where lane = 'jobs' and row_id = h._id
 )
 update jobs t set
     status = 'done',

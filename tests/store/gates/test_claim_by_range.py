@@ -155,6 +155,7 @@ async def test_old_ranges_are_not_used(pg: Db, monkeypatch: pytest.MonkeyPatch) 
     assert await changed_between(pg, rebuild) == LIMIT
 
 
+@pytest.mark.local("it breaks a statement on purpose")
 @pytest.mark.usefixtures("ever_old")
 async def test_ranges_that_are_kept_when_others_are_made_break_the_limit(
     pg: Db, monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,7 @@ class ClaimByKey:
         #: How often this worker met other claims recently, and when it may rebuild the ranges.
         self._met, self._mark_at = 0.0, 0.0
         #: Whether the last attempt skipped keys because another claim holds their range, or skipped locked rows. If
-        #: so, there are more keys.
+        #: so, there are more keys. A key that had no row of its own until now counts as locked, too.
         self._moved, self._locked = False, False
         self._share = KeylessShare()
         #: How many rows without a key the next claims must include.
@@ -105,7 +105,7 @@ class ClaimByKey:
 
     async def _take(self, count: int, began: float) -> list[Claim]:
         rows = await self._ask(count)
-        last, ranges, elsewhere, walked = rows[0][-4:]
+        last, ranges, elsewhere, walked, missing = rows[0][-5:]
         self._last = last if last is not None else self._last
         self._met *= 0.8
         self._moved = elsewhere is not None
@@ -114,8 +114,12 @@ class ClaimByKey:
         rows = [row for row in rows if row[self._key_at] is not None]
         claims = self.store.make_claims(rows, began)
         for claim, row in zip(claims, rows, strict=True):
-            claim.gates = {self.dim.label: row[-5]} if row[-5] is not None else {}
+            claim.gates = {self.dim.label: row[-6]} if row[-6] is not None else {}
         self._locked = len(claims) < count <= walked
+        if missing:
+            text = self.store._text("create keys", self.say.create_keys)
+            await self.store.database.write(lambda run: run(text, (missing,)))
+            self._locked = True
         if self._moved and (not ranges or (self._met > _CROWDED and began > self._mark_at)):
             self._met, self._mark_at = 0.0, began + _MARK_AGAIN * random.uniform(0.7, 1.3)
             with contextlib.suppress(Busy):  # the next attempt does it

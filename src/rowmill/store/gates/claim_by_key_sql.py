@@ -190,8 +190,9 @@ class ClaimByKeyStatements:
         """
         say, worker, rated = self.say, self._worker(after_last), self.group.rate is not None
         rows, _ = say._match("")
-        tokens = ", _t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.version as _seen" if rated else ""
-        kept = ", _tokens, _speed, _size" if rated else ""
+        bucket = "_t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.refilled_at as _refilled"
+        tokens = f", {bucket}, _g.version as _seen" if rated else ""
+        kept = ", _tokens, _speed, _size, _refilled" if rated else ""
         seen = ", _seen" if rated else ""
         steps = f"{self._known(after_last, worker)}, {self._walk(after_last, self.count)}"
         return f"""with recursive {steps}, _rm_turns as materialized (
@@ -228,18 +229,15 @@ order by {say.order("_rm_taken.")}"""
 
     def _unchanged_key(self) -> str:
         """A rate writes the rows of its keys. A key whose row another session holds, or has changed since the snapshot,
-        is left out, so that no claim waits for it.
+        is left out, so that no claim waits for it. So is a key that has no row yet: the claim names it, ``create_keys``
+        creates its row, and the next claim takes its rows.
         """
         if self.group.rate is None:
             return ""
         return f"""
   join lateral (
-    select 1 where _t._seen is null
-    union all
-    select 1 from (
-      select 1 from {self.table} _g where {self.where} and _g.key = _t._rm_key::text and _g.version = _t._seen
-      for no key update skip locked
-    ) _q
+    select 1 from {self.table} _g where {self.where} and _g.key = _t._rm_key::text and _g.version = _t._seen
+    for no key update skip locked
   ) _u on true"""
 
     def _range(self) -> str:
@@ -255,15 +253,25 @@ order by {say.order("_rm_taken.")}"""
 )"""
         if self.group.rate is None:
             return bump
-        # In the order of the key, as all that make gate rows; nobody else takes tokens of these keys meanwhile.
+        # These rows are locked, and as the snapshot has them. All is computed in a step: a distributed planner takes no
+        # clock in an update, and no INSERT beside one.
         return f"""{bump}, _rm_tokens as (
-  insert into {self.table} as _g (lane, dim, key, version, touched_at, tokens, refilled_at)
-  select {as_text(self.say.lane.name)}, {as_text(self.dim.label)}, _key, 1, {now},
-    nullif(min(_tokens) - count(*), 'infinity'), {now} + {self.rules.refill_delay()}
-  from _rm_picked group by _key order by _key collate "C"
-  on conflict (lane, dim, key) do update set version = _g.version + 1, touched_at = {now}, tokens = excluded.tokens,
-    refilled_at = greatest({now}, coalesce(_g.refilled_at, {now})) + (excluded.refilled_at - {now})
+  update {self.table} _g set version = _g.version + 1, touched_at = _p.now, tokens = _p.tokens,
+    refilled_at = _p.refilled
+  from (
+    select _key, {now} as now, nullif(min(_tokens) - count(*), 'infinity') as tokens,
+      greatest({now}, coalesce(min(_refilled), {now})) + {self.rules.refill_delay()} as refilled
+    from _rm_picked group by _key
+  ) _p
+  where {self.where} and _g.key = _p._key
 )"""
+
+    def create_keys(self, keys: str = "$1::text[]") -> str:
+        """Create the rows of keys that have none, in the order of the key, as all that create gate rows."""
+        lane, dim = as_text(self.say.lane.name), as_text(self.dim.label)
+        return f"""insert into {self.table} (lane, dim, key, touched_at)
+select {lane}, {dim}, _n.key, {self.say.plain_now()} from unnest({keys}) as _n(key) order by _n.key collate "C"
+on conflict do nothing"""
 
     def _kept_free(self, keyless: int) -> str:
         """Room for so many rows without a key, as far as there are any."""
@@ -293,16 +301,30 @@ order by {say.order("_rm_taken.")}"""
         return f"\n  union all select {rows} from _rm_loose" if self.dim.nullable else ""
 
     def _served_last(self) -> str:
-        """SQL for the key that the walk came to."""
-        return "select _rm_key::text from _rm_turns order by _rm_key desc limit 1"
+        """SQL for the key that the walk came to, or that comes before the first one without a row."""
+        if self.group.rate is None:
+            return "select _rm_key::text from _rm_turns order by _rm_key desc limit 1"
+        return """select _s._rm_key::text from (
+    select _rm_key, bool_or(_seen is null) over (order by _rm_key) as new from _rm_turns
+  ) _s where not _s.new order by _s._rm_key desc limit 1"""
+
+    def _missing(self) -> str:
+        """SQL for the keys that the walk met and that need a row first."""
+        if self.group.rate is None:
+            return "null::text[]"
+        return "(select array_agg(distinct _rm_key::text) from _rm_turns where _seen is null)"
 
     def _taken(self) -> str:
         """What the claim returns: the rows and their keys; the last key that was read; how many ranges there are; if
-        another session held a range, where some other range starts; and how many rows were read, locked ones included.
-        One row without a job if nothing was taken.
+        another session held a range, where some other range starts; how many rows were read, locked ones included; and
+        the keys that need a row. One row without a job if nothing was taken.
         """
         if self.in_function:
-            return f"returning {self.say.table}.*\n)\nselect _rm_taken.* from _rm_taken"
+            returned = f"returning {self.say.table}.*\n)\n"
+            if self.group.rate is None:
+                return f"{returned}select _rm_taken.* from _rm_taken"
+            return f"""{returned}select _rm_taken as _rm_job, _m._rm_missing
+from (select {self._missing()} as _rm_missing) _m left join _rm_taken on true"""
         columns = self.say.binding.columns
         # Any other, and yet the same one each time: a schedule that broke something must break it again.
         return f"""returning {self.say.names(columns)}
@@ -311,7 +333,8 @@ select {self.say.names(columns, "_rm_taken.")}{self.say.and_inputs("_rm_taken.")
 from (
   select ({self._served_last()}) as _rm_last, coalesce(cardinality(first), 0) as _rm_ranges, (
     select coalesce(first[1 + ((7 * (version[_rm_range] & {_BITS}) + _rm_range) % cardinality(first))::int], '')
-    from _rm_held where spot is null limit 1) as _rm_elsewhere, (select count(*) from _rm_turns) as _rm_found
+    from _rm_held where spot is null limit 1) as _rm_elsewhere, (select count(*) from _rm_turns) as _rm_found,
+    {self._missing()} as _rm_missing
   from _rm_known limit 1
 ) _m left join _rm_taken on true"""
 

@@ -155,6 +155,7 @@ class GateLearning:
         own, names = dim.breaker, dim.columns
         assert own is not None
         written: list[str] = []
+        computed: list[str] = []
         values: list[Any] = [key]
         for name in ("streak", "open_until", "last_success_at", "last_failure_at"):
             if name not in learned.values:
@@ -167,6 +168,9 @@ class GateLearning:
             to = self.rows.sql.as_type(mark, "integer")
             if name != "streak":
                 to = f"case when {mark} is null then null else {own.after(column, mark)} end"
-            written.append(f"{own.quote(column)} = {to}")
+            computed.append(f"{to} as _rm_v{len(values)}")
+            written.append(f"{own.quote(column)} = _rm_s._rm_v{len(values)}")
         if written:
-            run(f"update {own.table} set {', '.join(written)} where {own.of_first()}", tuple(values))
+            # Times are columns of a step: an update that calls the clock is refused by a distributed planner.
+            step = f"(select {', '.join(computed)}) _rm_s"
+            run(f"update {own.table} set {', '.join(written)} from {step} where {own.of_first()}", tuple(values))

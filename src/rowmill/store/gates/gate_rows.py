@@ -174,15 +174,18 @@ class GateRows:
         """Write changes that set the same columns."""
         raise NotImplementedError
 
-    def _assigned(self, names: Sequence[str], marks: Sequence[str], version: str) -> str:
-        parts = [f"version = {version} + 1"]
-        for name, mark in zip(names, marks, strict=True):
-            if name in _PLAIN:
-                parts.append(f"{name} = {mark}")
-            else:
-                assert name in (*_TIMES, "refilled_at"), name
-                parts.append(f"{name} = case when {mark} is null then null else {self._moment(name, mark)} end")
-        return ", ".join(parts)
+    def _value(self, name: str, mark: str) -> str:
+        """What is written to a column, from the value in a change."""
+        if name in _PLAIN:
+            return mark
+        assert name in (*_TIMES, "refilled_at"), name
+        return f"case when {mark} is null then null else {self._moment(name, mark)} end"
+
+    @staticmethod
+    def _assigned(names: Sequence[str], values: Sequence[str], version: str) -> str:
+        """A change as the SET of an update."""
+        written = [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
+        return ", ".join([f"version = {version} + 1", *written])
 
     def _moment(self, name: str, mark: str) -> str:
         if name == "refilled_at":  # the moment at which the tokens were counted
@@ -255,9 +258,13 @@ on conflict do nothing"""
 
     def _write_alike(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
         kinds = ["dim text", "key text"] + [f"v{i} {_PLAIN.get(name, 'float8')}" for i, name in enumerate(names)]
+        values = [f"{self._value(name, f's.v{i}')} as v{i}" for i, name in enumerate(names)]
         written = self._assigned(names, [f"s.v{i}" for i in range(len(names))], "g.version")
+        # Times are columns of a step: an update that calls the clock is refused by a distributed planner.
         text = f"""update {self.table} g set {written}
-from jsonb_to_recordset($1::text::jsonb) as s({", ".join(kinds)})
+from (
+  select {", ".join(["s.dim", "s.key", *values])} from jsonb_to_recordset($1::text::jsonb) as s({", ".join(kinds)})
+) s
 where g.lane = {self.literal(self.lane)} and g.dim = s.dim and g.key = s.key"""
         rows = [{"dim": c.dim, "key": c.key} | {f"v{i}": c.values[name] for i, name in enumerate(names)} for c in group]
         run(text, (json.dumps(rows),))
@@ -327,7 +334,7 @@ class SqliteGateRows(GateRows):
             run(text, {"dim": dim, "key": key})
 
     def _write_alike(self, run: Run, names: tuple[str, ...], group: list[GateChange]) -> None:
-        written = self._assigned(names, [f":v{i}" for i in range(len(names))], "version")
+        written = self._assigned(names, [self._value(name, f":v{i}") for i, name in enumerate(names)], "version")
         text = f"""update {self.table} set {written}
 where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""
         for change in group:

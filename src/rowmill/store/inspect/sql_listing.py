@@ -33,8 +33,10 @@ async def _gated(view: LaneView) -> dict[str, str]:
     if isinstance(statements, PostgresStatements):
         if len(dims) == 1 and keyed:
             by_key = ClaimByKeyStatements(statements, dims[0], table)
+            created = {"claim, gate rows of new keys": by_key.create_keys()} if dims[0].group.rate else {}
             return {
                 "claim, each key in turn": by_key.claim(after_last=True),
+                **created,
                 "claim, when held back rows may go": by_key.when(),
                 "claim, gate rows of keys that are over": by_key.forget(),
                 "claim, the first key range": by_key.create_first_range(),

@@ -137,11 +137,11 @@ class EnqueueStatements:
         if at_most is not None:
             left = f"{at_most.total_seconds()} - {self.sql.seconds(self.now(), 'created_at')}"
             delay = f"case when attempts = 0 and {left} < {delay} then {left} else {delay} end"
-        due = self.now(delay)
+        # The time is computed in a step: in the update itself a distributed planner would refuse it.
+        due = f"select id as _id, coalesce({after}, {self.now(delay)}) as due from {self.table} where id = :id"
         return self._told(
-            f"update {self.table} set args = {args}, priority = :priority, attempts = 0,"
-            f" run_after = coalesce({after}, {due})"
-            " where id = :id and state = 'ready' returning id",
+            f"update {self.table} set args = {args}, priority = :priority, attempts = 0, run_after = s.due\n"
+            f"from ({due} and state = 'ready') s where id = s._id and state = 'ready' returning id",
             wake,
         )
 

@@ -45,8 +45,9 @@ def _join(say: EnqueueStatements, which: str) -> str:
         f"""update {say.table} as p set
     state = case when p.needs = 'done' and {failed} then 'canceled' else 'ready' end,
     error = case when p.needs = 'done' and {failed} then 'a job that it waited for did not end well' else p.error end,
-    finished_at = case when p.needs = 'done' and {failed} then {say.now()} else p.finished_at end,
-    run_after = case when p.run_after < {say.now()} then {say.now()} else p.run_after end
+    finished_at = case when p.needs = 'done' and {failed} then s.now else p.finished_at end,
+    run_after = case when p.run_after < s.now then s.now else p.run_after end
+from (select {say.now()} as now) s
 where {chosen}
 returning id, parent_id, state""",
         CHANNEL,

@@ -293,7 +293,8 @@ order by {self.order()}"""
         if not self.bounded or not self.compares(kind):
             return ""
         row_id = self.row_id([f"held._k{i}" for i in range(len(self.binding.key))])
-        return f", forgotten as (\n  delete from {self.stale_runs} using held where {self.noted(row_id)}\n)"
+        ids = f"(select {row_id} as _id from held) h"
+        return f", forgotten as (\n  delete from {self.stale_runs} using {ids} where {self.noted('h._id')}\n)"
 
     def note_stale_runs(self) -> str:
         """$1 claims whose rows' inputs changed."""

@@ -143,16 +143,17 @@ returning id"""
         marks = self.database.sql.marks(9, kind="")
         memory = f", memory = {int(me.memory)}" if await self._has(schema.MINUTES) else ""
         process: tuple[str | None, ...] = ()
-        missing = "1 = 0"
+        of, missing = "id", "1 = 0"
         if await self._has(schema.LIVENESS):
-            missing = await self._missing()
+            of, missing = "lock_id", await self._missing()
             # Others set these if they presumed it dead and gave its rows back. It is alive, and can die again.
             memory += f", lock_id = {lock_id(me.incarnation) if locked else 'null'}"
             memory += f", process = {marks[7]}, lanes = {marks[8]}"
             process = (me.process, json.dumps(me.lanes))
         text = f"""update {self.table} set seen_at = {self._now}, state = {marks[0]}, current = {marks[1]},
   completed = {marks[2]}, failed = {marks[3]}, lost = {marks[4]}{memory}
-where id = {marks[5]} and incarnation = {marks[6]} returning {missing}"""
+where id = {marks[5]} and incarnation = {marks[6]}"""
+        text = self.database.sql.written(text, of, missing)
         values = (
             me.state, json.dumps(me.current, default=str), me.completed, me.failed, me.lost, me.id, me.incarnation,
             *process,

@@ -136,7 +136,7 @@ MUTATIONS = (
     ),
     one(
         "a run that logged nothing writes nothing", "engine/records/run_log.py",
-        "        if lines:\n", "        if True:\n",
+        "        if not lines:\n", "        if False:\n",
         f"{_LOGS}test_a_chunk_that_logs_nothing_costs_no_statement",
     ),
     one(

@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need.
 APPS := analysis enrichment prices registre
-.PHONY: demo test test-fast prove-model mutations pooler distributed interleave chaos chaos-quick fleet check bench bench-quick bench-chunks bench-enrichment \
+.PHONY: demo test test-fast prove-model mutations pooler distributed interleave chaos chaos-quick fleet check bench bench-quick bench-chunks bench-tenants bench-enrichment \
 	dist test-on docs docs-check docs-serve readability format browser node pgbouncer ocr $(APPS)
 # Tests and applications start hundreds of processes: without its bytecode each would compile all of rowmill anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -131,6 +131,10 @@ bench-enrichment: $(STAMP)
 # 100,000 rows in chunks of 100 beside one call for each row. ARGS="--rows 20000 --rounds 1" for a first look.
 bench-chunks: $(STAMP)
 	@$(PY) -m bench.chunks $(ARGS)
+
+# Fifty tenants of which one has a million rows, and a rate over eight databases. ARGS="--rows 20000 --seconds 6" for a first look.
+bench-tenants: $(STAMP)
+	@$(PY) -m bench.tenants $(ARGS)
 
 # Faults injected under load, every row accounted for; chaos/README.md. The long form writes docs/explanation/chaos.md.
 chaos: $(STAMP)

@@ -1,4 +1,4 @@
-"""How easy the prose of README.md and docs/ is to read: Flesch reading ease and words per sentence.
+"""How easy the prose of README.md, CHANGELOG.md, CONTRIBUTING.md and docs/ is to read: Flesch and words per sentence.
 
     python -m bench.readability             # the whole, and each file, hardest first
     python -m bench.readability --worst 20  # and the longest sentences
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 #: Pages that a run writes: their words are in the program that writes them.
-WRITTEN_BY_RUNS = ("chaos.md", "report.md")
+WRITTEN_BY_RUNS = ("report.md",)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Ease:
 def pages() -> list[Path]:
     """The pages whose prose is measured."""
     docs = sorted((ROOT / "docs").rglob("*.md"))
-    return [ROOT / "README.md", *(path for path in docs if path.name not in WRITTEN_BY_RUNS)]
+    roots = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    return [*roots, *(path for path in docs if path.name not in WRITTEN_BY_RUNS)]
 
 
 def paragraphs(markdown: str) -> list[str]:

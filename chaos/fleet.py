@@ -82,7 +82,7 @@ def run(
 ) -> Fleet:
     """``count`` hosts with ``each`` processes; ``idle``: for how many workers the idle cost is measured."""
     name = f"{count} hosts, {count * each} processes"
-    fleet = Fleet(Result(name, "one database; one host is cut off and comes back while they drain it"), count)
+    fleet = Fleet(Result(name, "one database; one host is cut off during the drain, and comes back"), count)
     if why := hosts.unable():
         fleet.drained.not_tried = why
         return fleet

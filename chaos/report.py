@@ -92,8 +92,8 @@ def _spared(results: Sequence[Result]) -> list[str]:
     return [
         "## Workers that come back in time",
         "",
-        f"The lease is {LONG_LEASE:g} s in these, the suspicion time the default: a worker loses a row only if it"
-        " is wrongly called dead. The run fails if one does.",
+        f"Here the lease is {LONG_LEASE:g} s, and the suspicion time is the default. A worker loses a row only if it is"
+        " wrongly called dead. The run fails if one does.",
         "",
         "| fault | injected | rows running at that moment | rows taken from live workers |",
         "|---|---:|---:|---:|",
@@ -120,14 +120,14 @@ def _fleet(fleet: Fleet) -> list[str]:
     return [
         "## Several hosts",
         "",
-        f"{fleet.hosts} hosts (network namespaces on a bridge), one database, workers by `rowmill run`; the drain by"
-        " all of them, one host cut off meanwhile, is in the table above. Runs by host: "
+        f"{fleet.hosts} hosts (network namespaces on a bridge) share one database, and run `rowmill run`. The table"
+        " above has the drain by all of them, with one host cut off. Runs by host: "
         + ", ".join(f"{name} {count:,}" for name, count in fleet.shares.items())
         + ".",
         "",
-        "What workers with nothing to do cost the database, with a lane's default times, from the server's own log. The"
-        f" run fails over {MOST_A_MINUTE:g} statements a minute for a worker, or {MOST_GROWTH:g} times what one alone"
-        " costs.",
+        "The next table shows what idle workers cost the database, by the server's own log, with a lane's default"
+        f" times. The run fails if a worker sends more than {MOST_A_MINUTE:g} statements a minute, or"
+        f" {MOST_GROWTH:g} times as many as one worker alone.",
         "",
         "| workers | statements a minute | for each | connections for each |",
         "|---:|---:|---:|---:|",

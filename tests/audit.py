@@ -1,6 +1,6 @@
 """Known vulnerabilities of what is installed: red in ``make check``. Asked by pip-audit, of OSV or of PyPI.
 
-Where neither can be reached the audit says so and does not stand in the way: whoever works without a network has no
+Where neither can be reached the audit says so and does not stand in the way: someone who works without a network has no
 fewer vulnerabilities, but can do nothing about them there. Never does "nothing was asked" look like "nothing is known".
 """
 

@@ -56,7 +56,56 @@ def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
 _FORMS = "tests/store/lane/test_statement_forms.py::"
 _PROFILE = "tests/processes/test_distributed.py::test_what_tests_send_is_taken_by_a_distributed_planner"
 _INPUTS = "tests/store/lane/test_inputs.py::"
+_LOGS = "tests/engine/test_run_logs.py::"
 MUTATIONS = (
+    one(
+        "a run's log is written after its outcome", "engine/worker.py",
+        "            await lane_state.begin_settle(claims)\n            report",
+        "            for claim in claims:\n                lane_state._log_run(claim, 'done')\n"
+        "            await lane_state.begin_settle(claims)\n            report",
+        f"{_LOGS}test_no_log_is_written_before_its_outcome_stands",
+    ),
+    one(
+        "a log that cannot be written costs no outcome", "engine/records/background_writer.py",
+        "except Refused as error:\n                self._off",
+        "except ZeroDivisionError as error:\n                self._off",
+        f"{_LOGS}test_where_the_log_cannot_be_written_the_outcome_stands_and_one_event_says_so",
+    ),
+    one(
+        "a run's lines are bounded in memory", "engine/records/run_log.py",
+        "while len(self._lines) > LINES or self._size > _RUN:", "while False:",
+        f"{_LOGS}test_a_run_that_logs_without_end_holds_no_more_memory_than_its_bound",
+    ),
+    one(
+        "a run's log is bounded in bytes", "store/own/run_logs.py",
+        "if room < 0 or len(kept) == LINES:", "if len(kept) == LINES:",
+        f"{_LOGS}test_of_a_run_the_last_lines_are_kept_within_bounds",
+    ),
+    one(
+        "a line of a log is bounded in bytes", "store/own/run_logs.py",
+        "if len(raw) <= most:", "if True:",
+        f"{_LOGS}test_of_a_run_the_last_lines_are_kept_within_bounds",
+    ),
+    one(
+        "only the last runs of a row keep their logs", "store/own/run_logs.py",
+        "where n > {RUNS}", "where n > 1000 * {RUNS}",
+        f"{_LOGS}test_only_the_last_runs_of_a_row_are_kept",
+    ),
+    one(
+        "old logs are deleted", "store/own/run_logs.py",
+        'f"kept_until < {self.sql.now}"', '"false"',
+        f"{_LOGS}test_old_logs_are_deleted_in_small_batches_also_where_nothing_is_logged_any_more",
+    ),
+    one(
+        "a long line is cut after its secrets were replaced", "engine/records/run_log.py",
+        "return cut(scrubbed(text), LINE_BYTES), True", "return cut(text, LINE_BYTES), False",
+        f"{_LOGS}test_secrets_are_taken_out_also_where_a_long_line_is_cut",
+    ),
+    one(
+        "a run that logged nothing writes nothing", "engine/records/run_log.py",
+        "        if lines:\n", "        if True:\n",
+        f"{_LOGS}test_a_chunk_that_logs_nothing_costs_no_statement",
+    ),
     one(
         "an end is compared with the row's inputs", "store/lane/statements.py",
         "return bool(self.lane.inputs) and kind in FINAL", "return False",
@@ -606,6 +655,26 @@ MUTATIONS = (
         "a slow claim keeps no slots from other environments", "engine/turns.py",
         "_SLOW = 0.5", "_SLOW = 3600.0",
         "tests/engine/test_many_databases.py::test_one_that_is_slow_costs_the_others_nothing",
+    ),
+    one(
+        "a slice of a shared rate is leased once", "store/gates/shared_rate.py",
+        "            window.note(count, now + self.valid_for)\n", "            pass\n",
+        "tests/store/gates/test_shared_rate.py::test_a_slice_is_leased_once",
+    ),
+    one(
+        "a slice that is not told of counts until it is over", "store/gates/shared_rate.py",
+        "window.note(count, now + self.valid_for)", "window.note(count, now)",
+        "tests/store/gates/test_shared_rate.py::test_a_slice_is_leased_once",
+    ),
+    one(
+        "starts without a slice", "engine/slots.py",
+        "return here if self.shared_rate is None else min(here, self.shared_rate.at_hand)", "return here",
+        "tests/store/gates/test_shared_rate.py::test_a_row_whose_slice_is_over_starts_with_the_next_one",
+    ),
+    one(
+        "a start uses up a part of its slice", "engine/shared_rate.py",
+        "        one.left -= 1\n", "",
+        "tests/store/gates/test_shared_rate.py::test_one_rate_holds_over_all_environments",
     ),
     one(
         "an environment at rest is opened for rows that a dead worker left", "engine/environment.py",

@@ -16,7 +16,7 @@ from .fault import Fault
 
 class Skew(Fault):
     name = "clock skewed by hours"
-    says = "all workers' clocks are wrong, and one's jumps by up to 24 h either way, while it works"
+    says = "all workers have wrong clocks, and one clock jumps by up to 24 h during the work"
     hold = 1.0
     pause = 0.3
 

@@ -51,7 +51,7 @@ class TablesFull(_Full):
 
 class ServerFull(_Full):
     name = "disk full: server"
-    says = "no room for the server's own log: it stops by PANIC, and is started again when there is room"
+    says = "the server's own log has no room: the server stops with PANIC, and is started again when there is room"
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[Stage]:

@@ -20,7 +20,7 @@ from .fault import Fault
 
 class Failover(Fault):
     name = "fail-over to a standby"
-    says = "the primary crashes, its synchronous standby is promoted; then the old one is rebuilt as its standby"
+    says = "the primary crashes and its synchronous standby is promoted; then the old primary is rebuilt as a standby"
     pause = 2.0
     takes = 15.0
     trace = '"environment_down"'

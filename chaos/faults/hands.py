@@ -18,7 +18,7 @@ class Hand(Fault):
 
 class Delete(Hand):
     name = "rows deleted by hand"
-    says = "five rows that run or wait are deleted"
+    says = "five running or waiting rows are deleted"
     pause = 0.3
 
     def inject(self, stage: Stage) -> None:
@@ -27,7 +27,7 @@ class Delete(Hand):
 
 class Edit(Hand):
     name = "rows edited by hand"
-    says = "up to five rows that run are set to done with an outcome of the hand's own: no worker may write over it"
+    says = "up to five running rows are set to done with another outcome: no worker may overwrite it"
     pause = 0.3
     longest_run = 2.0
 

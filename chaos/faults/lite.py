@@ -11,7 +11,7 @@ from .fault import OnSqlite
 
 class Reader(OnSqlite):
     name = "SQLite: a reader"
-    says = "a transaction that reads stays open for 5 s: the log cannot be folded into the file"
+    says = "a reading transaction stays open for 5 s, so no checkpoint of the write-ahead log can finish"
     hold = 5.0
 
     def inject(self, stage: Stage) -> None:
@@ -28,9 +28,7 @@ class Reader(OnSqlite):
 
 class Writer(Reader):
     name = "SQLite: a writer"
-    says = (
-        f"somebody keeps the file's only write lock for {LEASE + 3:g} s: longer than the lease, and than anybody waits"
-    )
+    says = f"another program keeps the write lock for {LEASE + 3:g} s: longer than the lease and than any timeout"
     hold = LEASE + 3.0
     trace = "database is locked"
 

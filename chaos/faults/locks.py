@@ -12,7 +12,7 @@ from .fault import Fault
 
 class LongTransaction(Fault):
     name = "a long transaction"
-    says = "a transaction with a snapshot is held open for 8 s, and 20 rows that wait are locked in it"
+    says = "a transaction with a snapshot stays open for 8 s, and locks 20 waiting rows"
     hold = 8.0
     pause = 0.2
 

@@ -15,9 +15,7 @@ from .fault import Fault
 
 class Cut(Fault):
     name = "network cut"
-    says = (
-        f"the cable of one of two hosts (network namespaces) is pulled for {LEASE + 2:g} s; nothing tells either side"
-    )
+    says = f"one of two hosts (network namespaces) is cut off for {LEASE + 2:g} s; neither side is told"
     hold = LEASE + 2
     pause = 0.5
     takes = 6.0

@@ -19,7 +19,7 @@ from .fault import Fault, OnSqlite
 
 class Kill(Fault):
     name = "kill -9 of a worker"
-    says = "SIGKILL to a worker process in the midst of its work; another is started in its place"
+    says = "SIGKILL to a worker process during its work; a new one is started in its place"
     pause = 0.6
 
     def inject(self, stage: Stage) -> None:
@@ -75,7 +75,7 @@ class Stop(Fault):
 
 class LiteKill(OnSqlite, Kill):
     name = "SQLite: kill -9 in mid-commit"
-    says = "several processes on one file; SIGKILL to one that has begun to write and not committed yet"
+    says = "several processes on one file; SIGKILL to one that has begun to write but has not committed"
     _TRIES = 2000
 
     def __init__(self, ground: Ground) -> None:

@@ -10,7 +10,7 @@ from .fault import Fault
 
 class Restart(Fault):
     name = "restart, fast"
-    says = "the server is stopped in good order, its sessions ended, and started again"
+    says = "the server ends its sessions, stops cleanly, and is started again"
     how = signal.SIGINT
     hold = 0.5
     pause = 1.0
@@ -32,5 +32,5 @@ class Immediate(Restart):
 
 class KillServer(Restart):
     name = "kill -9 of the postmaster"
-    says = "SIGKILL to the postmaster; it is started again when its orphans are gone"
+    says = "SIGKILL to the postmaster; it is started again when its child processes are gone"
     how = signal.SIGKILL

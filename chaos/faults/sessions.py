@@ -13,7 +13,7 @@ from .fault import Fault
 
 class Terminate(Fault):
     name = "pg_terminate_backend"
-    says = "a third of the workers' sessions, chosen by chance, are ended by the server"
+    says = "the server ends a third of the workers' sessions, chosen at random"
     pause = 0.5
     trace = "terminating connection due to administrator command"
 
@@ -26,7 +26,7 @@ class Terminate(Fault):
 
 class Exhaust(Fault):
     name = "connections exhausted"
-    says = "every free connection is taken, then the workers' own are ended, for 2 s"
+    says = "all free connections are taken for 2 s, and the workers' own are ended"
     hold = 2.0
     pause = 0.5
     takes = 1.0

@@ -72,7 +72,7 @@ class Short(Fault):
 
 class ShortStop(Short):
     name = "short: SIGSTOP"
-    says = f"SIGSTOP for {_AWAY:g} s to a worker that holds rows; the server ends the session with its lock meanwhile"
+    says = f"SIGSTOP for {_AWAY:g} s to a worker with running rows; meanwhile the server ends the session with its lock"
 
     def inject(self, stage: Stage) -> None:
         self._stopped = self.hit(stage, signal.SIGSTOP)
@@ -84,7 +84,7 @@ class ShortStop(Short):
 
 class BlockedLoop(Short):
     name = "short: a blocked event loop"
-    says = "a worker's event loop is blocked for 12 s, and the server ends the session with its lock: it only beats"
+    says = "a worker's event loop is blocked for 12 s, and the server ends its lock's session: only heartbeats go on"
     hold = 12.0
 
     def inject(self, stage: Stage) -> None:
@@ -96,7 +96,7 @@ class BlockedLoop(Short):
 
 class ShortCut(Short, Cut):
     name = "short: network cut"
-    says = f"the cable of one of two hosts (network namespaces) is pulled for {_AWAY:g} s; nothing tells either side"
+    says = f"one of two hosts (network namespaces) is cut off for {_AWAY:g} s; neither side is told"
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[Stage]:
@@ -109,7 +109,7 @@ class ShortCut(Short, Cut):
 
 class TerminateAll(Short):
     name = "short: every session ended"
-    says = "pg_terminate_backend of every session of every worker: all locks are missing at once"
+    says = "pg_terminate_backend for every session of every worker: all locks are missing at once"
     hold = 0.0
 
     def inject(self, stage: Stage) -> None:
@@ -119,7 +119,7 @@ class TerminateAll(Short):
 
 class RestartForty(Short):
     name = "short: restart, 40 workers"
-    says = "the server is stopped and started again under 40 worker processes that hold rows"
+    says = "the server is restarted under 40 worker processes with running rows"
     workers = 40
     hold = 0.5
     takes = 15.0

@@ -162,7 +162,9 @@ class Standing:
                     for worker in await workers.all():
                         if worker["state"] != "stopped":
                             states[worker["state"] if worker["alive"] else "dead"] += 1
-                budgets = await spent(database, self._mill.clock, list(self._mill.budgets.values()))
+                # One that all environments share is told for the environment that holds it.
+                mine = [budget for budget in self._mill.budgets.values() if budget.shared in (None, name)]
+                budgets = await spent(database, self._mill.clock, mine)
         except (RowmillError, TimeoutError):
             return name, None, {}, []
         return name, samples, states, budgets

@@ -343,7 +343,12 @@ class Kit:
     async def drain(self, *lanes: str) -> Counters:
         """Work in this process until nothing is ready or running."""
         await self._allowed()
-        worker = self.mill.worker(lanes=lanes or None, worker_id=f"{self.worker_id}-{self._incarnation}", drain=True)
+        # What all environments share is held by a test's database, too.
+        first = next(iter(self._databases.values()))
+        worker = self.mill.worker(
+            lanes=lanes or None, worker_id=f"{self.worker_id}-{self._incarnation}", drain=True,
+            control=lambda shared: Database.open(first.url, schema=first.schema, pool=1),
+        )  # fmt: skip
         return await worker.run()
 
 

@@ -241,6 +241,8 @@ def test_a_large_table_is_sampled_never_scanned_and_only_ever_read_locked(
     assert 70_000 < document["rows"] < 90_000
     assert document["options"]["running"] == {"status": "running"}, "the statistics know what the sample may miss"
     # What was read: some pages, the newest rows, a copy of some pages for the plan; twice.
+    if pg.server_version < 15:
+        return  # the server tells its statistics some time later
     pg.execute("select pg_stat_force_next_flush()")
     read = pg.value("select seq_tup_read from pg_stat_user_tables where relname = 'big'") - before
     assert read < 80_000

@@ -158,7 +158,7 @@ def test_a_row_shows_all_of_itself_and_is_retried_canceled_released_and_put_off(
     visitor.click("Retry now")
     assert (visitor.notice(), site.status(dead)) == (f"{dead} made ready.", "new")
     visitor.page.fill("input[name=at]", "2099-01-31T08:00")
-    visitor.click("Set run_after")
+    visitor.click("Schedule")
     assert "2099-01-31" in str(site.db.value("select run_after from documents where id = ?", dead))
     assert "scheduled: due in " in visitor.text(".why")
     visitor.page.fill("input[name=reason]", "no longer wanted")

@@ -104,7 +104,7 @@ def test_stuck_lists_rows_without_a_sign_of_life_and_those_that_never_gave_one(d
     assert 390 < rows[1]["silent_seconds"] < 420
     assert 1190 < rows[1]["running_seconds"] < 1220
     shown = command("stuck").out
-    assert "never had one" in shown
+    assert "never" in shown
     assert "7 min" in shown
     assert "no live worker" in shown
     assert "so nothing takes these rows back. Try: rowmill run, or rowmill release --stuck" in shown
@@ -127,12 +127,12 @@ def test_stuck_says_when_a_row_without_a_time_comes_back_and_what_to_do(db: Db, 
     left = (datetime.fromisoformat(known["until"]) - datetime.now(UTC)).total_seconds()
     assert left <= lease + sweep - 200
     shown = " ".join(command("stuck").out.split())
-    assert "A worker takes it back 5 min (the lease) after it first saw it" in shown
-    assert "To take it back now: rowmill release --stuck" in shown
+    assert "A worker takes it back 5 min (the lease) after it first sees it" in shown
+    assert "Try: rowmill release --stuck takes it back now" in shown
     answer = command.json("why", "scrape", str(other["id"]))
     assert answer["by_itself"]
     assert 0 < answer["runs_in_seconds"] <= lease + sweep - 200
-    assert "shows no time of a claim or a heartbeat" in answer["reasons"][0]["text"]
+    assert "shows neither a claim time nor a heartbeat" in answer["reasons"][0]["text"]
 
 
 def test_where_only_the_workers_table_can_tell_it_is_asked(db: Db, command: Command) -> None:

@@ -302,7 +302,7 @@ def test_watching_goes_on_until_it_is_interrupted(lite: Db, command: Command, tm
         text=True,
         env={**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
         cwd=tmp_path,
-        # Whoever started the tests in the background had Ctrl-C ignored, and that is inherited.
+        # Tests started in the background ignore Ctrl-C, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:

@@ -394,7 +394,7 @@ async def test_outcomes_mean_what_they_mean_in_a_lane(mill: Mill) -> None:
     assert (found["dead"].state, found["dead"].error) == ("dead", "never")
     assert (found["snooze"].state, found["snooze"].attempts) == ("ready", 0)
     assert found["object"].state == "dead"
-    assert "cannot be kept as a result" in found["object"].error
+    assert "cannot be stored as a result" in found["object"].error
 
 
 async def test_a_task_has_its_own_timeout(mill: Mill) -> None:

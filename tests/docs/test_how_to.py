@@ -199,6 +199,18 @@ def test_a_row_is_tried_and_written_only_when_asked(guide: Guide) -> None:
     assert [tuple(row.values()) for row in rows] == [("done", "A fine lamp."), ("new", None)]
 
 
+def test_what_a_run_logged_is_shown(guide: Guide, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 25, point 8: by the command, without secrets."""
+    guide.write("docs/how-to/run-logs.md")
+    path = guide.folder / "shop.py"
+    path.write_text(path.read_text().replace("max_attempts=2,", "max_attempts=2, backoff=lambda n: timedelta(0),"))
+    path.write_text("from datetime import timedelta\n" + path.read_text())
+    for line in (text for kind, text in blocks("docs/how-to/run-logs.md") if kind == "console"):
+        for step in line.removeprefix("$ ").split("\n$ "):
+            monkeypatch.delitem(sys.modules, "shop", raising=False)
+            guide.run(*step.strip().splitlines())
+
+
 def test_a_new_version_is_rehearsed_and_writes_nothing(guide: Guide) -> None:
     guide.follow("docs/how-to/rehearse.md")
     rows = Db(f"sqlite:///{guide.folder}/prices.db").query("select cents from prices order by id")

@@ -86,7 +86,7 @@ async def test_a_worker_over_postgrest_claims_and_settles_and_nobody_else_can(pg
             {"url": "a", "status": "done", "title": "A", "error": None},
             {"url": "b", "status": "dead", "title": None, "error": "HTTP 503"},
         ]  # fmt: skip
-        # Whoever is not the worker.
+        # Users other than the worker.
         for role in ("anon", "authenticated"):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await rpc(pg, role, "fetch_claim_next", {"worker": "thief"})

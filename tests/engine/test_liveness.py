@@ -718,7 +718,7 @@ async def test_a_successor_leaves_its_own_rows_and_gives_back_what_was_locked_be
 
 @pytest.mark.parametrize("declared", [False, True])
 async def test_rows_that_a_successor_of_the_same_id_holds_are_not_given_back(db: Db, declared: bool) -> None:
-    """The word of a death may come late: by then the id is another process's, whoever called the first one dead."""
+    """The word of a death may come late: by then the id is another process's, no matter who called the first dead."""
     jobs(db, 2)
     mill, go = holding(db)
     async with working(mill, worker_id="w") as worker:

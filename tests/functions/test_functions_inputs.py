@@ -99,7 +99,7 @@ async def test_a_death_is_not_final_and_a_retry_goes_its_own_way(pg: Db) -> None
 
 
 async def test_the_bound_holds_for_functions_and_workers_together(pg: Db) -> None:
-    """Runs of a row whose inputs changed are counted, whoever ran them."""
+    """Runs of a row whose inputs changed are counted, no matter which worker ran them."""
     mill = declared(pg, settle_after=2)
     functions = await installed(pg, mill)
     pg.execute("insert into jobs (id, url, body) values (1, 'u', 'b')")

@@ -20,7 +20,7 @@ STATES = {state: {"status": state} for state in ("ready", "running", "done", "de
 JOBS = """create table {table} (id integer generated always as identity primary key, status {kind} default 'ready',
   worker varchar(40), claimed_at timestamptz, heartbeat_at timestamptz, attempts integer not null default 0,
   run_after timestamptz, error text, note text)"""
-#: Whoever can be made to call one of these has run somebody else's code.
+#: A caller that is made to call one of these has run somebody else's code.
 TROJANS = """
 create schema evil; grant usage on schema evil to public;
 create table evil.caught (what text); grant insert on evil.caught to public;

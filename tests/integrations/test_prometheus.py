@@ -96,7 +96,7 @@ async def test_runs_whose_inputs_changed_are_counted(db: Db) -> None:
 
 
 async def test_how_the_lanes_stand_is_asked_of_the_database(db: Db) -> None:
-    """E8, D10: rows by state, the oldest ready one, keys that a gate holds back, workers; whoever works."""
+    """E8, D10: rows by state, the oldest ready one, keys that a gate holds back, and workers of every process."""
     db.execute(JOBS[db.dialect])
     past = "now() - interval '90 seconds'" if db.dialect == "postgresql" else (
         "strftime('%Y-%m-%d %H:%M:%f', 'now', '-90 seconds')")  # fmt: skip

@@ -84,7 +84,7 @@ def test_the_schema_is_byte_for_byte_as_before_after_adopt_migrate_run_and_detac
 def test_running_rows_are_indexed_by_what_grows_and_no_renewal_moves(
     pg: Db, command: Command, renewed: str, order: str
 ) -> None:
-    """Speed: entries of a random key go all over the index; one on a time that is renewed makes each renewal dear."""
+    """Speed: entries of a random key go all over the index; one on a time that is renewed makes renewals costly."""
     pg.execute(
         "create table jobs (id uuid primary key default gen_random_uuid(), status text not null default 'new',"
         " worker text, locked_at timestamptz, heartbeat_at timestamptz)"

@@ -242,7 +242,7 @@ async def test_every_verb_of_a_worker_runs_under_its_role_and_nothing_else_does(
 
 
 def test_the_script_is_sql_that_can_be_read_and_says_what_it_does(shop: Db, command: Command) -> None:
-    """C1: for whoever has to run it; a slip of the pen is told."""
+    """C1: for the person who runs it; a misspelled name is reported."""
     asyncio.run(prepared(shop))
     command.app(shop.url, LANE)
     shown = command("sql", "--role", ROLE)

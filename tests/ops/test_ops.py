@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import web
 from command import Command, ago, register
-from databases import Db
+from databases import Db, make_own_tables
 from rowmill.store.own.fingerprint import fingerprint
 
 LANE = "environments/default/lanes/fetch"
@@ -32,6 +32,8 @@ QUESTIONS = [
     (["jobs", "--lane", "fetch", "--state", "ready", "--limit", "1"], f"{LANE}/rows?order=queue&state=ready&limit=1"),
     (["why", "fetch", "1"], f"{LANE}/rows/1/why"),
     (["why", "fetch", "3"], f"{LANE}/rows/3/why"),
+    (["logs", "fetch", "1"], f"{LANE}/rows/1/logs"),
+    (["logs", "fetch", "1", "--run", "2"], f"{LANE}/rows/1/logs?run=2"),
     (["gates"], "gates"),
     (["gates", "fetch", "--key", "a.example"], "gates?lane=fetch&key=a.example"),
     (["errors", "--hours", "24"], "errors?hours=24"),
@@ -72,6 +74,11 @@ def fill(db: Db) -> None:
         {"url": "u/7", "status": "given up", "error": "forbidden", "attempts": 3},
     ):
         db.insert("pages", [row])
+    make_own_tables(db.url)
+    for run, outcome in enumerate(("retry", "done"), 1):
+        log = {"lane": "fetch", "row_id": "1", "attempt": run, "worker": "w-1", "outcome": outcome, "dropped": 3}
+        lines = f'[[0.5, "info", "attempt {run}", null], [0.25, "error", "no\\nanswer", "4"]]'
+        db.insert("rowmill_run_logs", [{**log, "at": ago(minutes=3), "kept_until": ago(days=-7), "lines": lines}])
     register(db, "w-9", state="busy", current=[{"lane": "fetch", "id": 4, "seconds": 1, "environment": "default"}])
 
 

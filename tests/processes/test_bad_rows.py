@@ -61,7 +61,7 @@ def work(job):
         ACTS[job["note"]](job)
 """
 
-#: Every time that a row is written as done, whoever writes it.
+#: Every time that a row is written as done, by any process.
 RECORD = {
     "postgresql": """
 create function record() returns trigger language plpgsql as

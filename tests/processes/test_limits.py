@@ -1,4 +1,4 @@
-"""Gates over real processes: limits held at every instant, whoever dies meanwhile.
+"""Gates over real processes: limits hold at every instant, no matter which process dies.
 
 Why processes: those that die are killed with runs in hand, which count until they are swept.
 """

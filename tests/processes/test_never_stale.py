@@ -1,6 +1,6 @@
 """Never stale, with processes: rows are edited at random while four workers are at them.
 
-Why processes: what a worker knows of a row's inputs must come from the row, whoever runs it next.
+Why processes: what a worker knows of a row's inputs must come from the row, no matter which worker runs it next.
 ``ROWMILL_STALE_ROWS=20000 pytest tests/processes/test_never_stale.py`` is the full size.
 """
 

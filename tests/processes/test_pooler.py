@@ -142,7 +142,7 @@ def test_two_processes_drain_a_lane_row_by_row_once(pg: Db, tmp_path: Path) -> N
 
 
 async def test_several_make_rowmills_tables_at_once(pg: Db) -> None:
-    """DESIGN, poolers: on a session that others have used, and that has looked for the tables in vain before."""
+    """DESIGN, poolers: on a session that others have used, and that has looked for the tables before."""
     databases = [Database.open(pg.url) for _ in range(6)]
     made = await asyncio.gather(*(schema.ensure(database) for database in databases))
     for database in databases:

@@ -83,7 +83,7 @@ def prepare(db: Db, folder: Path, columns: str, rows: int, *, takes: float = 0, 
 
 
 def restart_until_drained(db: Db, folder: Path, *lanes: str) -> int:
-    """A worker that nobody supervises, started again by whoever runs it; how often it died."""
+    """A worker that nobody supervises, started again by its operator; how often it died."""
     environment = {**os.environ, "DATABASE": db.url}
     words = [str(folder / "app.py"), *lanes]
     for deaths in range(20):

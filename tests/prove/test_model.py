@@ -375,6 +375,7 @@ class Machine(RuleBasedStateMachine):
         assert (set(ended.woken), set(ended.timed_out)) == self.oracle.looked()
         if forget:
             self.run(waits.forget())
+            self.oracle.forgotten()
 
     @precondition(lambda self: not self.setup.own and self.holds)
     @rule(picks=picked(4), then=st.sampled_from(["wait", "wait, then run"]), n=st.integers(0, 3))

@@ -1,4 +1,4 @@
-"""SQLite's only lock: whoever wants to write waits for it, and takes it as soon as it is free."""
+"""SQLite's only lock: a writer waits for it, and takes it as soon as it is free."""
 
 from __future__ import annotations
 

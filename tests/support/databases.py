@@ -56,6 +56,11 @@ class Db:
         if self.dialect == "sqlite":
             self.execute("pragma journal_mode = wal")
 
+    @property
+    def server_version(self) -> int:
+        """PostgreSQL's major version."""
+        return int(self.value("select current_setting('server_version_num')")) // 10_000
+
     def __repr__(self) -> str:
         return f"Db({self.url!r})"
 
@@ -182,8 +187,9 @@ class Server:
 
     def create_database(self, name: str, template: str = "template1") -> str:
         """A fresh database's address."""
-        # Copied by file: two thirds of the CPU that copying by the log takes.
-        self._admin(f'create database "{name}" template "{template}" strategy file_copy')
+        # Copied by file: two thirds of the CPU that copying by the log takes. Before version 15 there is no other way.
+        strategy = "strategy file_copy" if self.version >= 15 else ""
+        self._admin(f'create database "{name}" template "{template}" {strategy}')
         url: str = self._postgres.get_uri(database=name)
         if self.schema is not None:
             self._admin(f'alter database "{name}" set search_path = {self.schema}')
@@ -196,13 +202,18 @@ class Server:
         return f"create schema if not exists {self.schema}; grant usage on schema {self.schema} to public"
 
     @functools.cached_property
+    def version(self) -> int:
+        """PostgreSQL's major version."""
+        return Db(self.url).server_version
+
+    @functools.cached_property
     def prepared(self) -> str:
         """A database with rowmill's own tables, to copy: they take more CPU than all else of a short test."""
         make_own_tables(self.create_database("prepared"))
         return "prepared"
 
     def drop(self, name: str) -> None:
-        """Drop a database, whoever is still connected to it."""
+        """Drop a database, even if somebody is still connected to it."""
         self._admin(f'drop database if exists "{name}" with (force)')
 
     def _admin(self, sql: str) -> None:

@@ -15,7 +15,7 @@ import gated
 from databases import Db
 from quick_processes import QuickProcess
 
-#: One write each to a file opened for appending: whole lines, whoever else writes, and whatever happens after.
+#: One write each to a file opened for appending: whole lines, also with other writers, and whatever happens after.
 APP = """
 import asyncio, os, random, sys, time
 from datetime import timedelta as td

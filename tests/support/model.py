@@ -283,6 +283,12 @@ class Oracle:
                 row.worker = None
         return woken, dead
 
+    def forgotten(self) -> None:
+        """Rows that have ended, or were given another time, wait no more, even if that time comes again by chance."""
+        for row in self.rows.values():
+            if row.waits is not None and (row.state in FINAL or row.due != row.waits[2]):
+                row.waits = None
+
     def expired(self) -> set[int]:
         """Rows that were not started in time, whatever they wait for: they end."""
         over = {r.id for r in self.rows.values() if r.state in self.states and r.expires <= self.now}

@@ -58,7 +58,7 @@ class Pooler:
         (self._folder / "pgbouncer.ini").write_text(settings)
         (self._folder / "users.txt").write_text('"postgres" ""\n')
         words = [program, "--quiet", str(self._folder / "pgbouncer.ini")]
-        if os.getuid() == 0:  # it will not be root; whoever owns the server's socket may use it
+        if os.getuid() == 0:  # it will not be root; the owner of the server's socket may use it
             owner = Path(self.host).stat().st_uid or 65534
             for path in (self._folder, *self._folder.iterdir()):
                 os.chown(path, owner, -1)
@@ -103,7 +103,7 @@ class Pooler:
 
     def close(self) -> None:
         """End it, and remove what it left."""
-        self._process.send_signal(signal.SIGTERM)  # at once, whoever is connected
+        self._process.send_signal(signal.SIGTERM)  # at once, even with open connections
         self._process.wait(_PATIENCE)
         shutil.rmtree(self._folder, ignore_errors=True)
 

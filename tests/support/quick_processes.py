@@ -1,7 +1,7 @@
 """Python processes that start in milliseconds: forked from one that has imported rowmill and nothing else of theirs.
 
 After ``install``, ``subprocess.Popen`` with a Python program does not execute an interpreter: a fork server starts a
-process that becomes the program. It is a child of whoever asked, with a process id, files, signals and connections of
+process that becomes the program. It is a child of the caller, with a process id, files, signals and connections of
 its own, and is waited for, listed, stopped and killed like any other. But imports, a second of CPU each time, are paid
 once for each run of pytest. What such a process starts comes from a fork server of its own. ``real_processes`` is for
 tests of what an interpreter loads.
@@ -199,7 +199,7 @@ class QuickProcess(subprocess.Popen[bytes]):
 
 
 def serve(number: int) -> NoReturn:
-    """Start what comes over the line, until whoever asks is gone."""
+    """Start what comes over the line, until the asking process is gone."""
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [path for path in sys.path[1:] if path not in own]
     for name in _IMPORTS:

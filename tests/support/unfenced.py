@@ -1,4 +1,4 @@
-"""The chaos suite's application with the fence taken out: a run writes its outcome whoever has the row by now."""
+"""The chaos suite's application with the fence taken out: a run writes its outcome over another worker's."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def needed(*roots: Requirement) -> dict[str, importlib.metadata.Distribution]:
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and its declared dependencies, and nothing else. These are linked from here, not
-    downloaded: whoever works without a network can run the test.
+    downloaded: the test also runs without a network.
     """
     home = tmp_path_factory.mktemp("clean") / "venv"
     venv.create(home, symlinks=True)

@@ -34,6 +34,7 @@ ENDPOINT: dict[str, tuple[str, Any]] = {
     "rows": (f"{LANE}/rows?search={SECRET}", None),
     "row": (f"{LANE}/rows/1", None),
     "why": (f"{LANE}/rows/1/why", None),
+    "logs": (f"{LANE}/rows/1/logs", None),
     "edit": (f"{LANE}/rows/1", {"run_after": "2031-01-01T00:00:00Z"}),
     "insert": (f"{LANE}/rows", {"columns": {"url": "x"}}),
     "retry": (f"{LANE}/retry", {"ids": [1]}),
@@ -67,8 +68,10 @@ PAGE = {
 FOREIGN = [
     f"{LANE}/rows/2",
     f"{LANE}/rows/2/why",
+    f"{LANE}/rows/2/logs",
     f"{BASE}/environments/default/lanes/mail/rows/1",
     f"{BASE}/environments/default/lanes/mail/rows/1/why",
+    f"{BASE}/environments/default/lanes/mail/rows/1/logs",
     f"{BASE}/environments/default/lanes/read/rows/2",
     f"{BASE}/environments/default/lanes/default/rows/1",
     f"{BASE}/tasks/mail/jobs/1",
@@ -115,6 +118,10 @@ def fill(site: Db, client: TestClient) -> None:
     )
     pause = {"lane": "read", "reason": f"{SECRET} reason"}
     assert client.post(f"{BASE}/environments/default/pause", json=pause).status_code == 200
+    for lane, row in (("read", "2"), ("default", "1"), ("mail", "1"), ("fetch", "2"), ("read", "1")):
+        at = site.value("select current_timestamp")
+        log = {"lane": lane, "row_id": row, "attempt": 1, "worker": "w", "outcome": "done", "at": at, "kept_until": at}
+        site.insert("rowmill_run_logs", [{**log, "lines": f'[[0, "info", "{SECRET} log", null]]'}])
     for lane, row in (("read", "2"), ("default", "1")):
         site.insert(
             "rowmill_failures",

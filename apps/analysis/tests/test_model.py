@@ -25,7 +25,7 @@ MODEL = "model-analysis"
 
 
 async def test_an_answer_outlives_the_run_that_asked_for_it(jobs: Db, settings: Settings, model: Model) -> None:
-    """E6: a run that lost its row after the model had answered; whoever takes the row over asks nobody again."""
+    """E6: a run that lost its row after the model had answered; the next worker does not ask again."""
     (key,) = world.insert(jobs, status=MODEL, extractedInfo=INFO)
     mill = world.mill_on(jobs, world.calm(settings))
     async with Kit(mill) as kit:

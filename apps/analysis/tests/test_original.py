@@ -151,7 +151,7 @@ async def test_the_set_up_adds_what_the_originals_table_lacks_and_both_workers_f
     try:
         await asyncio.to_thread(eventually, lambda: theirs.monitored()["completed"] == 9, 60, 0.05)
         assert theirs.monitored() == {"in progress": 3, "waiting": 0, "stuck": 0, "failed": 0, "completed": 9}
-        for key in held:  # what they hold is still theirs; the next phase is for whoever is first
+        for key in held:  # what they hold is still theirs; the first one takes the next phase
             await asyncio.to_thread(theirs.finish, key, "not-started")
         done = lambda: theirs.monitored()["completed"] == 12  # noqa: E731
         for _ in range(600):

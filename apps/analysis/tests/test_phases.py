@@ -169,7 +169,7 @@ async def test_a_site_that_asks_for_patience_does_not_hold_up_the_others(
 async def test_addresses_inside_the_own_network_are_never_fetched(
     lite: Db, settings: Settings, net: Internet, url: str
 ) -> None:
-    """E1: whoever may enter an address must not reach what only this machine can reach; nor by a redirect."""
+    """E1: a user who may enter an address must not reach what only this machine can reach; nor by a redirect."""
     await _tables(lite)
     net.sites["innocent.example"] = sites.redirecting(url)
     world.insert(lite, url=url)

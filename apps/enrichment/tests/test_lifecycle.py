@@ -214,7 +214,7 @@ async def test_links_that_an_operator_cancels_are_counted(app: App) -> None:
     """C2: counters are right by whatever hands a link ends."""
     id = await app.imported("https://a.example/1", "https://a.example/2")
     store = await app.kit.store("enrich")
-    view = LaneView(store, fleet=True)
+    view = LaneView(store, has_workers_table=True)
     async for _ in Operator(view).cancel(Selection(("ready",)), "not any more"):
         pass
     assert app.standing(id) == ("succeeded", 2, 2, 2)

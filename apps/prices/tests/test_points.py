@@ -137,7 +137,7 @@ async def test_sources_that_finish_at_the_same_time_are_all_in_the_valuation(app
 async def test_a_valuation_waits_for_one_that_is_not_committed_and_sees_its_points(
     app: App, intake: dict[str, int]
 ) -> None:
-    """D6, X1: without the wait, whoever comes second values the coin without the first one's points."""
+    """D6, X1: without the wait, the second run values the coin without the first one's points."""
     other = {**intake, "source_id": app.source("auction")}
 
     async def write(tx: Any, where: dict[str, int]) -> None:

@@ -9,6 +9,7 @@ from . import check as check
 from . import demo as demo
 from . import errors as errors
 from . import gates as gates
+from . import logs as logs
 from . import look as look
 from . import mcp as mcp
 from . import migrate as migrate

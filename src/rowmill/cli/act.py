@@ -71,10 +71,10 @@ def cancel(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel rows before they run; with --running, cancel running rows, too.
+    """Cancel rows before they run, or also running rows with --running.
 
-    They move to canceled, or to dead if the lane has no such state. With --error, cancel those whose latest failure
-    is in that family.
+    Canceled rows move to canceled, or to dead if the lane has no such state. With --error, cancel the rows whose
+    latest failure is in that family.
 
     Example: `rowmill cancel app:mill --lane fetch --id 7`
     """
@@ -115,7 +115,9 @@ def _only_one(**given: Any) -> None:
     names = ", ".join(f"--{name}" for name in given)
     chosen = sum(bool(value) for value in given.values())
     if chosen != 1:
-        raise UsageError("no rows are chosen" if not chosen else "rows are chosen in two ways", hint=f"one of {names}")
+        raise UsageError(
+            "no rows are chosen" if not chosen else "rows are chosen in more than one way", hint=f"one of {names}"
+        )
 
 
 @dataclass

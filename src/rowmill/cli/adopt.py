@@ -35,7 +35,10 @@ _UNUSED = 20  # columns without a role that are named
 
 
 Values = Annotated[list[str] | None, typer.Option(help="a value that means ready (repeatable)", metavar="VALUE")]
-Value = Annotated[str | None, typer.Option(help="the value of this state", metavar="VALUE")]
+
+
+def _value(option: str, meaning: str = "") -> Any:
+    return typer.Option(option, help=f"the value that means {meaning or option[2:]}", metavar="VALUE")
 
 
 @app.command()
@@ -51,11 +54,11 @@ def adopt(
         str | None, typer.Option("--state", help="the column that holds the state", metavar="COLUMN")
     ] = None,
     ready: Values = None,
-    running: Value = None,
-    done: Value = None,
-    retry: Value = None,
-    dead: Value = None,
-    canceled: Value = None,
+    running: Annotated[str | None, _value("--running")] = None,
+    done: Annotated[str | None, _value("--done")] = None,
+    retry: Annotated[str | None, _value("--retry", "waiting for a retry")] = None,
+    dead: Annotated[str | None, _value("--dead")] = None,
+    canceled: Annotated[str | None, _value("--canceled")] = None,
     role: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,11 +82,11 @@ def adopt(
 ) -> None:
     """Read a live table, and propose a lane for it.
 
-    Prints the lane, the DDL that it needs, and the plan of its claim. Only reads, takes no lock that a reader does
-    not take, and never scans a large table. Give values as the column has them, or as the words of its lookup table.
-    At a terminal it asks what is not certain. In a script it lists the open questions, says which option answers
-    each, writes no file and exits with code 5. --yes accepts every guess; a question without a guess still needs an
-    option.
+    Prints the lane, the DDL that it needs, and the query plan of its claim. It only reads, takes no lock that a reader
+    does not take, and never scans a large table. At a terminal it asks what is not certain. In a script it lists the
+    open questions with the option that answers each, writes no file, and exits with code 5. --yes accepts every guess.
+    A question without a guess still needs an option. Give values as the column has them, or as the words of its lookup
+    table.
 
     Example: `rowmill adopt postgresql://localhost/shop links --write worker.py`
     """

@@ -43,7 +43,7 @@ def exit_code(error: RowmillError) -> int:
 PANELS = {
     "Start": ["demo", "check"],
     "Run": ["run", "try", "rehearse"],
-    "Look": ["status", "top", "jobs", "why", "errors", "stuck", "workers", "health", "gates"],
+    "Look": ["status", "top", "jobs", "why", "logs", "errors", "stuck", "workers", "health", "gates"],
     "Act": ["retry", "cancel", "release", "pause", "resume"],
     "Adopt": ["adopt", "migrate", "sql"],
     "Serve": ["serve", "mcp", "token", "audit"],
@@ -65,7 +65,7 @@ _METAVARS = {
     "patience": "SECONDS", "error": "FAMILY", "family": "FAMILY", "reason": "TEXT", "write": "FILE",
     "scope": "SCOPE", "prefix": "PREFIX", "schema": "SCHEMA", "role": "ROLE", "allow_host": "HOST",
     "allow_insert": "LANE", "trust_proxy": "ADDRESS", "name": "VERB=NAME", "grant": "ROLE", "hide": "LANE.COLUMN",
-    "writes": "LANE.COLUMN", "span": "DURATION", "until": "TIME",
+    "writes": "LANE.COLUMN", "run": "N", "span": "DURATION", "until": "TIME",
     "install_completion": "", "show_completion": "",
 }  # fmt: skip
 

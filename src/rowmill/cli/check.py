@@ -25,8 +25,8 @@ def check(
 ) -> None:
     """Check every lane against every environment.
 
-    Prints errors, warnings, the resolved roles, and how the claim finds its rows. Writes nothing: triggers are
-    tried in a transaction that is rolled back.
+    Prints errors, warnings, the roles of your columns, and how the claim finds its rows. Writes nothing: it tries
+    triggers in a transaction that is rolled back.
 
     Exit codes: 0 no errors; 1 errors, or warnings with --strict.
 
@@ -109,7 +109,7 @@ def _about(examined: ExaminedLane, reference: str | None) -> list[Table]:
     if plan is not None and plan.direct:
         how = f"by index {plan.index}"
     elif plan is not None and plan.index:
-        how = f"walks index {plan.index} past rows that are not ready"
+        how = f"by index {plan.index}, past rows that it does not claim"
     else:
         how = "scans the whole table" + (", which is small" if examined.rows < SMALL else "")
     cost = f", cost {plan.cost:,.0f}" if plan is not None and plan.cost is not None else ""

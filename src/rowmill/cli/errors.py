@@ -75,6 +75,10 @@ def _shown(document: dict[str, Any], environments: int, reference: str | None, *
         parts.append(_table(families, environments, document["hours"]))
     if any(family["dead_at_least"] for family in families):
         parts.append(Text(f"+: at least this many; only {SAMPLE:,} dead rows of each lane were read", "dim"))
+    if not whole and any(not family["count"] for family in families):
+        parts.append(
+            Text("Without a class: rowmill did not record these failures; the rows show only their error.", "dim")
+        )
     if not families and not whole and not any(part["errors"] for part in document["environments"]):
         parts.append(Text("No failures."))
     for part in document["environments"]:
@@ -120,13 +124,14 @@ def _dead_now(family: dict[str, Any]) -> str:
 
 def _one(family: dict[str, Any], hours: float) -> list[RenderableType]:
     example, unrecorded = family["example"], family["unrecorded"]
-    seen = "not recorded"
+    parts = []
     if family["count"]:
-        seen = f"{counted(family['count'], 'failure')} of {counted(family['rows'], 'row')}"
+        parts.append(f"{counted(family['count'], 'failure')} of {counted(family['rows'], 'row')}")
     if unrecorded:
-        seen += f", and {counted(unrecorded, 'dead row')} without a record"
+        parts.append(f"{counted(unrecorded, 'dead row')} whose failure was not recorded here")
     if family["dead"] is not None:
-        seen += f"; {_dead_now(family)} dead now"
+        parts.append(f"{_dead_now(family)} dead now")
+    seen = "; ".join(parts)
     head = Text(f"{family['fingerprint']}  ", "bold").append_text(plain(family["shape"]))
     lines: list[RenderableType] = [head, plain(f"lane {family['lane']} in {family['environment']}: {seen}")]
     if family["first_seen"]:

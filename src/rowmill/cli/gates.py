@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..errors import did_you_mean
 from ..mill import Mill
-from ..ops import actions, questions
+from ..ops import actions, documents, questions
 from ..ops.actions import SETTABLE, ActionTarget
 from ..plural import counted
 from . import show
@@ -186,7 +186,7 @@ def moment(text: str, what: str) -> datetime:
 def gates(
     words: Words = None,
     env: Env = None,
-    key: Annotated[str | None, typer.Option("--key", help="only this key, whatever its state")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="only this key")] = None,
     by: Annotated[str | None, typer.Option("--by", help="the gate's column, if the lane has gates by several")] = None,
     limit: Annotated[int, typer.Option(min=1, help="keys to show per gate")] = 20,
     yes: Annotated[bool, typer.Option("--yes", help="reset all keys without asking")] = False,
@@ -194,13 +194,21 @@ def gates(
 ) -> None:
     """Show the state of gates by key, or change it by hand.
 
-    Keys that hold rows back come first.
+    Lists keys that hold rows back first.
 
-    `gates set APP LANE KEY NAME=VALUE ...` sets *most* (another limit for this key, or no), *tokens*, *streak*,
-    *delay* (of an adaptive rate), *open* and *closed* (for a duration, or no). Without KEY it sets the gate of the
-    whole lane.
+    `gates set APP LANE KEY NAME=VALUE ...` changes one key. Without KEY it changes the gate of the whole lane. Names:
 
-    `gates reset APP LANE [KEY]` clears that state; pauses stay. Without KEY it clears all keys.
+    - *limit*: how many rows of the key may run at once; *no* for the declared limit
+
+    - *tokens*: what a rate has left
+
+    - *streak*: failures in a row, as the breaker counts them
+
+    - *delay*: seconds between starts, for an adaptive rate
+
+    - *open*, *closed*: hold the key back for a duration such as 10m; *no* lets it start
+
+    `gates reset APP LANE [KEY]` clears this state, but no pause. Without KEY it clears all keys.
 
     Example: `rowmill gates set app:mill fetch example.org closed=10m`
     """
@@ -238,8 +246,12 @@ def _list(
         parts += [_heading(gate, several), *([_keys_table(gate["keys"])] if gate["keys"] else [])]
         if gate["more"]:
             parts.append(Text(f"the first {counted(limit, 'key')}; --limit shows more, --key shows one", "dim"))
+    for shared in document["shared"]:
+        rate = f"{shared['limit']} starts per {documents.per(shared['per_seconds'])} in all environments"
+        now = f"{shared['used']:g} count now" if shared["error"] is None else f"not known: {shared['error']}"
+        parts.append(plain(f"{shared['lane']}: shared rate of {rate}, held in {shared['shared']}; {now}"))
     for budget in document["budgets"]:
-        where = f" in {budget['environment']}" if several > 1 else ""
+        where = f" in {budget['environment'] or 'all environments'}" if several > 1 else ""
         parts.append(plain(f"budget {budget['budget']}{where}: {budget['cells'] or 'unused'}"))
     none = "No gates." if not document["errors"] else None
     answer(document, Group(*parts) if parts else none, as_json=as_json)

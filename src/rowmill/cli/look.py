@@ -47,9 +47,9 @@ def status(
 ) -> None:
     """Count the rows of every lane by state, and show how long the oldest ready row has waited.
 
-    *waiting*: scheduled for later. *excluded*: the lane's where= is not true for it. *stuck*: running, without a
-    heartbeat for longer than the lease; counted among the running ones. *Oldest*: since the row's run_after, or
-    since its creation if that is later. Counts stop at 100,000.
+    *Waiting* rows are scheduled for later. *Excluded* rows do not meet the lane's where=. *Stuck* rows are running, but
+    sent no heartbeat for longer than the lease; *Running* counts them, too. *Oldest* counts from a row's run_after, or
+    from its creation if that is later. Counts stop at 100,000.
 
     Example: `rowmill status app:mill --lane fetch`
     """

@@ -36,10 +36,10 @@ def migrate(
 ) -> None:
     """Print or apply the DDL that the lanes need: columns, indexes, statistics, rowmill's own tables.
 
-    Without --apply it prints what touches your tables, and one line for rowmill's own. It only adds. Indexes are
-    built concurrently. A change that cannot get its lock within the lock timeout tries again. If it
-    is interrupted, run it again: it continues where it stopped. With --wake, rows that plain SQL writes to your tables
-    start within milliseconds, not at the next poll (PostgreSQL); docs/how-to/wake-workers.md says what that costs.
+    Without --apply it prints the changes to your tables, and one line for rowmill's own tables. It only adds. It builds
+    indexes concurrently, and retries a change that does not get its lock in time. If it is interrupted, run it again:
+    it continues where it stopped. With --wake, rows that plain SQL writes start within milliseconds, not at the next
+    poll (PostgreSQL only). docs/how-to/wake-workers.md says what that costs.
 
     Example: `rowmill migrate app:mill --wake --apply`
     """

@@ -44,7 +44,7 @@ def lane_names(context: typer.Context, incomplete: str) -> list[str]:
 
 App = Annotated[
     str | None,
-    typer.Argument(metavar="APP", help="module:mill, as with uvicorn (default: ROWMILL_APP)", show_default=False),
+    typer.Argument(metavar="APP", help="MODULE:NAME of your Mill (default: ROWMILL_APP)", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 Env = Annotated[list[str] | None, typer.Option("--env", help="only this environment (repeatable)", callback=not_empty)]

@@ -46,10 +46,10 @@ def prove_command(
 ) -> None:
     """Test your lanes under hundreds of interleavings and killed workers.
 
-    Works on a copy of your tables' structure, which it makes and drops. Your own database is only read, and your
-    handlers are not run.
+    Makes a copy of your tables' structure, works on it, and drops it. It only reads your own database, and does not run
+    your handlers.
 
-    Exit codes: 0 every promise held; 1 something broke, or could not be tried.
+    Exit codes: 0 every lane passed; 1 a lane failed, or could not be tested.
 
     Example: `rowmill prove app:mill fetch`
     """

@@ -90,8 +90,8 @@ def run(
 ) -> None:
     """Run workers for the lanes of APP until stopped.
 
-    On Ctrl-C or SIGTERM it claims nothing more, lets runs finish within the grace period, and gives the other
-    rows back. A second signal stops it at once.
+    On Ctrl-C or SIGTERM it claims no more rows, lets runs finish within the grace period, and makes the other rows
+    ready again. A second signal stops it at once.
 
     Exit codes: 0 stopped or drained; 1 an error; 3 drained, but rows died; 6 drained, but ready rows are paused;
     130 or 143 stopped before it was drained.

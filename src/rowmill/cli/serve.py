@@ -56,8 +56,8 @@ def serve(
 ) -> None:
     """Serve the dashboard and the HTTP API until Ctrl-C.
 
-    On a loopback address no token is needed until the first one exists. Any other address is refused without one:
-    `rowmill token create APP NAME`.
+    On a loopback address it needs no token until you create one. On any other address it starts only if there is a
+    token: `rowmill token create APP NAME`.
 
     Example: `rowmill serve app:mill --port 8321`
     """

@@ -40,7 +40,7 @@ def table(*headings: str, right: Sequence[str] = ()) -> Table:
     ruled, between = (box.SIMPLE_HEAD, 1) if console.is_terminal else (None, 2)
     made = Table(box=ruled, padding=(0, between, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for heading in headings:
-        folds = heading in ("Env", "Lane", "Worker", "Id", "Holder")
+        folds = heading in ("Env", "Lane", "Worker", "Id")
         made.add_column(heading, justify="right" if heading in right else "left", no_wrap=not folds, overflow="fold")
     return made
 
@@ -187,11 +187,11 @@ def rows_table(rows: Sequence[Document], environments: int) -> RenderableType:
 
 def stuck_table(rows: Sequence[Document], environments: int) -> Table:
     """Stuck rows, the longest silent first."""
-    right = ["No heartbeat for", "Running for"]
-    made = table(*(["Env"] if environments > 1 else []), "Lane", "Id", "Holder", *right, "Back at", right=right)
+    right = ["Last heartbeat", "Running for"]
+    made = table(*(["Env"] if environments > 1 else []), "Lane", "Id", "Worker", *right, "Back at", right=right)
     for row in rows:
         cells = [plain(row["environment"])] if environments > 1 else []
-        silent = "never had one" if row["silent_seconds"] is None else span(row["silent_seconds"])
+        silent = "never" if row["silent_seconds"] is None else f"{span(row['silent_seconds'])} ago"
         cells += [plain(row["lane"]), plain(row["key"]), holder(row)]
         back = clock_time(row["until"]) or ("next sweep" if row["swept"] else "no live worker")
         made.add_row(*cells, Text(silent, "red"), span(row["running_seconds"]), back)
@@ -200,16 +200,17 @@ def stuck_table(rows: Sequence[Document], environments: int) -> Table:
 
 def stuck_notes(rows: Sequence[Document], reference: str | None) -> list[Text]:
     """When stuck rows come back, and what to do."""
-    notes = []
-    if lanes := sorted({row["lane"] for row in rows if not row["swept"]}):
-        which = f"{plural(len(lanes), 'lane')} {', '.join(map(repr, lanes))}"
-        tries = for_app("rowmill run APP, or rowmill release APP --stuck", reference)
-        notes.append(plain(f"No live worker serves {which}, so nothing takes these rows back. Try: {tries}"))
+    notes, release = [], for_app("rowmill release APP --stuck", reference)
     if never := [row for row in rows if row["silent_seconds"] is None and row["running_seconds"] is None]:
         lease = span(max(row["lease_seconds"] for row in never))
-        note = "never had one: the row shows no time of a claim or a heartbeat. Another program may have set its state."
-        notes.append(plain(f"{note} A worker takes it back {lease} (the lease) after it first saw it."))
-        notes.append(plain(for_app("To take it back now: rowmill release APP --stuck", reference)))
+        note = "never: the row shows neither a claim time nor a heartbeat. Another program may have set its state."
+        notes.append(plain(f"{note} A worker takes it back {lease} (the lease) after it first sees it."))
+    if lanes := sorted({row["lane"] for row in rows if not row["swept"]}):
+        which = f"{plural(len(lanes), 'lane')} {', '.join(map(repr, lanes))}"
+        tries = f"{for_app('rowmill run APP', reference)}, or {release}"
+        notes.append(plain(f"No live worker serves {which}, so nothing takes these rows back. Try: {tries}"))
+    elif never:
+        notes.append(plain(f"Try: {release} takes it back now"))
     return notes
 
 

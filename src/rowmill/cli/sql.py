@@ -86,9 +86,8 @@ def sql(
 ) -> None:
     """Print the statements as they will run: claim, settle for each outcome, renew, sweep.
 
-    With --functions, print the same verbs as database functions, so that a worker in any language can work beside
-    the Python ones, also through PostgREST. With --role, print what a database role for workers needs; without a
-    lane, for all.
+    With --functions, prints the same operations as database functions. A worker in any language can call them, also
+    through PostgREST. With --role, prints the grants that a database role for workers needs, for LANE or for all lanes.
 
     Example: `rowmill sql app:mill fetch --functions`
     """

@@ -35,8 +35,13 @@ def token(
 ) -> None:
     """Create, list and revoke tokens for the dashboard and the HTTP API.
 
-    A token is shown once, when it is created. *read*: see everything; *operate*: retry, cancel, release, pause,
-    gates; *enqueue*: create jobs and rows. They are kept as hashes in the first environment's database.
+    Shows a token once, when it is created. The database of the first environment stores only its hash. Scopes:
+
+    - *read*: see everything
+
+    - *operate*: retry, cancel, release, pause and resume, change gates
+
+    - *enqueue*: create jobs and rows
 
     Example: `rowmill token create app:mill alice --scope operate`
     """

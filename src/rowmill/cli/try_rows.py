@@ -50,12 +50,12 @@ def try_command(
 ) -> None:
     """Run the handler on one row in the foreground, and show what would be written.
 
-    Claims nothing and writes nothing of the row: job.finish() is rolled back, and job.progress, spend, step, spawn and
-    enqueue write nothing. What the handler does by itself really happens: HTTP calls, files, transactions of its own.
-    Any state of the row will do. breakpoint() works; there is no timeout.
+    Does not claim the row and does not change it, whatever its state. job.finish() is rolled back, and job.progress,
+    spend, step, spawn and enqueue write nothing. What the handler does by itself really happens: HTTP calls, files, its
+    own transactions. breakpoint() works, and there is no timeout.
 
-    With --commit the row is claimed (it must be ready or waiting; gates and pauses do not hold it back), its lease is
-    renewed, and the outcome is written, only if the claim still holds.
+    With --commit it claims the row, renews the lease, and writes the outcome if the claim still holds. The row must be
+    ready or waiting. Gates and pauses do not hold it back.
 
     Exit codes: 0 the run ended well; 3 it failed; 4 no row has this id; 1 it could not run.
 
@@ -141,11 +141,12 @@ def rehearse_command(
 ) -> None:
     """Run a new version of a handler on finished rows, and show what it would write differently.
 
-    Takes a sample of the newest 2,000 done rows by key, and runs each as `rowmill try` does: nothing is written, but
-    what the handler does by itself really happens. Compares the columns that the handler returns with the stored
-    values, or with what the lane of the same name in OTHER_APP would write.
+    Takes a sample of the 2,000 newest done rows, by key, and runs each as `rowmill try` does. Nothing is written, but
+    what the handler does by itself really happens. Compares the returned columns with the stored values, or with what
+    the lane of the same name in OTHER_APP would write.
 
-    Exit codes: 0 every run ended well, the same or not; 3 some run of the new version failed; 4 no row is done.
+    Exit codes: 0 every run ended well, with or without differences; 3 a run of the new version failed; 4 no row is
+    done.
 
     Example: `rowmill rehearse app:mill fetch --rows 50 --against old_app:mill`
     """

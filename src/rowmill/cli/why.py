@@ -55,7 +55,9 @@ def _shown(document: dict[str, Any], environments: int, reference: str | None) -
     parts: list[RenderableType] = [head]
     if state != "none":
         parts += [_line(reason) for reason in document["reasons"]]
-    if state in ("held", "excluded", "ready", "stuck") or (state == "running" and document["by_itself"] is not None):
+    if state in ("held", "excluded", "ready", "stuck", "elsewhere") or (
+        state == "running" and document["by_itself"] is not None
+    ):
         parts.append(_when(document))
     if command := _command(document, reference, environments):
         parts.append(Text("Try: ", "bold").append_text(plain(command)))
@@ -63,12 +65,16 @@ def _shown(document: dict[str, Any], environments: int, reference: str | None) -
 
 
 def _command(document: dict[str, Any], reference: str | None, environments: int) -> str | None:
-    """The command that makes a row run that does not run by itself."""
+    """What makes a row run that does not run by itself."""
     app, lane = f" {reference}" if reference else "", document["lane"]
     env = f" --env {document['environment']}" if environments > 1 else ""
     codes = {reason["code"] for reason in document["reasons"] if reason["seconds"] is None}
     if document["state"] in ("dead", "canceled", "exhausted"):
         return f"rowmill retry{app}{env} --lane {lane} --id {document['id']}"
+    if document["state"] == "none":
+        return f"rowmill jobs{app}{env} --lane {lane} lists rows with their ids"
+    if document["state"] == "elsewhere":
+        return "give the row the values of the lane's ready state, in SQL"
     if "environment_paused" in codes:
         return f"rowmill resume{app}{env}"
     if "lane_paused" in codes:

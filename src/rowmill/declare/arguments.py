@@ -106,7 +106,7 @@ def _encode(value: Any, hint: Any) -> Any:
             if container is int and isinstance(value, bool):
                 raise Unfit("an int, not a bool")
             return _number(_fits(value, container))
-    raise Unfit(f"a type that can be kept as JSON; {_name(hint)} cannot (a dataclass or a pydantic model can)")
+    raise Unfit(f"a type that can be stored as JSON; {_name(hint)} cannot (a dataclass or a pydantic model can)")
 
 
 def decode(value: Any, hint: Any = Any) -> Any:

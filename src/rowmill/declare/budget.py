@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import DeclarationError, did_you_mean
+from .gates import check_shared
 from .outcome import Dead
 
 
@@ -26,13 +27,18 @@ class Budget:
 
     name: str
     limits: tuple[Limit, ...]
+    #: The environment, or the URL of the database, that holds it for all environments; None: each holds its own.
+    shared: str | None = field(default=None, repr=False)
 
     @classmethod
-    def declare(cls, name: str, units: Mapping[str, Any]) -> Budget:
+    def declare(cls, name: str, units: Mapping[str, Any], shared: str | None = None) -> Budget:
         """``Budget.declare("gemini", {"tokens": [(4000, per_minute), (100_000, per_day)]})``."""
         if not units:
             raise DeclarationError(f"budget {name!r} limits nothing", hint="tokens=(4000, timedelta(minutes=1))")
-        return cls(name, tuple(limit for unit, given in units.items() for limit in _limits(name, unit, given)))
+        if shared is not None:
+            check_shared(f"budget {name!r}", shared)
+        limits = tuple(limit for unit, given in units.items() for limit in _limits(name, unit, given))
+        return cls(name, limits, shared)
 
     def asked(self, amounts: Mapping[str, float], *, used: bool = False) -> list[tuple[Limit, float]]:
         """Return the limits that these amounts count against.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -77,6 +77,9 @@ class Rate:
 
     All workers share one token bucket: any window has at most ``burst + n * window`` starts. ``burst=1`` spreads the
     starts evenly. ``closes=True``: a refusal closes this gate (see ``closed_by_refusal``).
+
+    ``shared``: one rate over all environments of the Mill, held in this one (its name, or the URL of another database).
+    Then any window of ``per`` has at most ``n`` starts in all of them together.
     """
 
     n: float
@@ -86,6 +89,8 @@ class Rate:
     source: FromTable | None = None
     adaptive: Adaptive | None = None
     closes: bool = False
+    #: Not in texts: a URL may contain a password.
+    shared: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, (int, float)) or isinstance(self.n, bool) or not 0 < self.n < math.inf:
@@ -97,6 +102,14 @@ class Rate:
         if self.burst is not None and not _whole(self.burst, 1):
             raise DeclarationError(f"Rate: burst={self.burst!r} must be a whole number of at least 1")
         _check_by("Rate", self.by)
+        if self.shared is None:
+            return
+        check_shared("Rate", self.shared)
+        if (self.by, self.burst, self.closes) != (None, None, False) or not _whole(self.n, 1):
+            raise DeclarationError(
+                "Rate: with shared= it is a whole number of starts of the whole lane, without by, burst and closes",
+                hint='Rate(100, per=timedelta(seconds=1), shared="control")',
+            )
 
     @classmethod
     def from_table(
@@ -265,10 +278,10 @@ def grouped(gates: Iterable[Gate], pace: Any, where: str) -> tuple[Group, ...]:
             groups.append(free)
         setattr(free, kind, gate)
 
-    if isinstance(gates, (Concurrency, Rate, Breaker)):
-        gates = [gates]
-    for gate in gates:
+    for gate in _listed(gates):
         match gate:
+            case Rate(shared=str()):
+                pass  # no gate of one database: see ``shared_rate``
             case Concurrency():
                 place("process" if gate.scope == "process" else "concurrency", gate.by, gate)
             case Rate():
@@ -282,6 +295,21 @@ def grouped(gates: Iterable[Gate], pace: Any, where: str) -> tuple[Group, ...]:
     if pace is not None:
         place("pace", None, _pace(pace, where))
     return tuple(sorted(groups, key=lambda group: group.label))
+
+
+def _listed(gates: Any) -> Iterable[Any]:
+    return [gates] if isinstance(gates, (Concurrency, Rate, Breaker)) else gates
+
+
+def shared_rate(gates: Any, where: str) -> Rate | None:
+    """The lane's rate over all environments."""
+    rates = [gate for gate in _listed(gates) if isinstance(gate, Rate) and gate.shared is not None]
+    if len(rates) > 1:
+        raise DeclarationError(
+            f"{where}: there are two rates with shared=, and a lane may have one",
+            hint='for the second, a budget: mill.budget("api", shared=..., calls=(5000, timedelta(hours=1)))',
+        )
+    return rates[0] if rates else None
 
 
 def closed_by_refusal(groups: Sequence[Group], labels: Collection[str]) -> set[str]:
@@ -311,6 +339,15 @@ def _pace(given: Any, where: str) -> Pace:
             f"{where}: pace={given!r} is not a number of starts and a period", hint="pace=(3, timedelta(seconds=5))"
         )
     return Pace(n, seconds)
+
+
+def check_shared(kind: str, shared: Any) -> None:
+    """Refuse what cannot name the database of a shared limit."""
+    if not isinstance(shared, str) or not shared:
+        raise DeclarationError(
+            f"{kind}: shared={shared!r} must name the database that holds it",
+            hint='an environment of the Mill, or a URL: shared="postgresql://app@db/control"',
+        )
 
 
 def _whole(value: Any, least: int) -> bool:

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from ..errors import DeclarationError, did_you_mean
 from . import chunk, roles, states
 from .budget import Budget
-from .gates import Gate, Group, grouped
+from .gates import Gate, Group, Rate, grouped, shared_rate
 from .retry import Backoff, Verdict, exponential
 from .states import Values
 
@@ -28,7 +28,7 @@ STALE = ("drop", "write")
 BEHIND = 1_000_000
 _DURATIONS = (
     "untouched_for", "expires_after", "lease", "startup_lease", "heartbeat", "sweep_every", "poll", "timeout",
-    "chunk_wait",
+    "chunk_wait", "keep_logs",
 )  # fmt: skip
 
 
@@ -91,6 +91,8 @@ class Lane:
     environments: Sequence[str] | None = None
     unfenced: bool = False
     slot_name: str = "{lane}-{n}"
+    #: How long what handlers log through ``job.log`` is kept; None: not at all.
+    keep_logs: timedelta | None = timedelta(days=7)
     #: What a row that is done has reached; rows below it are worked on again, behind the live ones: see ``backfill``.
     version: int | None = None
     version_column: str | None = None
@@ -101,6 +103,8 @@ class Lane:
     budgets: dict[str, Budget] = field(init=False, default_factory=dict)
     #: The gates by what they look at; made from ``gates`` and ``pace``.
     groups: tuple[Group, ...] = field(init=False)
+    #: The rate over all environments, if there is one; made from ``gates``.
+    shared_rate: Rate | None = field(init=False)
     #: The lane whose done rows this one works on again.
     backfills: Lane | None = None
 
@@ -172,6 +176,12 @@ class Lane:
         if not self.own:
             chunk.validate_handler(where, self.handler, self.chunk)
         self.groups = grouped(self.gates, self.pace, where)
+        self.shared_rate = shared_rate(self.gates, where)
+        if self.shared_rate is not None and self.chunk is not None:
+            raise DeclarationError(
+                f"{where}: a rate with shared= counts rows that start one by one, not chunks",
+                hint="a budget with shared=, from which the handler takes with job.spend",
+            )
         for column, given in self.fills.items():
             if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and callable(given[1])):
                 raise DeclarationError(
@@ -378,6 +388,11 @@ class Lane:
                 f"{where}: backoff must be fixed(...), exponential(...) or a function of the attempt",
                 hint="backoff=fixed(timedelta(minutes=5))",
             )
+
+    @property
+    def shared_name(self) -> str:
+        """The name of its shared rate, which a lane and its backfill have in common."""
+        return self.backfills.name if self.backfills is not None else self.name
 
     @property
     def running_condition(self) -> dict[str, Any]:

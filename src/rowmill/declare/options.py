@@ -48,7 +48,7 @@ class Key:
             letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in self.value
         ):
             raise WrongArguments(
-                f"the key {self.value[:60]!r} cannot be kept: at most {LONGEST_KEY} characters, no NUL or surrogate",
+                f"the key {self.value[:60]!r} cannot be stored: at most {LONGEST_KEY} characters, no NUL or surrogate",
                 hint="use a hash of it",
             )
         if self.debounce is not None or self.at_most is not None:

@@ -21,7 +21,7 @@ def _delay(who: str, after: Any) -> Any:
 
 
 class Outcome(Exception):
-    """Base of the six outcomes. An exception only so that it can be raised from deep inside a handler."""
+    """Base of the outcomes of a run. A handler can return one, or raise it from deep inside."""
 
     name: str = ""
 
@@ -52,7 +52,7 @@ class Done(Outcome):
 
 
 class Retry(Outcome):
-    """The run failed and may be tried again, after ``after`` or the lane's backoff. Costs an attempt."""
+    """Retry the row after ``after``, or after the lane's backoff. Costs an attempt."""
 
     name = "retry"
 
@@ -65,7 +65,7 @@ class Retry(Outcome):
 
 
 class Snooze(Outcome):
-    """Not now: the row is ready again after ``after``, or at the time ``until``, and no attempt is spent.
+    """Run the row again after ``after``, or at the time ``until``. Costs no attempt.
 
     ``closes=True``: the others of its key are held back as long, for every worker, where the lane has gates;
     ``closes="lane"``: all rows of the lane.
@@ -86,14 +86,14 @@ class Snooze(Outcome):
         if (after is None) == (until is None):
             raise TypeError("Snooze takes a timedelta, or until= a time")
         if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
-            raise TypeError(f"Snooze: until is a datetime with a time zone, not {until!r}")
+            raise TypeError(f"Snooze: until must be a datetime with a time zone, not {until!r}")
         if closes not in (True, False, "lane"):
-            raise TypeError(f'Snooze: closes is True (the key) or "lane", not {closes!r}')
+            raise TypeError(f'Snooze: closes must be True (the key) or "lane", not {closes!r}')
         self.closes = closes
 
 
 class Wait(Outcome):
-    """Not before ``until`` is true: an SQL condition over the row, which anybody's UPDATE may bring about.
+    """Make the row wait until an SQL condition on its columns is true. Any program's UPDATE may make it true.
 
     The row holds no slot and no lease, and no attempt is spent. When the condition is true, the handler runs again from
     its beginning. After ``timeout`` the row is dead, or with ``then="run"`` the handler runs anyway, and
@@ -115,11 +115,13 @@ class Wait(Outcome):
         self.until, self.timeout, self.then = until, _delay("Wait", timeout), then
         if not isinstance(until, str) or (problem := unreadable(until)):
             problem = problem if isinstance(until, str) else f"it is {until!r}"
-            raise TypeError(f'Wait: until is an SQL condition over the row, as "approved_at is not null": {problem}')
+            raise TypeError(
+                f'Wait: until must be an SQL condition on the row, such as "approved_at is not null": {problem}'
+            )
         if self.timeout is None or self.timeout <= timedelta(0):
-            raise TypeError(f"Wait: timeout is a positive timedelta, not {timeout!r}")
+            raise TypeError(f"Wait: timeout must be a positive timedelta, not {timeout!r}")
         if then not in ("dead", "run"):
-            raise TypeError(f'Wait: then is "dead" or "run", not {then!r}')
+            raise TypeError(f'Wait: then must be "dead" or "run", not {then!r}')
 
 
 #: What ends a statement, or begins a comment; what stands in quotes is passed over.
@@ -137,7 +139,7 @@ def unreadable(condition: str) -> str | None:
     for token in _TOKENS.findall(condition):
         depth += {"(": 1, ")": -1}.get(token, 0)
         if token in (";", "--", "/*", "\0"):
-            return f"{token!r} stands in it"
+            return f"it contains {token!r}"
         if token in ("'", '"'):
             return "a quote is not closed"
         if depth < 0:
@@ -146,7 +148,7 @@ def unreadable(condition: str) -> str | None:
 
 
 class Dead(Outcome):
-    """The row cannot be done; it is not tried again."""
+    """Give the row up: it is dead, and rowmill does not retry it."""
 
     name = "dead"
 
@@ -155,7 +157,7 @@ class Dead(Outcome):
 
 
 class Cancel(Outcome):
-    """The work is no longer wanted."""
+    """Cancel the row, because the work is no longer wanted."""
 
     name = "canceled"
 

@@ -159,7 +159,7 @@ class Task(Generic[P, R]):
 
     @property
     def signature(self) -> Signature:
-        """What a call gives."""
+        """The parameters of the handler that a call fills."""
         if self._signature is None:
             own, job = self.resources(), self.takes_job
             first = next(iter(inspect.signature(self.handler).parameters), None)
@@ -323,8 +323,8 @@ class TaskWithOptions(Generic[P, R]):
 TASK_PARAMETERS = ("name", "queue", "max_attempts", "backoff", "timeout", "classify", "priority", "keep")
 #: What a queue may be told; the rest of a lane is rowmill's own here.
 QUEUE_PARAMETERS = (
-    "batch", "chunk", "chunk_wait", "concurrency", "environments", "gates", "heartbeat", "isolation", "lease",
-    "max_reclaims", "pace", "poll", "priority", "slot_name", "startup_lease", "sweep_every",
+    "batch", "chunk", "chunk_wait", "concurrency", "environments", "gates", "heartbeat", "isolation", "keep_logs",
+    "lease", "max_reclaims", "pace", "poll", "priority", "slot_name", "startup_lease", "sweep_every",
 )  # fmt: skip
 assert set(QUEUE_PARAMETERS) <= set(PARAMETERS)
 

@@ -24,6 +24,7 @@ from .execute import Execution, RunPlan, TimedOut, shared_word
 from .isolate import HandlerProcess
 from .job import ChunkJobs, Job
 from .lane_state import LaneState
+from .records.run_log import RunLines
 from .recovery.running_marks import mark
 from .slots import _PREFETCH, _PREFETCH_GATED, AUTO_BATCH, Slot, Slots, consume_cancellation
 from .tracing import kept_with, wrote_row
@@ -52,6 +53,10 @@ class ChunkRun:
         #: A call was made; some call brought an answer; and how many rows failed in a call of their own.
         self.begun = self._answered = False
         self._alone = 0
+        if execution.lane_state.run_logs is not None:
+            lines = RunLines()  # each row gets what was logged of any of them
+            for claim in claims:
+                claim.lines = lines
 
     def unfinished(self) -> list[Claim]:
         """Rows that have no outcome yet and are still held."""

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..errors import DatabaseError
 from ..events import Events
@@ -121,8 +122,12 @@ class Counters:
 class ThroughputRecorder:
     """Writes a worker's results to ``rowmill_minutes`` every few seconds, without delaying its work."""
 
-    def __init__(self, environment: str, minutes: Minutes, counters: Counters, events: Events) -> None:
+    def __init__(
+        self, environment: str, minutes: Minutes, counters: Counters, events: Events, logs: Any = None
+    ) -> None:
+        """``logs``: the writer of runs' logs, whose retention holds where nothing is logged any more, too."""
         self._environment, self._minutes, self._counters, self._events = environment, minutes, counters, events
+        self._logs = logs
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -140,6 +145,8 @@ class ThroughputRecorder:
             if time.monotonic() - pruned > _PRUNE_EVERY:
                 pruned = time.monotonic()
                 await self._try(self._minutes.prune())
+                if self._logs is not None:
+                    await self._try(self._logs.prune())
 
     async def write(self) -> None:
         """Write the collected results; if that fails, keep them for the next write."""

@@ -38,7 +38,7 @@ class Discovery:
             except Exception as error:  # whatever it is: the environments that are known are served on
                 if not self._failing:
                     message = error.message if isinstance(error, RowmillError) else f"{type(error).__name__}: {error}"
-                    hint = "the environments that are known are served on; the list is read again"
+                    hint = "the worker keeps serving the environments that it knows, and reads the list again"
                     worker.events.emit("environments_unlisted", logging.ERROR, error=message, hint=hint)
                 self._failing = True
                 continue

@@ -23,15 +23,16 @@ from ..store.lane.claim import Settlement
 from ..store.lane.sweep import take_over
 from ..store.own.minutes import Minutes
 from ..store.own.process_identity import same_kernel
-from ..store.own.schema import FAILURES, MINUTES, OwnTables, taken
+from ..store.own.schema import FAILURES, MINUTES, RUN_LOGS, OwnTables, taken
 from ..store.own.schema import ensure as ensure_own
 from ..store.own.workers import BEAT_EVERY, WorkersTable, WorkerState
 from .counters import ThroughputRecorder
 from .cron_scheduler import Scheduler
-from .failure_log import FailureLog
 from .heartbeat import Heartbeat
 from .joins import Joins
 from .lane_state import LaneState
+from .records.failure_log import FailureLog
+from .records.run_log import RunLogWriter
 from .recovery.liveness import DeadWorker
 from .recovery.running_marks import mark
 from .recovery.sweep import Sweeper
@@ -85,6 +86,7 @@ class Environment:
         self._scheduler: Scheduler | None = None
         self._looker: WaitLooker | None = None
         self._failures_log: FailureLog | None = None
+        self._run_logs: RunLogWriter | None = None
         self._returning: asyncio.Task[None] | None = None
         #: The events that reported the outage, empty while it serves; and how often in a row it was asked since.
         self.outage_events: set[str] = set()
@@ -189,7 +191,7 @@ class Environment:
             for claim in lane_state.all():
                 self._worker.lose_from_thread(lane_state, claim)
         self._stores, self.lane_states, self.opened, self._due = None, [], False, []
-        self.joins = self._scheduler = self._looker = self._failures_log = self._minutes = None
+        self.joins = self._scheduler = self._looker = self._failures_log = self._run_logs = self._minutes = None
         self._renewer = self._workers_table = None
 
     def looked(self) -> None:
@@ -272,8 +274,8 @@ class Environment:
         _refuse_overlaps(stores)
         lane_states = [LaneState(store, self._worker.counters) for store in stores]
         for lane_state in lane_states:
-            lane_state.environment = self
-        self._log_failures(own, lane_states)
+            lane_state.environment, lane_state.controls = self, self._worker.controls
+        self._log_runs(own, lane_states)
         # Before the first claim: what is claimed here has to be renewed.
         if self.database.shares is None:
             await self.database.ask_limit()
@@ -317,8 +319,9 @@ class Environment:
         ]
         if own is not None and own.has(MINUTES):
             self._minutes = ThroughputRecorder(
-                self.name, Minutes(self.database, self._worker.clock), self._worker.counters, self._worker.events
-            )
+                self.name, Minutes(self.database, self._worker.clock), self._worker.counters, self._worker.events,
+                self._run_logs,
+            )  # fmt: skip
             self._tasks.append(asyncio.create_task(self._minutes.run()))
         if self._before is not None:
             self._tasks.append(asyncio.create_task(self._give_back_rest(self._before, lane_states)))
@@ -388,7 +391,7 @@ class Environment:
         await self._sign_off()
         self._stores = [lane_state.store for lane_state in self.lane_states]
         self.lane_states, self.opened = [], False
-        self.joins = self._scheduler = self._looker = self._failures_log = self._minutes = None
+        self.joins = self._scheduler = self._looker = self._failures_log = self._run_logs = self._minutes = None
         self._renewer = self._workers_table = None
         self.looked()
         await self.database.rest()
@@ -482,10 +485,20 @@ class Environment:
             with contextlib.suppress(DatabaseError):
                 done = await self._give_back(before, lane_states, succeeds=True, claims=True)
 
-    def _log_failures(self, own: OwnTables | None, lane_states: list[LaneState]) -> None:
-        """Failures are written down where there is a table for them."""
+    def _log_runs(self, own: OwnTables | None, lane_states: list[LaneState]) -> None:
+        """Failures, and what runs log, are written down where there are tables for them."""
         if own is None:
             return
+        logging_lanes = [one for one in lane_states if one.store.lane.keep_logs is not None]
+        if not own.has(RUN_LOGS) and logging_lanes:
+            self._worker.events.emit(
+                "logs_off", logging.WARNING, environment=self.name, error=own.refused,
+                hint="rowmill logs shows nothing until rowmill migrate has created the table",
+            )  # fmt: skip
+        elif own.has(RUN_LOGS):
+            self._run_logs = RunLogWriter(self.database, self._worker.events, self.name)
+            for lane_state in logging_lanes:
+                lane_state.run_logs = self._run_logs
         if not own.has(FAILURES):
             self._worker.events.emit(
                 "failures_off", logging.WARNING, environment=self.name, error=own.refused,
@@ -550,8 +563,9 @@ class Environment:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._failures_log is not None:
-            await self._failures_log.close()
+        for writer in (self._failures_log, self._run_logs):
+            if writer is not None:
+                await writer.close()
         if self._renewer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._renewer.stop)
 

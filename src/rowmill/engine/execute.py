@@ -250,7 +250,7 @@ def _result(task: Task[Any, Any], ended: Any) -> Any:
             return Done({"result": encode(ended, hint)})
         except Unfit as unfit:
             words = str(unfit)
-    return Dead(f"the handler returned a {type(ended).__name__}, which cannot be kept as a result: it needs {words}")
+    return Dead(f"the handler returned a {type(ended).__name__}, which cannot be stored as a result: it needs {words}")
 
 
 def _in_thread(handler: Callable[..., Any], job: Job | ChunkJobs, resources: dict[str, Any]) -> Any:

@@ -229,7 +229,7 @@ class Heartbeat:
         self._worker.events.emit(
             "heartbeat_down", logging.ERROR, worker=self._worker.id, environment=environment.name,
             lanes=[lane_state.name for lane_state in silent],
-            error=errors[0].message if errors else "a renewal is not answered",
+            error=errors[0].message if errors else "the database does not answer a lease renewal",
             **(environment.connections if any(isinstance(e, TooManyConnections) for e in errors) else {"hint": hint}),
         )  # fmt: skip
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import importlib
 import inspect
-import logging
 import multiprocessing
 import os
 import pickle
@@ -34,6 +33,7 @@ from ..declare.lane import Lane
 from ..declare.outcome import Done, Outcome
 from ..errors import AppError, DeclarationError, RowmillError
 from ..store.lane.result_values import no_data, note_text
+from .records.run_log import JobLog
 from .resources import Resources
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class HandlerProcess:
             }
             for one in jobs
         ]
-        facts = {"trace": trace, "chunk": jobs is job, "jobs": given}
+        logs = jobs[0]._lane_state.run_logs is not None
+        facts = {"trace": trace, "chunk": jobs is job, "jobs": given, "logs": logs}
         talk = loop.run_in_executor(threads, self._talk, facts, jobs, loop)
         try:
             async with asyncio.timeout(left()):
@@ -138,6 +139,9 @@ class HandlerProcess:
                 elif kind == "progress":
                     place, fraction, note = value
                     asyncio.run_coroutine_threadsafe(jobs[place].progress(fraction, note), loop)
+                elif kind == "log":
+                    place, *line = value
+                    jobs[place].keep_line(*line)
                 else:
                     return kind, value
         except (EOFError, OSError):
@@ -189,17 +193,31 @@ class HandlerProcess:
             pipe.close()
 
 
+class Pipe:
+    """The child's end of the pipe. Any thread of a handler may say something."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock, self.recv = connection, threading.Lock(), connection.recv
+
+    def send(self, said: Any) -> None:
+        """Say it to the parent, whole."""
+        with self._lock:
+            self._connection.send(said)
+
+
 class IsolatedJob(dict[str, Any]):
     """A job as a handler in its own process sees it: the row as a dict, and the same names around it."""
 
-    def __init__(self, facts: dict[str, Any], pipe: Connection, place: int) -> None:
+    def __init__(self, facts: dict[str, Any], pipe: Pipe, place: int, logs: bool) -> None:
         super().__init__(facts.pop("row"))
         #: Where it stands in its chunk; 0 where it runs alone.
         self._pipe, self._place = pipe, place
         self._workdir = Path(facts.pop("workdir"))
         self.id, self.attempt, self.lane = facts["id"], facts["attempt"], facts["lane"]
         self.environment, self.worker, self.slot = facts["environment"], facts["worker"], facts["slot"]
-        self.log = logging.LoggerAdapter(logging.getLogger("rowmill.job"), {"fields": facts})
+        #: The run has not ended: what a thread that it left behind logs later is not the next run's.
+        self.under_way = logs
+        self.log = JobLog(facts, self._keep)
         #: A run that loses its lease is killed, so one that goes on has it.
         self.lost = False
 
@@ -209,8 +227,12 @@ class IsolatedJob(dict[str, Any]):
         self._workdir.mkdir(mode=0o700, exist_ok=True)
         return self._workdir
 
+    def _keep(self, *line: Any) -> None:
+        if self.under_way:
+            self._pipe.send(("log", (self._place, *line)))
+
     def progress(self, fraction: float, note: str | None = None) -> _Told:
-        """Say how far the run is; with or without ``await``."""
+        """Report the progress of the run; with or without ``await``."""
         self._pipe.send(("progress", (self._place, float(fraction), note_text(note))))
         return _Told()
 
@@ -291,7 +313,8 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-async def _serve_jobs(pipe: Connection, modules: list[str], name: str) -> None:
+async def _serve_jobs(connection: Connection, modules: list[str], name: str) -> None:
+    pipe = Pipe(connection)
     lane, mill = find(modules, name)
     resources = Resources(getattr(mill, "resources", {}))
     loop = asyncio.get_running_loop()
@@ -299,7 +322,7 @@ async def _serve_jobs(pipe: Connection, modules: list[str], name: str) -> None:
     while True:
         facts = await loop.run_in_executor(None, pipe.recv)
         tracer, trace = mill.events.tracer if mill is not None else None, facts.pop("trace")
-        jobs = [IsolatedJob(one, pipe, place) for place, one in enumerate(facts["jobs"])]
+        jobs = [IsolatedJob(one, pipe, place, facts["logs"]) for place, one in enumerate(facts["jobs"])]
         job: Any = list(jobs) if facts["chunk"] else jobs[0]
         try:
             given = await resources.get(lane.policy(jobs[0].__getitem__).resources())
@@ -309,6 +332,8 @@ async def _serve_jobs(pipe: Connection, modules: list[str], name: str) -> None:
                 answer: tuple[str, Any] = ("returned", in_order(result, job, jobs) if facts["chunk"] else result)
         except Exception as error:
             answer = ("raised", error)
+        for one in jobs:
+            one.under_way = False
         pipe.send(_portable(answer))
 
 

@@ -57,14 +57,13 @@ class Joined:
 
 
 class JobSteps:
-    """What one run knows of its steps and children."""
+    """The steps and children of one run."""
 
     def __init__(self, store: LaneStore, claim: Claim, job: Job) -> None:
         if not store.lane.own:
             raise RowmillError(
-                f"lane {store.lane.name!r} is over a table of your own: what a step made, or how many parts there are,"
-                " belongs in its columns",
-                hint="several lanes on one table are the steps of a pipeline; tasks (@mill.task) have step and spawn",
+                f"lane {store.lane.name!r} works on a table of your own, and only tasks have job.step and job.spawn",
+                hint="store the result of a step in a column, make each step a lane on this table, or use @mill.task",
             )
         self._store, self._claim, self._job = store, claim, job
         self._jobs = Jobs(store.database, store.clock)
@@ -76,7 +75,7 @@ class JobSteps:
         """A second of the same name would be given what the first one got, without having run."""
         if (what, name) in self._used:
             raise Dead(
-                f"job.{what} {name!r} is used twice in one run: each needs a name of its own, f'{name} {{number}}'"
+                f"job.{what} {name!r} is used twice in one run: give each its own name, such as f'{name} {{number}}'"
             )
         self._used.add((what, name))
 
@@ -120,7 +119,7 @@ class JobSteps:
             kept = encode(value, hint)
         except Unfit as unfit:
             raise RowmillError(
-                f"step {name!r} returned a {type(value).__name__}, which cannot be kept: it needs {unfit}"
+                f"step {name!r} returned a {type(value).__name__}, which cannot be stored: it needs {unfit}"
             ) from None
         for attempt in range(_TRIES):
             if await flows.keep_step(self._store, self._claim, name, kept):
@@ -138,7 +137,7 @@ class JobSteps:
         await asyncio.sleep(min(0.002 * 2**attempt, _WAIT))
 
     async def spawn(self, calls: Iterable[Call], name: str | None) -> Joined:
-        """Add children and wait for them: the run ends, and the job is run again when they have all ended."""
+        """Add child jobs and wait for them: this run ends, and the handler runs again when all children have ended."""
         if self._store.lane.chunk is not None:
             raise Dead(
                 "job.spawn does not work in a chunk: the call would end for all of its jobs; spawn from a task without"

@@ -22,14 +22,16 @@ from ..store.lane.refused_rows import RefusedRow
 from ..store.lane.waits import EndedWaits
 from ..store.own.minutes import BOUNDS, TIMES
 from .counters import Counters, raised_at, users_traceback
+from .records.run_log import RunLines, RunLogWriter
 from .recovery.running_marks import salt
 from .tracing import Tracer
 
 if TYPE_CHECKING:
     from .environment import Environment
     from .execute import Execution
-    from .failure_log import FailureLog
     from .joins import Joins
+    from .records.failure_log import FailureLog
+    from .shared_rate import ControlDatabases
     from .slots import Slots
 
 #: What a kind of settlement counts as in the table of minutes.
@@ -102,6 +104,11 @@ class LaneState:
         self.joins: Joins | None = None
         #: Where failures are written down.
         self.failures: FailureLog | None = None
+        #: Where the logs of its runs are kept; None: nowhere. And whether a run has logged anything.
+        self.run_logs: RunLogWriter | None = None
+        self.logged = False
+        #: The databases that hold the budgets of all environments; None: in a test, each environment holds its own.
+        self.controls: ControlDatabases | None = None
         #: Traces what is done with it, where tracing is on.
         self.tracer: Tracer | None = None
         #: Claims whose outcome was sent, by a batch or by ``job.finish``; by identity. That a renewal no longer finds
@@ -122,6 +129,7 @@ class LaneState:
         self.store = store
         #: Its gates, if it has any, count what runs and nothing else: rows may be prefetched through them.
         self.only_limits = store.gate_learning is None or all(group.only_limits for group in store.lane.groups)
+        self.only_limits = self.only_limits and store.lane.shared_rate is None
         #: Seconds after which the last renewal is too old to claim more; infinite where nothing is renewed.
         self._late = math.inf
         if store.binding.renew != "none" and store.lane.heartbeat is not None:
@@ -214,6 +222,24 @@ class LaneState:
         with self._lock:
             self._settling -= {id(claim) for claim in claims}
 
+    # -- what runs log
+
+    def lines(self, claim: Claim) -> RunLines:
+        """Where the lines of a run are kept until its outcome stands."""
+        with self._lock:
+            self.logged = True
+            if claim.lines is None:
+                claim.lines = RunLines()
+            lines: RunLines = claim.lines
+            return lines
+
+    def _log_run(self, claim: Claim, outcome: str) -> None:
+        """A run has ended, and its row shows how: its log is written soon."""
+        keep = self.store.lane.keep_logs
+        if self.run_logs is not None and keep is not None and claim.lines is not None:
+            self.run_logs.ended(claim, self.counters.worker, outcome, keep)
+            claim.lines = None
+
     # -- count and emit what happened to rows, each thing once
 
     def emit(self, name: str, level: int = logging.INFO, **fields: Any) -> None:
@@ -240,6 +266,8 @@ class LaneState:
     def settled(self, settlements: Sequence[Settlement]) -> None:
         """Outcomes were written."""
         self._count_settled(settlements)
+        for settlement in settlements if self.logged else ():
+            self._log_run(settlement.claim, settlement.kind)
         detailed = self._detailed
         for settlement in settlements if detailed else [s for s in settlements if s.kind != "done"]:
             if settlement.kind in ("retry", "dead", "canceled"):
@@ -339,6 +367,7 @@ class LaneState:
 
     def lost(self, claim: Claim) -> None:
         """An outcome was dropped: its claim was no longer this worker's."""
+        self._log_run(claim, "lost")
         self.counters.losses += 1
         self._minute["lost"] += 1
         self._count("lost_count")
@@ -347,6 +376,7 @@ class LaneState:
 
     def stuck(self, settlement: Settlement, words: str) -> None:
         """An outcome was given up, because the database takes none for its row, which stays running."""
+        self._log_run(settlement.claim, "refused")
         if self.failures is not None:
             self.failures.refused(self.name, settlement.claim.id, settlement.claim.worker, words)
         self._count("stuck")
@@ -398,7 +428,7 @@ class LaneState:
         known, self._refused_waits = self._refused_waits, set(ended.refused)
         for until, error, id in self._refused_waits - known:
             where = {} if id is None else {"id": id}
-            hint = "the row waits until its timeout; mend its columns, or rowmill retry or cancel it"
+            hint = "the row waits until its timeout; fix its columns, or use rowmill retry or rowmill cancel"
             self.emit("wait_refused", logging.ERROR, until=until, error=error, hint=hint, **where)
 
     def swept(self, row: Swept) -> None:

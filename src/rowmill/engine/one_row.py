@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -34,6 +34,7 @@ from .job import Finish, FinishTx, Job, SyncJob
 from .job_steps import JobSteps
 from .lane_state import LaneState
 from .resources import Resource, Resources
+from .shared_rate import ControlDatabases
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class DrySteps(JobSteps):
             encode(value, hint)
         except Unfit as unfit:
             raise RowmillError(
-                f"step {name!r} returned a {type(value).__name__}, which cannot be kept: it needs {unfit}"
+                f"step {name!r} returned a {type(value).__name__}, which cannot be stored: it needs {unfit}"
             ) from None
 
     async def _held_apart(self, wanted: Sequence[Call], branch: str) -> None:
@@ -171,11 +172,17 @@ class RowRunner:
     """Runs single rows of one lane, in this process, one after the other."""
 
     def __init__(
-        self, store: LaneStore, resources: dict[str, Resource], events: Events, timeout: timedelta | None = None
+        self,
+        store: LaneStore,
+        resources: dict[str, Resource],
+        events: Events,
+        timeout: timedelta | None = None,
+        control: Callable[[str], Database] = Database.open,
     ) -> None:
         """``timeout``: what the handler may take; None: as long as it needs, for a debugger."""
         self.store, self._timeout = store, timeout
         self._lane_state = LaneState(store, Counters(events, store.worker))
+        self._controls = self._lane_state.controls = ControlDatabases(control)
         self._resources = Resources(resources)
         self._threads = ThreadPoolExecutor(4, "rowmill-try")
         kind = TaskExecution if store.lane.own else Execution
@@ -188,6 +195,7 @@ class RowRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._resources.close()
+        await self._controls.close()
         self._threads.shutdown(wait=False)
 
     def _plan(self, claim: Claim) -> RunPlan:

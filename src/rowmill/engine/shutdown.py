@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..store.lane.postgres import PostgresLane
     from ..store.lane.sqlite import SqliteLane
     from .environment import Environment
+    from .slots import Slots
     from .worker import Worker
 
 _LAST, _HURRIED = 20.0, 3.0  # seconds for the last outcomes, where the database is slow or away
@@ -65,7 +66,7 @@ class Shutdown:
         worker, self.watch_at = self._worker, now + _WATCH_EVERY
         for slots in worker.slots.values():
             if slots.prefetch_is_stuck(now):
-                self._give_back(slots.take_back())
+                self.give_back(slots)
             slot = slots.overdue(now, worker.grace)
             if slot is not None and not worker.recycling:
                 worker.recycling = True
@@ -265,8 +266,12 @@ class Shutdown:
     def give_back_prefetched(self) -> None:
         """Release at once the rows that were claimed and that nobody started."""
         for slots in self._worker.slots.values():
-            self._give_back(slots.take_back())
+            self.give_back(slots)
         self._worker.settle_all()
+
+    def give_back(self, slots: Slots) -> None:
+        """Release the rows of a lane that were claimed and that nobody started."""
+        self._give_back(slots.take_back())
 
     async def _give_back_unanswered(self) -> None:
         """Release rows that were claimed although the reply was lost, or the stop cut the claim off."""
@@ -287,6 +292,8 @@ class Shutdown:
         worker = self._worker
         for slots in worker.slots.values():
             await slots.close()  # also where the work ended in an error: a slot waits forever unless it is told
+        await asyncio.gather(*(rate.close() for rate in worker.shared_rates.values()))
+        await worker.controls.close()
         await asyncio.gather(*(environment.close(self.snapshot()) for environment in worker.environments))
         await worker.lane_resources.stop()
         await worker.resources.close()

@@ -20,6 +20,7 @@ from .recovery.running_marks import mark
 if TYPE_CHECKING:
     from .chunks import ChunkRun
     from .recovery.running_marks import Cells
+    from .shared_rate import SharedRate
     from .worker import Worker
 
 #: Slots are woken by few, and wake others: where runs are short, the first have done it all before the last would wake.
@@ -99,6 +100,8 @@ class Slots:
         self._closing = False
         #: Slots whose runs did not end although they were told to.
         self.unstoppable: list[str] = []
+        #: The lane's rate over all environments: a run starts only within one of its slices.
+        self.shared_rate: SharedRate | None = None
         self.capacity.lanes.append(self)
 
     @property
@@ -112,8 +115,9 @@ class Slots:
         return bool(self._buffer)
 
     def startable(self) -> int:
-        """How many runs could start now, as far as their rows are concerned."""
-        return len(self._buffer)
+        """How many runs could start now, as far as their rows and a shared rate are concerned."""
+        here = len(self._buffer)
+        return here if self.shared_rate is None else min(here, self.shared_rate.at_hand)
 
     @property
     def took(self) -> float:
@@ -188,11 +192,13 @@ class Slots:
 
     async def _work(self, slot: Slot) -> None:
         """Run what waits in the buffer, one after the other; but first wake others, where there is enough for them."""
-        buffer, running_marks, worker = self._buffer, self.running_marks, self.worker
+        buffer, running_marks, worker, rate = self._buffer, self.running_marks, self.worker, self.shared_rate
         self.busy += 1
         self.capacity.busy += 1
         try:
             lane_state, claim = buffer.popleft()
+            if rate is not None:
+                rate.start()
             self.start()
             while True:  # not a coroutine more for each run: a no-op is over in three microseconds
                 execution = lane_state.execution
@@ -221,11 +227,13 @@ class Slots:
                 elif job.finished is not None:
                     job.finished.duration = took
                 worker.run_ended(lane_state, claim, job, settlement)
-                if not buffer or self._closing:
+                if not buffer or self._closing or (rate is not None and not rate.at_hand):
                     if running_marks is not None:
                         running_marks[slot.number] = 0  # not where it was cut off: a thread may still be at it
                     return
                 lane_state, claim = buffer.popleft()
+                if rate is not None:
+                    rate.start()
         finally:
             self.busy -= 1
             self.capacity.busy -= 1

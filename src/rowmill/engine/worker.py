@@ -15,11 +15,12 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..clock import Clock
+from ..declare.gates import Rate
 from ..declare.lane import Lane
 from ..declare.schedules import Schedules
 from ..declare.states import FINAL
@@ -37,6 +38,7 @@ from ..errors import (
 from ..events import Events
 from ..store import Database, probe
 from ..store.connection_limit import ConnectionShares
+from ..store.gates.shared_rate import SharedWindow
 from ..store.lane.claim import Claim, Report, Settlement
 from ..store.own.workers import lock_id
 from . import worker_id as worker_ids
@@ -53,6 +55,7 @@ from .recovery.liveness import DeadWorker
 from .recovery.quarantine import Quarantine
 from .recovery.running_marks import RunningMarks
 from .resources import LaneResources, Resource, Resources
+from .shared_rate import ControlDatabases, SharedRate
 from .shutdown import Shutdown
 from .slots import Capacity, Slots
 from .tracing import trace_lane
@@ -67,6 +70,19 @@ _SETTLE_AGAIN = (0.5, 30.0)  # backoff in seconds, first and longest, when the t
 _LOCKED_AGAIN = 0.5  # seconds until an outcome is tried again whose row somebody has locked
 SUSPICION = 4.0  # seconds for which a worker's lock is missing before the worker is presumed dead
 _NO_RUN_AFTER = 1.0  # seconds that a lane without a run_after column pauses at most
+
+
+def _divided(most: int, lanes: Sequence[Lane]) -> ConnectionShares:
+    """The bound on connections. Each control database has one of them."""
+    shared = {lane.shared_rate.shared for lane in lanes if lane.shared_rate is not None}
+    shared |= {budget.shared for lane in lanes for budget in lane.budgets.values()}
+    left = most - len(shared - {None})
+    if left < ConnectionShares.LEAST:
+        raise DeclarationError(
+            f"max_connections={most} is too few: shared rates and budgets need {most - left} of them",
+            hint=f"at least {ConnectionShares.LEAST + most - left}",
+        )
+    return ConnectionShares.of(left)
 
 
 def check_handler(lane: Lane, resources: Resources) -> None:
@@ -106,6 +122,7 @@ class Worker:
         fair: FairOrder | None = None,
         max_connections: int | None = None,
         discovery: Discovery | None = None,
+        control: Callable[[str], Database] = Database.open,
     ) -> None:
         self.id = worker_id or worker_ids.new()
         self.incarnation = incarnation or uuid.uuid4().hex[:8]
@@ -133,8 +150,13 @@ class Worker:
             lane.name: Slots(lane, self) if lane.chunk is None else ChunkSlots(lane, self) for lane in ordered
         }
         self._lanes = ordered
+        #: The databases that hold what is shared by all environments, and the rates of lanes there.
+        self.controls = ControlDatabases(control)
+        self.shared_rates = {
+            lane.name: self._share_rate(lane, lane.shared_rate) for lane in ordered if lane.shared_rate is not None
+        }
         #: The bound on its connections, over all environments.
-        self.shares = None if max_connections is None else ConnectionShares.of(max_connections)
+        self.shares = None if max_connections is None else _divided(max_connections, ordered)
         #: In fair order: which environment comes next. None: strictly in the order of the list.
         self.turns = None if fair is None else Turns(self, fair)
         #: Where environments come and go: the list of them.
@@ -180,6 +202,13 @@ class Worker:
             self.turns.forget(environment)
         await environment.leave()
         self.environments.remove(environment)
+
+    def _share_rate(self, lane: Lane, rate: Rate) -> SharedRate:
+        assert rate.shared is not None
+        slots = self.slots[lane.name]
+        window = SharedWindow(self.controls.get(rate.shared), self.clock, lane.shared_name, rate)
+        slots.shared_rate = SharedRate(self, slots, window)
+        return slots.shared_rate
 
     def keep_running_marks(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
@@ -284,6 +313,8 @@ class Worker:
         now = time.monotonic()
         for environment in self.environments:
             environment.fall_due(now)
+        for rate in self.shared_rates.values():
+            rate.serve(now)
         self.settle_delayed(now)
         self.settle_all()
         for slots in self.slots.values():
@@ -376,6 +407,9 @@ class Worker:
         claimable = [lane_state for lane_state in environment.lane_states if self._ask(lane_state) > 0]
         for lane_state in environment.lane_states:
             lane_state.more = lane_state not in claimable  # not looked at: there may be some
+            rate = lane_state.slots.shared_rate
+            if rate is not None and lane_state.more and self._fitting(lane_state) > 0:
+                lane_state.more = await rate.look(lane_state)
         if len(claimable) > 1:
             ready = await probe(environment.database, [lane_state.store for lane_state in claimable])
             claimable = [lane_state for lane_state in claimable if lane_state.store in ready]
@@ -391,7 +425,12 @@ class Worker:
         return any(lane_state.more and self._ask(lane_state) > 0 for lane_state in environment.above)
 
     def _ask(self, lane_state: LaneState) -> int:
-        """How many rows to take now: what can start, and the prefetch of the topmost lane."""
+        """How many rows to take now: as many as fit, and as a shared rate allows."""
+        fitting, rate = self._fitting(lane_state), lane_state.slots.shared_rate
+        return fitting if rate is None or fitting <= 0 else min(fitting, rate.free)
+
+    def _fitting(self, lane_state: LaneState) -> int:
+        """How many rows there is room for: what can start, and the prefetch of the topmost lane."""
         outcomes, paused = len(lane_state.outcomes), lane_state.paused_until > time.monotonic()
         if self.quarantine.pending is not None or paused or outcomes > _BACKLOG:
             return 0  # first write what has ended
@@ -450,8 +489,21 @@ class Worker:
                 lane_state.row_refused(row)
 
     async def _claim(self, lane_state: LaneState) -> None:
+        wanted, rate = self._ask(lane_state), lane_state.slots.shared_rate
+        if rate is None:
+            await self._claim_up_to(lane_state, wanted)
+        elif wanted > 0:
+            rate.claiming += wanted
+            try:
+                await self._claim_up_to(lane_state, wanted)
+                rate.note(lane_state, more=lane_state.more)
+            finally:
+                rate.claiming -= wanted
+        else:
+            lane_state.more = True  # another environment was faster
+
+    async def _claim_up_to(self, lane_state: LaneState, wanted: int) -> None:
         slots = lane_state.slots
-        wanted = self._ask(lane_state)
         most = slots.most
         if wanted > 0 and slots.lane.backfills is not None and slots.lane.backfill_pace is not None:
             rows, period = slots.lane.backfill_pace
@@ -736,6 +788,7 @@ class Worker:
         turns = self.turns
         waiting = {one for one in self.environments if one.leaving or (turns is not None and turns.has_to_wait(one))}
         times = [one.next_time() for one in self.environments if one not in waiting] + [self.settle_later_at]
+        times += [rate.next_time(now) for rate in self.shared_rates.values()]
         if waiting:
             times.append(now + 0.5)
         wanted = self.wanted if turns is None else turns.may_start

@@ -216,6 +216,11 @@ def check(binding: Binding, resolved: Resolved, options: FunctionOptions) -> Non
     lane, where = binding.lane, f"lane {binding.lane.name!r}"
     if lane.groups:
         check_gates(binding, resolved)
+    if lane.shared_rate is not None:
+        raise DeclarationError(
+            f"{where}: only rowmill's workers lease from a rate with shared=, and functions would start rows beyond it",
+            hint="Rate(n, per=...) without shared: one for each database",
+        )
     if type(lane.backoff) not in (Fixed, Exponential):
         raise DeclarationError(
             f"{where}: its backoff is a Python function, which the database cannot run",
@@ -223,8 +228,8 @@ def check(binding: Binding, resolved: Resolved, options: FunctionOptions) -> Non
         )
     if not binding.roles.keys() & roles.SIGNS_OF_LIFE:
         raise DeclarationError(
-            f"{where}: only rowmill's own table of workers tells whether a holder is alive, and a worker of another"
-            " language is not in it: its rows would be taken back at once",
+            f"{where}: the table has no heartbeat or claim time, and workers in other languages are not in"
+            " rowmill_workers, so their rows would be taken back at once",
             hint=f"alter table {resolved.schema}.{resolved.name} add column heartbeat_at timestamptz",
         )
     if options.definer and resolved.open:

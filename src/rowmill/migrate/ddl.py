@@ -291,7 +291,7 @@ def _statistics(run: Run, several: Sequence[LaneOutline], relation: str) -> list
             statement = f"alter table {relation} alter column {statements.name(column)} set statistics {TARGET}"
             undo = f"alter table {relation} alter column {statements.name(column)} set statistics -1"
             record = Record("statistics", relation, column, statement, undo, str(TARGET))
-            why = "a state that few rows are in is seen by the planner"
+            why = "tells the planner about states that few rows are in"
             made[column] = SchemaChange("statistics", relation, statement, why, (record,))
     return list(made.values())
 

@@ -14,8 +14,7 @@ from ..store.own import schema
 #: What workers write of rowmill's own. Not the list of steps, nor what only operators change.
 _WRITTEN = (
     "rowmill_workers", "rowmill_gates", "rowmill_failures", "rowmill_minutes", "rowmill_sightings", "rowmill_suspects",
-    "rowmill_stale_runs",
-    "rowmill_waits",
+    "rowmill_stale_runs", "rowmill_waits", "rowmill_run_logs",
 )  # fmt: skip
 _OF_TASKS = ("rowmill_jobs", "rowmill_steps", "rowmill_crons")
 _RELATION = """

@@ -25,6 +25,7 @@ from ..engine.worker import check_handler
 from ..errors import DatabaseError, DeclarationError, RowmillError, Unserved
 from ..migrate import ddl
 from ..mill import Mill
+from ..plural import plural
 from ..store import Database, LaneStore, examine_lane, store_for
 from ..store.database import Run, runner
 from ..store.inspect import plans
@@ -167,16 +168,16 @@ def zones(run: Run, statements: Statements) -> list[CheckFinding]:
     local = [column for column in naive if column in defaults and _is_local(run, defaults[column], zone)]
     if local:
         text = (
-            f"a fresh default of {', '.join(local)} is the server's local time ({server}), and the lane takes it for"
-            f" {zone}: rows wait, or are taken back, hours too late or too early"
+            f"the default of {', '.join(local)} is the server's local time ({server}), but the lane reads it as {zone}:"
+            " rows wait, or are taken back, hours too late or too early"
         )
         return [CheckFinding(ERROR, "time_zone", text, hint)]
     left = [column for column in naive if column not in defaults]
     if binding.lane.timezone is not None or not left:
         return []
     text = (
-        f"{', '.join(left)} have no time zone, and the server's is {server}: the lane reads and writes UTC there,"
-        " programs that write now() local time"
+        f"{', '.join(left)} {plural(len(left), 'has', 'have')} no time zone, and the server's is {server}: the lane"
+        " reads and writes UTC there, but programs that write now() write local time"
     )
     return [CheckFinding(WARNING, "time_zone", text, f'{hint}; timezone="UTC" if they write UTC, too')]
 
@@ -485,7 +486,7 @@ async def _refused_claims(store: LaneStore) -> list[CheckFinding]:
         refused = await refused_claims(store, _TRIED)
     except DatabaseError:
         return []
-    hint = "mend the row, or the trigger or constraint that refuses it; workers set it aside or pass it over"
+    hint = "fix the row, or the trigger or constraint that refuses it; workers end it as dead or skip it"
     return [
         CheckFinding(
             WARNING, "claim_refused", f"the database refuses the claim of row {written(key)}: {error.message}", hint

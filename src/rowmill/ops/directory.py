@@ -16,6 +16,7 @@ from ..errors import DatabaseError, DeclarationError, Refused, RowmillError, Unr
 from ..mill import Mill
 from ..store import Database
 from ..store.gates.pauses import Pause, standing
+from ..store.gates.shared_rate import SharedState, SharedWindow
 from ..store.inspect.lane_view import Counts, LaneView, UncountedRows, check_file, view_lane
 from ..store.jobs.enqueue import CHANNEL
 
@@ -77,6 +78,7 @@ class LaneDirectory:
         self.lanes = sorted(mill.select(lanes), key=lambda lane: lane.priority)
         self.databases = dict(mill.databases(environments))
         self.sees: Sees = lambda lane: True
+        self._controls: dict[str, Database] = {}
         self._fresh = fresh
         self._views: dict[tuple[str, str], tuple[float, LaneView]] = {}
         if not any(lane.serves(name) for lane in self.lanes for name in self.databases):
@@ -92,7 +94,7 @@ class LaneDirectory:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for database in self.databases.values():
+        for database in (*self.databases.values(), *self._controls.values()):
             await database.close()
 
     def narrowed(
@@ -121,6 +123,23 @@ class LaneDirectory:
                 f"there is no environment {environment!r}", hint=did_you_mean(environment, list(self.databases))
             )
         return self.databases[environment]
+
+    def control(self, shared: str) -> Database:
+        """The database that a shared rate or budget names."""
+        if shared not in self._controls:
+            self._controls[shared] = self.mill.control(shared)
+        return self._controls[shared]
+
+    async def shared_state(self, lane: Lane) -> SharedState | RowmillError | None:
+        """The state of a lane's shared rate, if it has one; or why that is not known."""
+        if (rate := lane.shared_rate) is None or rate.shared is None:
+            return None
+        try:
+            database = self.control(rate.shared)
+            check_file(database)
+            return await SharedWindow(database, self.mill.clock, lane.shared_name, rate).state()
+        except RowmillError as error:
+            return error
 
     @property
     def first(self) -> Database:

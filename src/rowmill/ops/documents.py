@@ -8,10 +8,14 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from ..declare.gates import Group as Gates
+from ..declare.lane import Lane
 from ..declare.roles import COUNTERS, ROW_TIMES
+from ..errors import RowmillError
 from ..plural import counted, plural
+from ..store import redact
 from ..store.gates.gate_binding import BoundGates
 from ..store.gates.pauses import Pause
+from ..store.gates.shared_rate import SharedState
 from ..store.inspect.gate_view import KeyView
 from ..store.inspect.lane_view import MOST, SAMPLE, Counts, LaneView, Row, UncountedRows
 from ..store.inspect.why_rules import Reason, WhyAnswer
@@ -177,21 +181,37 @@ def declared(group: Gates) -> list[str]:
         if rate.adaptive is not None:
             phrases.append(f"adaptive rate, {rate.adaptive.least:g} to {rate.adaptive.most:g} s between starts")
         elif rate.source is not None:
-            phrases.append(f"rate from {rate.source.table}.{rate.source.column} per {_per(rate.per.total_seconds())}")
+            phrases.append(f"rate from {rate.source.table}.{rate.source.column} per {per(rate.per.total_seconds())}")
         else:
-            starts = f"{rate.n:g} {plural(rate.n, 'start')} per {_per(rate.per.total_seconds())}"
+            starts = f"{rate.n:g} {plural(rate.n, 'start')} per {per(rate.per.total_seconds())}"
             phrases.append(f"{starts}, burst of {rate.capacity(rate.n):g}")
     if group.breaker is not None:
         cooldown = span(group.breaker.cooldown.total_seconds())
         phrases.append(f"breaker after {counted(group.breaker.failures, 'failure')}, for {cooldown}")
     if group.pace is not None:
-        phrases.append(f"pace of {counted(group.pace.n, 'start')} per {_per(group.pace.seconds)}")
+        phrases.append(f"pace of {counted(group.pace.n, 'start')} per {per(group.pace.seconds)}")
     if group.closes:
         phrases.append("closed by refusals")
     return phrases
 
 
-def _per(seconds: float) -> str:
+def shared_value(lane: Lane, state: SharedState | RowmillError) -> dict[str, Any]:
+    """A rate over all environments; how many starts count now is null where its database does not answer."""
+    assert lane.shared_rate is not None
+    assert lane.shared_rate.shared is not None
+    known, error = (state, None) if isinstance(state, SharedState) else (None, state.message)
+    return {
+        "lane": lane.name,
+        "shared": redact(lane.shared_rate.shared),
+        "limit": lane.shared_rate.n,
+        "per_seconds": lane.shared_rate.per.total_seconds(),
+        "used": round(known.used, 3) if known else None,
+        "wait_seconds": _finite(known.wait) if known else None,
+        "error": error,
+    }
+
+
+def per(seconds: float) -> str:
     return {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "d"}.get(seconds, f"{seconds:g} s")
 
 

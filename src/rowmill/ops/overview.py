@@ -270,6 +270,7 @@ async def row(directory: LaneDirectory, environment: str, lane: str, key: str) -
         "ages": one.ages,
         "why": await questions.why(directory, environment, lane, key),
         "timeline": _timeline(view, one, recorded),
+        "logs": await questions.kept_logs(view, written(one.id)),
         "flow": await _flow(directory, view, one),
         "progress": documents.role(view, one, "progress") if "progress" in view.binding.roles else None,
         "may_schedule": "run_after" in view.binding.roles,

@@ -5,16 +5,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..declare.lane import Lane
 from ..declare.schedules import Schedules
 from ..declare.task import Queue
 from ..errors import RowmillError
 from ..store import Database
+from ..store.gates.budgets import spent
 from ..store.gates.gate_binding import BoundGates
 from ..store.gates.pauses import COUNTED as COUNTED
 from ..store.gates.pauses import Pause
+from ..store.gates.shared_rate import SharedState
 from ..store.inspect import failure_families, why_rules
 from ..store.inspect.failure_families import SAMPLE as SAMPLE
 from ..store.inspect.gate_view import KeyView, has_table, lane_gates
@@ -25,8 +30,10 @@ from ..store.inspect.pages import Filter as Filter
 from ..store.inspect.pages import Page, page
 from ..store.inspect.pages import Wanted as Wanted
 from ..store.inspect.why import Inquiry, inquire
-from ..store.lane.row_keys import parse
+from ..store.inspect.why_rules import SharedFacts
+from ..store.lane.row_keys import parse, written
 from ..store.own.access import Audit
+from ..store.own.run_logs import RunLogs
 from ..store.own.workers import WorkersTable, evidence, taken_back_within
 from . import documents
 from .directory import EnvironmentFailure, LaneDirectory, NotFound
@@ -258,8 +265,43 @@ async def why(directory: LaneDirectory, environment: str, lane: str, key: str) -
         await visible_row(directory, view, key)
     inquiry = await inquire(view, parse(view.binding, key), _suspicion(directory))
     beside = [await directory.view(environment, o.name) for o in directory.beside(view) if directory.sees(o.name)]
-    answer = why_rules.why(await inquiry.facts(await _above(directory, inquiry), beside))
+    facts = await inquiry.facts(await _above(directory, inquiry), beside)
+    answer = why_rules.why(replace(facts, shared=_shared_facts(await directory.shared_state(view.lane), view.lane)))
     return documents.why_value(answer, environment, lane, key)
+
+
+async def logs(directory: LaneDirectory, environment: str, lane: str, key: str, run: int | None = None) -> Document:
+    """What the last runs of a row logged, the last run first; or one run, counted back from the last, which is 1."""
+    view = await directory.view(environment, lane)
+    if not directory.sees(""):
+        await visible_row(directory, view, key)
+    kept = await kept_logs(view, written(_key(view, key)))
+    if not kept:
+        await visible_row(directory, view, key)  # raises where there is no such row; logs of a deleted one are shown
+    runs = [one for one in kept or () if run in (None, one["run"])]
+    return {"environment": environment, "lane": lane, "id": key, "kept": kept is not None, "runs": runs}
+
+
+def _key(view: LaneView, key: str) -> Any:
+    parts = parse(view.binding, key)
+    return parts[0] if len(parts) == 1 else parts
+
+
+async def kept_logs(view: LaneView, row_id: str) -> list[Document] | None:
+    """The logs of a row's runs; None if none are kept here."""
+    run_logs = RunLogs(view.database)
+    if view.lane.keep_logs is None or not await run_logs.exists():
+        return None
+    return await run_logs.of_row(view.lane.name, row_id)
+
+
+def _shared_facts(state: SharedState | RowmillError | None, lane: Lane) -> SharedFacts | None:
+    if state is None or lane.shared_rate is None:
+        return None
+    n, seconds = int(lane.shared_rate.n), lane.shared_rate.per.total_seconds()
+    if isinstance(state, RowmillError):
+        return SharedFacts(n, seconds, error=state.message)
+    return SharedFacts(n, seconds, state.used, state.wait)
 
 
 def _suspicion(directory: LaneDirectory) -> float | None:
@@ -398,13 +440,28 @@ async def gates(
     return {
         "gates": [documents.gate_value(view, dim, keys, limit) for view, dims in answers.lanes for dim, keys in dims],
         "paused": [documents.pause_value(pause, name) for name, pause in pauses],
-        "budgets": await _budgets([view for view, _ in answers.lanes]) if whole else [],
+        "shared": await _shared_rates(directory, lane) if not keyed else [],
+        "budgets": await _budgets(directory, [view for view, _ in answers.lanes]) if whole else [],
         "errors": answers.errors(),
     }
 
 
-async def _budgets(views: Sequence[LaneView]) -> list[Document]:
+async def _shared_rates(directory: LaneDirectory, lane: str | None) -> list[Document]:
+    """The rates over all environments."""
+    lanes = [one for one in directory.lanes if lane in (None, one.name)]
+    states = [(one, await directory.shared_state(one)) for one in lanes]
+    return [documents.shared_value(one, state) for one, state in states if state is not None]
+
+
+async def _budgets(directory: LaneDirectory, views: Sequence[LaneView]) -> list[Document]:
     budgets: list[Document] = []
+    for declared in directory.mill.budgets.values():
+        if declared.shared is None:
+            continue
+        with contextlib.suppress(RowmillError):  # then it is not known
+            for name, limit, used in await spent(directory.control(declared.shared), directory.mill.clock, [declared]):
+                text = f"{used:g} of {limit.most:g} {limit.unit} in {documents.per(limit.seconds)}"
+                budgets.append({"environment": None, "budget": name, "cells": text})
     for view in {view.environment: view for view in views}.values():
         if await has_table(view):
             for name, cells in await (await lane_gates(view)).budgets():

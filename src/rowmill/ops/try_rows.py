@@ -54,7 +54,9 @@ async def try_row(
         store = await open_lane(
             view.lane, environment, view.database, directory.mill.clock, worker, os.urandom(4).hex()
         )
-        async with RowRunner(store, directory.mill.resources, directory.mill.events, timeout) as runner:
+        async with RowRunner(
+            store, directory.mill.resources, directory.mill.events, timeout, directory.mill.control
+        ) as runner:
             run = await runner.commit(key, view.idle())
         if run is None:
             raise await _held(view, key, id)

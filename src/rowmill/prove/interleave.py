@@ -213,7 +213,7 @@ class Interleaver:
         ran = ScheduleResult(seed, schedule.steps)
         try:
             await schedule.run(lives)
-            schedule.steps.append("all are gone; one worker is left, and ends what is open")
+            schedule.steps.append("every worker is gone but one, which finishes the open rows")
             await self._drain(workers[0])
         except Broken as broken:
             ran.broken = str(broken)

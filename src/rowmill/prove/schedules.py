@@ -161,13 +161,16 @@ class Schedule:
         if self.moves and not sent and chance.random() < 0.07:
             by = chance.choice(self.moves)
             self.clock.advance(by)
-            self.steps.append(f"time: {by.total_seconds():g} s pass")
+            self.steps.append(f"clock: {by.total_seconds():g} s pass")
             return
         actor = chance.choice(ready)
         happens = self._fault(actor.where) if self.faults else GO
-        ending = {GO: "", DIE: ", and is killed", CUT: ", and is cut off", UNHEARD: ", and is cut off after it"}[
-            happens
-        ]
+        ending = {
+            GO: "",
+            DIE: ", and is killed",
+            CUT: ", and loses its connection",
+            UNHEARD: ", and loses its connection after it",
+        }[happens]
         self.steps.append(f"{actor.name}: {actor.what}{ending}")
         turn, actor.turn = actor.turn, None
         actor.fresh = actor.where == "next"

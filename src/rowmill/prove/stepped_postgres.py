@@ -57,7 +57,7 @@ class SteppedPostgres(SteppedDatabase, Postgres):
                 chance = self.schedule.random.random() if self.schedule is not None else 1.0
                 if self.statement_locks is None or chance > _INSIDE or not stoppable(sql):
                     return await self._run(sql, parameters)
-                went_on = f"goes on with {named(sql)}, which it began before"
+                went_on = f"continues {named(sql)}"
                 rows: Sequence[Any] = await self.statement_locks.stop(
                     self._own, sql, parameters, lambda: self._point("inside", went_on)
                 )

@@ -85,7 +85,7 @@ class SteppedSqlite(SteppedDatabase, Sqlite):
                 if self.schedule is None or "locked" not in str(error):
                     raise
                 self.schedule.waits += 1
-                await self._point("locked", "begins to write, at last")
+                await self._point("locked", "begins to write, after a wait")
                 continue
             if self.schedule is not None:
                 self.schedule.writer = self.actor

@@ -144,20 +144,20 @@ class ScriptedWorker:
         chance = self.schedule.random
         verbs: list[tuple[float, str, Verb]] = [(1.0, "sweeps", self.sweep)]
         if self.store.waits is not None:
-            verbs.append((1.0, "looks", self.look))
+            verbs.append((1.0, "checks waiting rows", self.look))
         if self.store.binding.expires:
-            verbs.append((1.0, "ends what expired", self.expire))
+            verbs.append((1.0, "ends expired rows", self.expire))
         if self._dead:
             id, incarnation = chance.choice(self._dead)
             started = chance.random() < 0.5
-            name = f"takes over from {id}, life {incarnation}"
+            name = f"takes over from {id} (start {incarnation})"
             verbs.append((2.0, name, lambda: self.take_over(id, incarnation, started)))
         if self._dead is not None:
-            heard = (1.0, "is heard of again", self.is_heard_of)
+            heard = (1.0, "shows a sign of life again", self.is_heard_of)
             verbs.append(heard if self._presumed_dead else (0.5, "is presumed dead", self.is_presumed_dead))
         count = chance.randint(1, 3)
         if self._reply_lost:
-            verbs.append((6.0, "looks for its own", self.recover))
+            verbs.append((6.0, "looks for rows that it claimed", self.recover))
         else:
             verbs.append((1.5 if self.held else 6.0, f"claims {count}", lambda: self.claim(count)))
         if self._outcomes:
@@ -222,10 +222,10 @@ class ScriptedWorker:
             key = settlement.claim.key
             if settlement.kind != (failed if key in failing | missing else wanted)[key]:
                 raise Broken(
-                    f"{self.actor.name} ends row {shown(key)} as {settlement.kind}, which is another row's end"
+                    f"{self.actor.name} settles row {shown(key)} as {settlement.kind}, which is another row's outcome"
                 )
         if len({settlement.claim.key for settlement in over}) != len(claims):
-            raise Broken(f"{self.actor.name} has {len(over)} ends for {len(claims)} rows of a chunk")
+            raise Broken(f"{self.actor.name} has {len(over)} outcomes for {len(claims)} rows of a chunk")
         return over
 
     def _soon(self) -> str:
@@ -247,7 +247,7 @@ class ScriptedWorker:
             self._reply_lost = self.store.marked
             return
         if len(claims) != len(doing.taken):
-            raise Broken(f"{self.actor.name} was given {len(claims)} rows; it took {len(doing.taken)}")
+            raise Broken(f"{self.actor.name} got {len(claims)} rows, but claimed {len(doing.taken)}")
         self._hold(claims, doing.taken)
 
     def _hold(self, claims: list[Claim], holds: Iterable[ObservedClaim], *, again: bool = False) -> None:

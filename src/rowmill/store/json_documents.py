@@ -43,7 +43,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (datetime, date, clock_time)):
         return value.isoformat()
     if isinstance(value, timedelta):
-        return f"{value // timedelta(microseconds=1)} microseconds"
+        return _span(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "\\x" + bytes(value).hex()
     if isinstance(value, (set, frozenset, tuple)):
@@ -51,6 +51,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, (Decimal, UUID)):
         return str(value)
     return str(value)
+
+
+def _span(value: timedelta) -> str:
+    """Hours, minutes and seconds: before PostgreSQL 15 no number of an interval may be greater than 2**31."""
+    seconds, microseconds = divmod(abs(value) // timedelta(microseconds=1), 1_000_000)
+    sign = "-" if value < timedelta(0) else ""
+    return f"{sign}{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}.{microseconds:06}"
 
 
 def clean(value: Any) -> Any:

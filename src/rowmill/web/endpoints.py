@@ -270,6 +270,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _question(f"{_LANE}/rows/{{id}}/why", "why", "Why a row is not running.", _why, s.WHY),
     _question(
+        f"{_LANE}/rows/{{id}}/logs",
+        "logs",
+        "What the last runs of a row logged, the last run first.",
+        lambda call: questions.logs(*call.lane(), call.path["id"], call.query.get("run")),
+        s.LOGS,
+        {"run": s.whole("only this run, counted back: 1 is the last", least=1, most=100)},
+    ),
+    _question(
         f"{_LANE}/rows/{{id}}",
         "row",
         "One row, with all its columns.",
@@ -350,7 +358,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "gates",
         "The state of every gate by key, those that hold rows back first.",
         _gates,
-        s.response(gates=s.listed(s.GATE), paused=s.listed(s.PAUSE), budgets=s.listed(s.OBJECT), errors=s.ERRORS),
+        s.response(
+            gates=s.listed(s.GATE),
+            paused=s.listed(s.PAUSE),
+            shared=s.listed(s.OBJECT),
+            budgets=s.listed(s.OBJECT),
+            errors=s.ERRORS,
+        ),
         {"env": _ENV, "lane": s.text("only this lane", most=200, least=1), **_KEYED, "limit": _LIMIT},
     ),
     _action(

@@ -126,6 +126,16 @@ WHY = response(
     environment=STRING, lane=STRING, id=STRING, state=STRING, reasons=listed(REASON), runs_at=maybe(STRING),
     runs_in_seconds=SECONDS, by_itself=maybe(flag()),
 )  # fmt: skip
+LOG_LINE = response(
+    at=STRING, level=STRING, text=STRING, id=maybe(STRING) | {"description": "in a chunk: the row that it is about"}
+)  # fmt: skip
+RUN_LOG = response(
+    run=INTEGER, at=STRING, attempt=INTEGER, worker=STRING, outcome=STRING,
+    dropped=INTEGER | {"description": "earlier lines that did not fit"}, lines=listed(LOG_LINE),
+)  # fmt: skip
+LOGS = response(
+    environment=STRING, lane=STRING, id=STRING, kept=flag("false: logs are not kept here"), runs=listed(RUN_LOG)
+)
 WORKER = response(
     True, id=STRING, incarnation=STRING, host=STRING, pid=INTEGER, lanes=STRINGS, environments=STRINGS, state=STRING,
     started_at=STRING, seen_at=STRING, silent_seconds=NUMBER, current=listed(OBJECT), completed=INTEGER,

@@ -140,7 +140,7 @@ async def test_what_was_used_in_the_end_counts_from_the_end(db: Db) -> None:
 
 
 async def test_the_first_to_spend_may_come_together(db: Db) -> None:
-    """The rows of a budget are made by whoever comes first; the others find them."""
+    """The rows of a budget are made by the first run; the others find them."""
     databases = [Database.open(db.url) for _ in range(8)]
     await schema.ensure(databases[0])
     for n in range(10):

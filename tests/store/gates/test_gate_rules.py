@@ -103,7 +103,7 @@ def moment(db: Db, seconds: float | None) -> str:
 
 @given(st.floats(0.5, 3600), st.integers(1, 8), st.lists(st.tuples(st.floats(0, 0.4), st.integers(1, 4)), max_size=60))
 def test_no_window_ever_holds_more_than_its_limit(seconds: float, limit: int, steps: list[tuple[float, int]]) -> None:
-    """E5: whoever comes when, as long as each asks first; and what is waited for is then there."""
+    """E5: in any order of comers, as long as each asks first; and what is waited for is then there."""
     now, text, taken = 1_700_000_000.0, None, []
     for pause, amount in steps:
         now += pause * seconds

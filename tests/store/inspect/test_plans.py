@@ -171,7 +171,7 @@ async def test_what_is_written_back_finds_its_rows_by_the_key(
 
 @pytest.fixture
 def pg(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Db:
-    """A small table on a server where every claim is dear, so that the lower bound is remembered from the first."""
+    """A small table on a server where every claim is costly, so that the lower bound is remembered from the first."""
     monkeypatch.setattr(postgres, "_SLOW", -1.0)
     monkeypatch.setattr(postgres, "_SLOW_IN_A_ROW", 1)
     db = empty(request, tmp_path, "postgresql")

@@ -146,7 +146,7 @@ def test_it_is_running(row: Row, command: Command) -> None:
 
 
 def test_whoever_held_it_is_gone_and_another_has_the_name(row: Row) -> None:
-    """A supervisor begins a killed child anew under the same name: alive is not who holds the row."""
+    """A supervisor restarts a killed child under the same name: alive is not who holds the row."""
     key = row.add(status="running", worker="w-1", claimed_at=ago(seconds=40), heartbeat_at=ago(seconds=30))
     began = "update rowmill_workers set started_at = ? where id = 'w-1'"
     row.db.execute(began, ago(minutes=9))

@@ -314,7 +314,7 @@ async def test_a_flow_is_added_whole_or_not_at_all(mill: Mill, db: Db) -> None:
 
 
 async def test_calls_with_keys_are_refused_in_flows(mill: Mill) -> None:
-    """A key that is taken leads to a job that is nobody's child: it would be waited for in vain, or for ever."""
+    """A key that is taken leads to a job that is nobody's child: the parent would wait for ever."""
 
     @mill.task(max_attempts=1)
     async def part(job: Job) -> None:

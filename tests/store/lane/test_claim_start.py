@@ -17,7 +17,7 @@ from rows import empty
 
 
 class Claims:
-    """Claims as a horizon hears of them, a tenth of a second apart, each as dear as it says."""
+    """Claims as a horizon hears of them, a tenth of a second apart, each with the cost that it says."""
 
     def __init__(self) -> None:
         self.claim_start, self.now, self.place = ClaimStart(), 100.0, 0

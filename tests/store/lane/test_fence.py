@@ -180,7 +180,7 @@ async def test_a_lane_with_nothing_but_a_worker_column_is_swept_and_drained_by_t
 
 @pytest.mark.parametrize("kind", ["moved by hand", "deleted", "held by another"])
 async def test_a_row_that_was_changed_under_a_run_is_left_as_it_is(db: Db, kind: str) -> None:
-    """X1: the row must still be as this claim left it, whoever changed it."""
+    """X1: the row must still be as this claim left it, no matter who changed it."""
     mill = mill_of(db, "worker and time")
     sql = {
         "moved by hand": "update jobs set status = 'canceled'",

@@ -1,6 +1,6 @@
 """Golden SQL: the statements of each table shape, as they will run, kept as files to be read and reviewed.
 
-``UPDATE_GOLDEN=1`` writes the files anew; a statement that differs from its file fails with the difference.
+``UPDATE_GOLDEN=1`` rewrites the files; a statement that differs from its file fails with the difference.
 """
 
 from __future__ import annotations

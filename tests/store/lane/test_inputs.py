@@ -809,6 +809,7 @@ def test_tasks_have_no_inputs(mill: Mill, how: str) -> None:
 async def test_a_role_that_may_not_create_the_table_is_told(pg: Db) -> None:
     make(pg)
     pg.execute("drop role if exists plain_worker")
+    pg.execute("revoke create on schema public from public")  # before PostgreSQL 15 everybody may
     pg.execute("create role plain_worker login; grant select, update on jobs to plain_worker")
     mill = Mill(pg.url.replace("postgres:@", "plain_worker:@"))
     lane(mill)

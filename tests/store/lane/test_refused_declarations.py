@@ -1,4 +1,4 @@
-"""What a table would refuse of its lane is said before the first claim: nothing is made, and no work is in vain."""
+"""What a table would refuse of its lane is said before the first claim: nothing is made, and no work is lost."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ async def test_a_bad_condition_ends_its_row_with_the_reason_and_hurts_no_other(
     "condition", ["", "  ", "a; drop table posts", "true) or (true", "a -- b", "a /* b", "f(a", "'a", 7, "x" * 10_001]
 )
 def test_a_text_that_is_no_condition_is_refused_where_it_is_written(condition: Any) -> None:
-    with pytest.raises(TypeError, match="until is an SQL condition"):
+    with pytest.raises(TypeError, match="until must be an SQL condition"):
         Wait(condition, timeout=td(hours=1))
 
 

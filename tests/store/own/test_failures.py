@@ -19,9 +19,9 @@ from command import Command
 from databases import Db
 from farm import JOBS
 from rowmill import Cancel, Dead, Mill, Retry, Snooze, fixed
-from rowmill.engine import failure_log as engine_failures
 from rowmill.engine.counters import users_traceback
-from rowmill.engine.failure_log import FailureLog
+from rowmill.engine.records import background_writer
+from rowmill.engine.records.failure_log import FailureLog
 from rowmill.errors import Busy
 from rowmill.events import Events
 from rowmill.store import Database
@@ -449,7 +449,7 @@ async def test_a_flood_is_put_into_words_beside_the_loop_and_what_is_lost_at_the
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(Failures, "add", stands)
-    monkeypatch.setattr(engine_failures, "_LAST", 0.2)
+    monkeypatch.setattr(background_writer, "_LAST", 0.2)
     lite.execute("update jobs set status = 'queued', attempts = 0")
     events: list[Any] = []
     mill = failing(lite)
@@ -471,7 +471,7 @@ async def test_what_was_written_down_is_not_written_again_when_nothing_can_be_pr
     await schema.ensure(database)
     monkeypatch.setattr(Failures, "prune", busy)
     log = FailureLog(database, Events(), "default")
-    log._add(Failure("jobs", "1", 1, "w", "retry", "transient", "no answer"), None)
+    log._add_failure(Failure("jobs", "1", 1, "w", "retry", "transient", "no answer"), None)
     for _ in range(500):
         if lite.value("select count(*) from rowmill_failures"):
             break

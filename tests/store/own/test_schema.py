@@ -1,4 +1,4 @@
-"""rowmill's own tables: made by steps, once, by whoever comes first."""
+"""rowmill's own tables: made by steps, once, by the first process that comes."""
 
 from __future__ import annotations
 

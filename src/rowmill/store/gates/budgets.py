@@ -57,6 +57,8 @@ async def take(
     """
     own = await schema.taken(database)
     if not own.has(schema.GATES):
+        own = await schema.ensure(database)  # where it is no environment, no lane has made it
+    if not own.has(schema.GATES):
         raise RowmillError(
             f"budget {name!r}: its table rowmill_gates does not exist",
             hint="run rowmill migrate APP --apply with a role that may create tables",

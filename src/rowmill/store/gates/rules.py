@@ -13,7 +13,7 @@ from typing import Any
 
 from ...declare.gates import Breaker, Group, Rate
 
-#: The number of cells in a window. A cell that is partly over counts in full, so no window is ever exceeded.
+#: The usual number of cells in a window. A cell that is partly over counts in full, so no window is ever exceeded.
 _CELLS = 60
 #: Seconds by which the refill of a full bucket starts later, because a run starts a moment after its row was
 #: claimed. A bucket for a single token is full at every claim, so it loses at most this share of its time.
@@ -56,20 +56,21 @@ class Allowed:
 
 @dataclass(slots=True)
 class Window:
-    """What was used within the last ``seconds``, counted in cells of a sixtieth: never too little."""
+    """What was used within the last ``seconds``, counted in cells, ``parts`` of them: never too little."""
 
     seconds: float
     cells: dict[int, float] = field(default_factory=dict)
+    parts: int = _CELLS
 
     @property
     def cell(self) -> float:
-        return self.seconds / _CELLS
+        return self.seconds / self.parts
 
     @classmethod
-    def read(cls, seconds: float, text: str | None, now: float) -> Window:
+    def read(cls, seconds: float, text: str | None, now: float, parts: int = _CELLS) -> Window:
         """Parse the text of a gate's row; ``now`` in seconds since 1970."""
-        window = cls(seconds)
-        first = math.floor(now / window.cell) - _CELLS
+        window = cls(seconds, parts=parts)
+        first = math.floor(now / window.cell) - parts
         for cell, amount in json.loads(text or "{}").items():
             if int(cell) >= first:
                 window.cells[int(cell)] = float(amount)
@@ -83,6 +84,11 @@ class Window:
         """Record an amount as used now."""
         at = max(math.floor(now / self.cell), *self.cells, 0) if self.cells else math.floor(now / self.cell)
         self.cells[at] = self.cells.get(at, 0.0) + amount
+
+    def note(self, amount: float, at: float) -> None:
+        """Record an amount as used at that time, which may be to come."""
+        cell = math.floor(at / self.cell)
+        self.cells[cell] = self.cells.get(cell, 0.0) + amount
 
     def take_back(self, amount: float, at: float) -> None:
         """Reduce an amount that was recorded at that time, because less was used.
@@ -101,7 +107,7 @@ class Window:
         for cell in sorted(self.cells):
             over -= self.cells[cell]
             if over <= 1e-9:
-                return max((cell + _CELLS + 1) * self.cell - now, 0.001)
+                return max((cell + self.parts + 1) * self.cell - now, 0.001)
         return math.inf
 
     def text(self) -> str:

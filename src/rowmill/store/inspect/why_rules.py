@@ -51,6 +51,18 @@ class GateFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedFacts:
+    """The lane's rate over all environments: its limit, how many starts count now, and until when it is used up."""
+
+    n: int
+    seconds: float
+    used: float = 0.0
+    wait: float = 0.0
+    #: Why that is not known.
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PauseFacts:
     """A pause that is about this row."""
 
@@ -124,6 +136,7 @@ class RowFacts:
     served_in: tuple[str, ...] = ()
     pauses: tuple[PauseFacts, ...] = ()
     gates: tuple[GateFacts, ...] = ()
+    shared: SharedFacts | None = None
     #: None: there is no table that would tell.
     workers: tuple[WorkerFacts, ...] | None = ()
     slots: int = 1
@@ -169,9 +182,20 @@ class WhyAnswer:
 #: What is asked first when nothing else decides. A reason without an end goes before all others.
 _ORDER = ("refused", "attempts", "expires_at", "ready", "version", "where", "not_served", "environment_paused",
           "lane_paused", "key_paused", "no_worker", "wait", "run_after", "untouched_for", "closed", "breaker",
-          "concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked",
-          "line")  # fmt: skip
-_BY_RUNS = ("concurrency", "process_concurrency", "probe", "rate", "pace", "capacity", "above", "locked", "line")
+          "concurrency", "process_concurrency", "probe", "rate", "shared_rate", "pace", "capacity", "above",
+          "locked", "line")  # fmt: skip
+_BY_RUNS = (
+    "concurrency",
+    "process_concurrency",
+    "probe",
+    "rate",
+    "shared_rate",
+    "pace",
+    "capacity",
+    "above",
+    "locked",
+    "line",
+)
 
 
 def why(facts: RowFacts) -> WhyAnswer:
@@ -183,17 +207,18 @@ def why(facts: RowFacts) -> WhyAnswer:
             answer = _running(facts)
             return replace(answer, reasons=(*answer.reasons, *_stale(facts)))
         case "done":
-            return WhyAnswer("done", (Reason("done", "it is done", _ended(facts)),))
+            return WhyAnswer("done", (Reason("done", "it has finished", _ended(facts)),))
         case "dead" | "canceled":
-            error = f": {facts.error}" if facts.error else ""
-            return WhyAnswer(
-                facts.state, (Reason(facts.state, f"it is {facts.state}{error}", _ended(facts), INF),), INF
-            )
+            text, quoted = ("it was canceled", ": ")
+            if facts.state == "dead":
+                text, quoted = ("it will not be retried", "; its last error: ")
+            text += f"{quoted}{facts.error}" if facts.error else ""
+            return WhyAnswer(facts.state, (Reason(facts.state, text, _ended(facts), INF),), INF)
         case None if facts.ignored:
             text = f"the lane ignores this state: {facts.ignored} (ignore_states)"
             return WhyAnswer("ignored", (Reason("ignored", text, None, INF),), INF)
         case None:
-            text = "it matches no state of this lane" + (f"; {facts.elsewhere}" if facts.elsewhere else "")
+            text = "it matches no state of this lane" + (f": {facts.elsewhere}" if facts.elsewhere else "")
             return WhyAnswer("elsewhere", (Reason("no_state", text, None, INF),), INF)
         case _:
             return _open(facts)
@@ -229,11 +254,11 @@ def _running(facts: RowFacts) -> WhyAnswer:
         text += f" in about {span(left)}"
         due = INF if nobody else left + facts.sweep_every
         return WhyAnswer("running", (Reason("running", text, since), *(nobody or [sweep])), due)
-    silent = "never a heartbeat" if facts.silent_for is None else f"no heartbeat for {span(facts.silent_for)}"
-    text = f"it is stuck{by}: {silent}, and its lease is {span(facts.lease)}"
+    silent = "no heartbeat" + (f" for {span(facts.silent_for)}" if facts.silent_for is not None else "")
+    text = f"its worker{f' {facts.worker}' if facts.worker else ''} sent {silent}, and its lease is {span(facts.lease)}"
     if _timeless(facts):
-        text = f"it is stuck{by}: it is running, but shows no time of a claim or a heartbeat"
-        sweep = Reason("sweep", f"a worker takes it back {span(facts.lease)} (the lease) after it first saw it")
+        text = f"it is running{by}, but shows neither a claim time nor a heartbeat"
+        sweep = Reason("sweep", f"a worker takes it back {span(facts.lease)} (the lease) after it first sees it")
     if (within := _taken_back_within(facts)) is not None:
         text += f"; {_gone(facts)}, so another worker takes it back within {span(within)}"
         return WhyAnswer("stuck", (Reason("stuck", text, since, within),), within)
@@ -280,7 +305,7 @@ def _gone(facts: RowFacts) -> str | None:
 
 
 def _open(facts: RowFacts) -> WhyAnswer:
-    reasons = [*_unready(facts), *_pauses(facts), *_gates(facts), *_serving(facts)]
+    reasons = [*_unready(facts), *_pauses(facts), *_gates(facts), *_shared(facts), *_serving(facts)]
     ready = not facts.fails and facts.state == "open"
     if ready:
         reasons += _in_line(facts)
@@ -299,6 +324,18 @@ def _open(facts: RowFacts) -> WhyAnswer:
     if {"attempts", "where"} & set(facts.fails):
         state = "exhausted" if "attempts" in facts.fails else "excluded"
     return WhyAnswer(state, tuple(reasons), wait)
+
+
+def _shared(facts: RowFacts) -> Iterable[Reason]:
+    """The rate over all environments."""
+    if (shared := facts.shared) is None:
+        return
+    if shared.error is not None:
+        text = f"the database that holds the lane's shared rate does not answer: {shared.error}"
+        yield Reason("shared_rate", text, None, None)
+    elif shared.wait > 0:
+        text = f"the lane's shared rate is used up: {shared.n:,} starts in {span(shared.seconds)} in all environments"
+        yield Reason("shared_rate", text, None, shared.wait)
 
 
 def _weight(reason: Reason) -> tuple[int, float, int]:

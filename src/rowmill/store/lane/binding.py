@@ -130,7 +130,7 @@ class Binding:
             "run_after": "retries and snoozes come back at once",
             "error": "why a run failed is only in the log",
             "heartbeat_at": "leases are not renewed, so a run must end within its timeout",
-            "worker": "who holds a row is not shown",
+            "worker": "nobody can see which worker runs a row",
         }
         if self.renew != "none":
             del cost["heartbeat_at"]
@@ -305,9 +305,9 @@ def _check_inputs(binding: Binding, where: str) -> None:
     for name in lane.inputs:
         _column(binding.table, name, "inputs", where)
         if name in binding.key:
-            why = "is the row's key, by which the row is known"
+            why = "is the row's key"
         elif name in binding.state_columns() or (isinstance(lane.ready, Mapping) and name in lane.ready):
-            why = "is a state column, which the lane itself writes"
+            why = "is a state column, and the lane itself writes it"
         elif name in lane.fills:
             why = "is filled by rowmill (fills=)"
         elif name in roles:

@@ -59,7 +59,7 @@ def lacking(lane: Lane, columns: Sequence[str], fits: Callable[[str, str], bool]
     made = [_column(role, column, dialect) for role, column in wanted.items() if role in roles_words.ROLES]
     made += [_timed(column, dialect) for role, column in wanted.items() if role not in roles_words.ROLES]
     made += [
-        MissingColumn("", column, sa.Text(), "text", None, f"gates go by it; filled from {source}")
+        MissingColumn("", column, sa.Text(), "text", None, f"the key of the lane's gates; filled from {source}")
         for column, (source, _) in lane.fills.items()
         if column not in columns
     ]

@@ -22,6 +22,7 @@ _FORGET = timedelta(days=7)
 #: The number of reclaims from which on a row waits before it is ready again; the wait in seconds, the first time and at
 #: most.
 BACKS_OFF, BACKOFF, LONGEST_BACKOFF = 3, 5.0, 60.0
+_JUST_OVER = 2.0  # seconds
 
 
 class RowWatch:
@@ -96,14 +97,17 @@ class RowWatch:
             write_rows(self._store, later, Placeholders(self._store.binding), f"not ({say.running()})", again)(run)
 
     async def backs_off(self) -> bool:
-        """Whether some row was taken back so often that it waits before it is ready again."""
+        """Whether some row was taken back so often that it waits before it is ready again.
+
+        A drain asks this after it has asked for ready rows: a wait that ended between the two questions counts, too.
+        """
         if "run_after" not in self._store.binding.roles:
             return False
         age = self._store.database.sql.age("swept_at")
         text = f"select reclaims, {age} from {self._suspects} where lane = {self._lane} and reclaims >= {BACKS_OFF}"
         recent = f"{text} order by swept_at desc limit 100"
         rows = await self._store.database.read(lambda run: run(recent, (self._store.lane.name,)))
-        return any(float(seconds) < _wait(reclaims) for reclaims, seconds in rows)
+        return any(float(seconds) < _wait(reclaims) + _JUST_OVER for reclaims, seconds in rows)
 
     async def suspects(self, keys: Sequence[Key]) -> dict[Key, int]:
         """Which of these rows were taken back from a dead worker, and how often."""

@@ -395,8 +395,36 @@ INPUTS = Step(
     ),
 )
 
+RUN_LOGS = Step(
+    14,
+    "rowmill_run_logs: what the last runs of each row logged",
+    (
+        # lines: a JSON list, each with the seconds before the end of the run, the level, the text and a chunk's row.
+        f"""create table own.rowmill_run_logs (
+  id {IDENTITY},
+  at timestamptz not null,
+  kept_until timestamptz not null,
+  lane text not null,
+  row_id text not null,
+  attempt integer not null,
+  worker text not null,
+  outcome text not null,
+  dropped integer not null default 0,
+  lines text not null
+)""",
+        "create index rowmill_run_logs_row on own.rowmill_run_logs (lane, row_id, id)",
+        "create index rowmill_run_logs_kept on own.rowmill_run_logs (kept_until)",
+    ),
+    {
+        POSTGRES.name: (
+            "alter table own.rowmill_run_logs"
+            " set (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000)",
+        )
+    },
+)
+
 STEPS: tuple[Step, ...] = (
-    WORKERS, GATES, JOBS, FLOWS, CRONS, DDL, FAILURES, MINUTES, ACCESS, RECOVERY, LIVENESS, WAITS, INPUTS,
+    WORKERS, GATES, JOBS, FLOWS, CRONS, DDL, FAILURES, MINUTES, ACCESS, RECOVERY, LIVENESS, WAITS, INPUTS, RUN_LOGS,
 )  # fmt: skip
 #: In the list of steps: the schema itself was made by rowmill.
 SCHEMA_MADE = 0

@@ -61,6 +61,14 @@ async def test_a_lane_takes_and_ends_rows_of_its_own_shard_alone(db: Db, mill: M
     assert {key for key, state in states(db).items() if state == "ready"} == {(0, 0), (0, 1), (0, 2)}
 
 
+async def test_where_and_shard_hold_together(db: Db, mill: Mill) -> None:
+    make(db, 4, 2)
+    mill.lane("jobs", name="jobs", shard={"tenant": [1]}, where="site = 'site-0' or id = 3", **STATES)(handle)
+    async with Kit(mill) as kit:
+        await kit.drain()
+    assert {key for key, state in states(db).items() if state == "done"} == {(1, 0), (1, 2), (1, 3)}
+
+
 async def test_several_shards_are_served_in_turn(db: Db, mill: Mill) -> None:
     make(db, 4, 5)
     mill.lane("jobs", name="jobs", shard={"tenant": range(4)}, **STATES)(handle)

@@ -71,11 +71,12 @@ MUTATIONS = (
     ),
     one(
         "a row is looked up by its key in the lane's shard alone", "store/lane/row_keys.py",
-        "for key in keys)}){say.shard()}", "for key in keys)})", _BESIDE,
+        "(values {listed}){statements.shard()}", "(values {listed})", _BESIDE,
     ),
     one(
         "a limit counts running rows of all shards", "store/gates/claim_by_key_sql.py",
-        "{say.beyond.running()}", "{say.running()}", f"{_SHARDS}test_a_limit_by_key_counts_rows_of_all_shards",
+        "{statements.beyond.running()}", "{statements.running()}",
+        f"{_SHARDS}test_a_limit_by_key_counts_rows_of_all_shards",
     ),
     one(
         "a claim goes on to shards that have rows", "store/lane/shards.py",
@@ -308,7 +309,7 @@ MUTATIONS = (
     ),
     one(
         "a wait is over for the rows of its time alone", "store/lane/waits.py",
-        """also = f"_w.on_timeout = 'dead' and _w.until_at <= {say.plain_now()}\"""", """also = "1 = 1\"""",
+        """also = f"_w.on_timeout = 'dead' and _w.until_at <= {statements.plain_now()}\"""", """also = "1 = 1\"""",
         "tests/store/lane/test_waits.py::test_rows_time_out_each_at_its_own_time",
     ),
     one(
@@ -655,7 +656,7 @@ MUTATIONS = (
     ),
     one(
         "a replaced job's steps are forgotten", "store/jobs/enqueue.py",
-        'yield say.forget_steps(), {"id": id}', "pass",
+        'yield statements.forget_steps(), {"id": id}', "pass",
         "tests/client/test_debounce.py::test_a_job_that_waits_for_its_retry_begins_again_with_the_new_call",
     ),
     one(
@@ -858,7 +859,7 @@ MUTATIONS = (
     refilled_at = _p.refilled
   from (""",
             """  insert into {self.table} as _g (lane, dim, key, version, touched_at, tokens, refilled_at)
-  select {as_text(self.say.lane.name)}, {as_text(self.dim.label)}, _p._key, 1, _p.now, _p.tokens, _p.refilled
+  select {as_text(self.statements.lane.name)}, {as_text(self.dim.label)}, _p._key, 1, _p.now, _p.tokens, _p.refilled
   from (""",
         ), (
             "  where {self.where} and _g.key = _p._key\n)",

@@ -78,7 +78,9 @@ async def test_every_statement_is_asked_for_and_nothing_is_written(db: Db, monke
     db.execute("insert into jobs (id, status) values (1, 'ready')")
     asked: list[str] = []
     before = plans.generic
-    monkeypatch.setattr(plans, "generic", lambda run, say, text: asked.append(text) or before(run, say, text))
+    monkeypatch.setattr(
+        plans, "generic", lambda run, statements, text: asked.append(text) or before(run, statements, text)
+    )
     assert await errors(db, gates=[Concurrency(2, by="site")], shard={"tenant_id": [7, 8]}) == {}
     words = "\n".join(asked)
     assert len(asked) > 15
@@ -122,7 +124,7 @@ async def test_on_citus_gates_are_beside_the_table(pg: Db, there: str, monkeypat
     beside = [("rowmill_gates", "n", None, 5, "s")]
     gates = {"elsewhere": [("rowmill_gates", "n", None, 6, "s")], "local": [], "beside": beside}[there]
     stand_in(pg, ("jobs", "n", None, 5, "s"), *gates)
-    monkeypatch.setattr(plans, "generic", lambda run, say, text: ONE_TASK)
+    monkeypatch.setattr(plans, "generic", lambda run, statements, text: ONE_TASK)
     found = await errors(pg, gates=[Concurrency(2, by="site")])
     if there == "beside":
         assert found == {}
@@ -135,7 +137,9 @@ async def test_on_citus_gates_are_beside_the_table(pg: Db, there: str, monkeypat
 async def test_on_citus_a_statement_in_several_steps_is_refused(pg: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     make(pg)
     stand_in(pg, ("jobs", "h", "tenant_id", 3, "s"))
-    monkeypatch.setattr(plans, "generic", lambda run, say, text: SEVERAL_STEPS if "'running'" in text else ONE_TASK)
+    monkeypatch.setattr(
+        plans, "generic", lambda run, statements, text: SEVERAL_STEPS if "'running'" in text else ONE_TASK
+    )
     text, _ = (await errors(pg, shard={"tenant_id": 7}))["many_tasks"]
     assert "does not stay on one node: Citus would run it in several steps" in text
 
@@ -165,5 +169,5 @@ async def test_on_citus_waits_that_do_not_work_are_a_warning(pg: Db, monkeypatch
     make(pg)
     stand_in(pg, ("jobs", "h", "tenant_id", 3, "s"))
     waits = "rowmill_waits"
-    monkeypatch.setattr(plans, "generic", lambda run, say, text: SEVERAL_STEPS if waits in text else ONE_TASK)
+    monkeypatch.setattr(plans, "generic", lambda run, statements, text: SEVERAL_STEPS if waits in text else ONE_TASK)
     assert await errors(pg, shard={"tenant_id": 7}) == {}

@@ -192,7 +192,7 @@ class Client:
         """Jobs, and one that waits for all of them to end, in one transaction."""
         with enqueued(self._events.tracer, _all_calls([*calls, then])) as traced:
             return await self._flow(
-                traced[-1], traced[:-1], lambda say: _batch(say, traced[-1], traced[:-1], self._notify)
+                traced[-1], traced[:-1], lambda statements: _batch(statements, traced[-1], traced[:-1], self._notify)
             )
 
     async def chain(self, calls: Sequence[Call]) -> Handle[Any]:
@@ -202,7 +202,9 @@ class Client:
                 "a chain needs at least one call", hint="mill.chain(first.call(...), second.call(...))"
             )
         with enqueued(self._events.tracer, _all_calls(calls)) as traced:
-            return await self._flow(traced[-1], traced[:-1], lambda say: _chain(say, traced, self._notify))
+            return await self._flow(
+                traced[-1], traced[:-1], lambda statements: _chain(statements, traced, self._notify)
+            )
 
     async def _flow(
         self, last: Call, others: Sequence[Call], verb: Callable[[EnqueueStatements], Verb[int]]
@@ -222,7 +224,7 @@ class Client:
                 id = await drive_async(made, theirs.run) if theirs.awaited else drive(made, theirs.run)
         else:
             connection = await self.connection(environment)
-            id = await connection.transact(verb(connection.say))
+            id = await connection.transact(verb(connection.statements))
         return Handle(self, last.task, environment, id)
 
     # -- what became of it
@@ -258,7 +260,7 @@ class Client:
         connection = await self.connection(handle.environment)
         canceled, parent = await connection.jobs.cancel(handle.id, reason)
         if parent is not None:
-            await flows.join(connection.database, connection.say, [parent])
+            await flows.join(connection.database, connection.statements, [parent])
         return canceled
 
     # -- for code that does not await
@@ -322,18 +324,18 @@ def _all_calls(given: Sequence[Any]) -> Sequence[Call]:
     return given
 
 
-def _batch(say: EnqueueStatements, then: Call, calls: Sequence[Call], wake: bool) -> Verb[int]:
-    last = yield from add(say, [then], wake=wake, place=FlowPosition(needs="all" if calls else None))
-    yield from add(say, calls, wake=wake, place=FlowPosition(parent_id=last[0]))
+def _batch(statements: EnqueueStatements, then: Call, calls: Sequence[Call], wake: bool) -> Verb[int]:
+    last = yield from add(statements, [then], wake=wake, place=FlowPosition(needs="all" if calls else None))
+    yield from add(statements, calls, wake=wake, place=FlowPosition(parent_id=last[0]))
     return last[0]
 
 
-def _chain(say: EnqueueStatements, calls: Sequence[Call], wake: bool) -> Verb[int]:
+def _chain(statements: EnqueueStatements, calls: Sequence[Call], wake: bool) -> Verb[int]:
     """From the last to the first: each is the child of the one behind it."""
     last = behind = None
     for number in range(len(calls) - 1, -1, -1):
         position = FlowPosition(parent_id=behind, needs="done" if number else None)
-        (behind,) = yield from add(say, [calls[number]], wake=wake and not number, place=position)
+        (behind,) = yield from add(statements, [calls[number]], wake=wake and not number, place=position)
         last = last or behind
     assert last is not None
     return last

@@ -29,7 +29,7 @@ class EnvironmentConnection:
 
     def __init__(self, name: str, database: Database, clock: Clock) -> None:
         self.name, self.database, self.clock = name, database, clock
-        self.say, self.jobs = EnqueueStatements.to(database, clock), Jobs(database, clock)
+        self.statements, self.jobs = EnqueueStatements.to(database, clock), Jobs(database, clock)
         self._direct = database.client_pool()
         self._ready = False
         self._lock = asyncio.Lock()
@@ -51,15 +51,15 @@ class EnvironmentConnection:
             if copies(calls):
                 return await copy(self._direct, self.database, self.clock, calls, wake)
             if len(calls) == 1 and simple(calls[0]):
-                return [await add_one(self._direct, self.say, calls[0], wake)]
-        verb = add(self.say, calls, wake=wake)
-        if self.say.sql.one_writer or one_statement(calls):
-            return await self.database.write(lambda run: drive(verb, self.say.sql.named(run)))
+                return [await add_one(self._direct, self.statements, calls[0], wake)]
+        verb = add(self.statements, calls, wake=wake)
+        if self.statements.sql.one_writer or one_statement(calls):
+            return await self.database.write(lambda run: drive(verb, self.statements.sql.named(run)))
         return await self.transact(verb)
 
     async def transact(self, verb: Verb[T]) -> T:
         """A verb in one transaction."""
-        return await self.database.long_transaction(lambda run: drive(verb, self.say.sql.named(run)))
+        return await self.database.long_transaction(lambda run: drive(verb, self.statements.sql.named(run)))
 
     # -- results
 

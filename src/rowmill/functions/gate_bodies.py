@@ -120,9 +120,9 @@ def _full(database: Database, schema: str, name: str) -> str:
 class GateBodies:
     """What a lane's functions say about its gates; ``count``: SQL for how many rows a claim takes."""
 
-    def __init__(self, say: PostgresStatements, gates: FunctionGates, count: str = "1") -> None:
-        self.say, self.dim, self.group, self.table = say, gates.dim, gates.dim.group, gates.table
-        self.claims = ClaimByKeyStatements(say, gates.dim, gates.table, in_function=count)
+    def __init__(self, statements: PostgresStatements, gates: FunctionGates, count: str = "1") -> None:
+        self.statements, self.dim, self.group, self.table = statements, gates.dim, gates.dim.group, gates.table
+        self.claims = ClaimByKeyStatements(statements, gates.dim, gates.table, in_function=count)
         self.where = self.claims.where
 
     def find_last(self) -> str:
@@ -178,7 +178,7 @@ class GateBodies:
     perform 1 from {self.table} _g where {self.where} and _g.key = _rm_key for no key update;"""
 
     def _spot(self) -> str:
-        lane, dim = (part.replace("'", "''") for part in (self.say.lane.name, self.dim.label))
+        lane, dim = (part.replace("'", "''") for part in (self.statements.lane.name, self.dim.label))
         return f"'{lane}', '{dim}', _rm_key"
 
     def _state(self) -> tuple[str, dict[str, str], str]:
@@ -226,7 +226,7 @@ class GateBodies:
         """A run of ``_rm_key`` failed; ``retry_after`` (SQL): the other side asked to be left alone for so long, by all
         rows of the lane where ``closes`` (SQL) is 'lane'.
         """
-        lane = as_text(self.say.lane.name)
+        lane = as_text(self.statements.lane.name)
         until = {"_rm_now": "clock_timestamp()", "_rm_until": f"clock_timestamp() + {retry_after}"}
         # Before the key's row: all who lock gate rows do so in the order of their keys.
         parts = [

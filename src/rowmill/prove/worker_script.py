@@ -368,10 +368,10 @@ class ScriptedWorker:
     async def edit(self, key: Key, value: str) -> None:
         """Another program writes an input of a row, even while a worker holds it."""
         self.watch.announce(self.actor, "edit")
-        say, marks = self.store.statements, Placeholders(self.store.binding)
-        written = {str(self._edited): say.literal(str(self._edited), value)}
-        which = f"({say.names(self.store.binding.key)}) = {marks.key(key)}"
-        text = f"update {say.table} set {say.assignments(written)} where {which}"
+        statements, marks = self.store.statements, Placeholders(self.store.binding)
+        written = {str(self._edited): statements.literal(str(self._edited), value)}
+        which = f"({statements.names(self.store.binding.key)}) = {marks.key(key)}"
+        text = f"update {statements.table} set {statements.assignments(written)} where {which}"
         with suppress(Unreachable):
             await self.database.transact(lambda run: run(text, marks.given()))
 

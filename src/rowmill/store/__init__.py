@@ -142,8 +142,8 @@ async def check_conditions(store: LaneStore) -> None:
 
 async def _check_inputs(store: LaneStore, where: str) -> None:
     """Let the database compare the inputs of a row, if there is one: a type may have no form in which it can."""
-    say = store.statements
-    text = f"select 1{say.and_inputs()} from {say.whole_table()} limit 1"
+    statements = store.statements
+    text = f"select 1{statements.and_inputs()} from {statements.whole_table()} limit 1"
     try:
         await store.database.read(lambda run: run(text, ()))
     except Unserved:

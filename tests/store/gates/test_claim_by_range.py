@@ -121,11 +121,11 @@ def ever_old(monkeypatch: pytest.MonkeyPatch) -> None:
 async def split(kit: Kit) -> list[str]:
     """More ranges among those that are there, as functions make them, which may not delete; where each begins."""
     store = await kit.store()
-    say = store.gated.say  # type: ignore[union-attr]
+    statements = store.gated.statements  # type: ignore[union-attr]
 
     def verb(run: Any) -> None:
-        if run(f"{say.renew_ranges()} returning 1", ()):
-            run(say.create_ranges(say.range_starts()), ())
+        if run(f"{statements.renew_ranges()} returning 1", ()):
+            run(statements.create_ranges(statements.range_starts()), ())
 
     await store.database.transact(verb)
     return await beginnings(kit)
@@ -390,7 +390,7 @@ async def test_ranges_are_created_in_one_pass_without_an_index_by_the_key(pg: Db
     async with Kit(mill) as kit:
         store = await kit.store()
         pages = pg.value("select pg_relation_size('pages') / current_setting('block_size')::int")
-        read = await buffers(pg, store.gated.say.range_starts(), (), "force_generic_plan")  # type: ignore[union-attr]
+        read = await buffers(pg, store.gated.statements.range_starts(), (), "force_generic_plan")  # type: ignore[union-attr]
         assert pages <= read < 10 * pages
         assert len(await store.claim(10)) == 10
 

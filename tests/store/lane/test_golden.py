@@ -162,7 +162,7 @@ def _of_all(store: Any) -> dict[str, str]:
 def _gated(store: Any) -> dict[str, str]:
     """The claim through gates."""
     if store.database.dialect.name == "postgresql":
-        return {"claim by key": store.gated.say.claim(after_last=True), "when": store.gated.say.when()}
+        return {"claim by key": store.gated.statements.claim(after_last=True), "when": store.gated.statements.when()}
     (dim,) = store.gated.keyed
     counted = store.statements.beyond
     return {

@@ -360,8 +360,8 @@ async def test_an_edit_that_commits_behind_the_statements_snapshot_is_seen(pg: D
     async with Kit(mill) as kit, Kit(mill) as other:
         claims = await kit.claim(count=2)
         store = await kit.store()
-        say: Any = store.statements
-        held = say._held
+        statements: Any = store.statements
+        held = statements._held
 
         def stopped(*given: Any) -> str:
             return (
@@ -370,7 +370,7 @@ async def test_an_edit_that_commits_behind_the_statements_snapshot_is_seen(pg: D
                 .replace("cross join lateral", "cross join stop cross join lateral")
             )
 
-        say._held = stopped
+        statements._held = stopped
         await other.store()
         database = other._databases["default"]
         async with database.begin() as connection:

@@ -232,9 +232,11 @@ async def _look(kit: Kit, mill: Mill) -> None:
             await gates.keys(dim, 10)
             if dim.phrase is not None:
                 await gates.known(dim, "site-1")
-    say = plans.statements(view.binding)
-    await store.database.read(lambda run: [plans.serves(run, say, need) for need in needed(view.binding, say)])
-    await store.database.read(lambda run: plans.explain(run, say))
+    statements = plans.statements(view.binding)
+    await store.database.read(
+        lambda run: [plans.serves(run, statements, need) for need in needed(view.binding, statements)]
+    )
+    await store.database.read(lambda run: plans.explain(run, statements))
     act = Operator(view)
     for steps in (
         act.retry(Selection(("dead",))),
@@ -279,10 +281,15 @@ async def test_a_claim_looks_into_one_partition_alone(db: Db, mill: Mill) -> Non
     mill.lane("jobs", name="jobs", shard={"tenant": range(4)}, gates=[], **STATES)(handle)
     async with Kit(mill) as kit:
         store = await kit.store()
-        say = store.statements.of(2)
-        texts = [say.claim(), say.claim(bounded=True), say.settle_done(), say.settle("dead", ())]
-        texts += [say.renew(), say.read()]
-        found = await store.database.transact(lambda run: [plans.generic(run, say, text) for text in texts])
+        statements = store.statements.of(2)
+        texts = [
+            statements.claim(),
+            statements.claim(bounded=True),
+            statements.settle_done(),
+            statements.settle("dead", ()),
+        ]
+        texts += [statements.renew(), statements.read()]
+        found = await store.database.transact(lambda run: [plans.generic(run, statements, text) for text in texts])
     for plan in found:
         assert "tenant_2" in plan
         assert not [part for part in ("tenant_0", "tenant_1", "tenant_3") if part in plan], plan

@@ -39,7 +39,7 @@ class ClaimByKey:
 
     def __init__(self, store: PostgresLane, dim: BoundGates, table: str) -> None:
         self.store, self.dim = store, dim
-        self.say = ClaimByKeyStatements(store.statements, dim, table)
+        self.statements = ClaimByKeyStatements(store.statements, dim, table)
         self._asks_for_worker = "worker" in store.binding.roles or dim.group.process is not None
         self._key_at = store.binding.columns.index(store.binding.key[0])
         #: The last key that got rows.
@@ -59,7 +59,7 @@ class ClaimByKey:
 
     def of(self, store: PostgresLane) -> ClaimByKey:
         """The same for the store of one of the lane's shards."""
-        return ClaimByKey(store, self.dim, self.say.table)
+        return ClaimByKey(store, self.dim, self.statements.table)
 
     async def claim(self, count: int) -> list[Claim]:
         """Take rows key by key: start after the last key that got rows, then continue from the first key."""
@@ -78,7 +78,7 @@ class ClaimByKey:
                 await self._look_around(claims, count, began)
             if began > self._forget_at:
                 self._forget_at = began + _FORGET_EVERY * random.uniform(0.7, 1.3)
-                await self.store.database.write(lambda run: run(self.store._text("forget", self.say.forget), ()))
+                await self.store.database.write(lambda run: run(self.store._text("forget", self.statements.forget), ()))
         except (Busy, Refused):
             if not claims:
                 raise
@@ -121,7 +121,7 @@ class ClaimByKey:
             claim.gates = {self.dim.label: row[-6]} if row[-6] is not None else {}
         self._locked = len(claims) < count <= walked
         if missing:
-            text = self.store._text("create keys", self.say.create_keys)
+            text = self.store._text("create keys", self.statements.create_keys)
             await self.store.database.write(lambda run: run(text, (missing,)))
             self._locked = True
         if self._moved and (not ranges or (self._met > _CROWDED and began > self._mark_at)):
@@ -137,7 +137,7 @@ class ClaimByKey:
         key, render = ("by key", after_last, keyless), self.store._text
         text = render(
             (*key, self._replan.number),
-            lambda: self._replan.of(render(key, lambda: self.say.claim(after_last=after_last, keyless=keyless))),
+            lambda: self._replan.of(render(key, lambda: self.statements.claim(after_last=after_last, keyless=keyless))),
         )
         values = [count, *([self._last] if after_last else []), *([self.store.worker] if self._asks_for_worker else [])]
         return await self.store.claim_rows(text, tuple(values))
@@ -155,7 +155,7 @@ class ClaimByKey:
 
     async def _when(self) -> tuple[float | None, bool]:
         """Return when to look again, by this process's clock (None: next poll), and whether a key has room now."""
-        text = self.store._text("when", self.say.when)
+        text = self.store._text("when", self.statements.when)
         me = (self.store.worker,) if self.dim.group.process is not None else ()
         wait, ready = (await self.store.database.read(rows_of(text, me)))[0]
         now = time.monotonic()
@@ -173,18 +173,21 @@ class ClaimByKey:
         """Divide the keys again, into more ranges than before. This locks out other claims: a claim that has read the
         old ranges finds them deleted.
         """
-        say = self.say
-        there, fresh = run(say.count_all(), ())[0]
+        statements = self.statements
+        there, fresh = run(statements.count_all(), ())[0]
         if fresh:
             return
         wanted = max(RANGES, min(2 * there, MOST_RANGES))
-        keys = [row[0] for row in run(say.range_starts("$1::int"), (wanted,))]
-        locked = len(run(say.lock_all(), ()))
-        there, fresh = run(say.count_all(), ())[0]
+        keys = [row[0] for row in run(statements.range_starts("$1::int"), (wanted,))]
+        locked = len(run(statements.lock_all(), ()))
+        there, fresh = run(statements.count_all(), ())[0]
         if locked == there and not fresh:
-            run(say.drop_all(), ())
-            if run(f"{say.create_first_range()}\nreturning 1", ()):
-                run(say.create_ranges("select jsonb_array_elements_text($1::text::jsonb) as key"), (json.dumps(keys),))
+            run(statements.drop_all(), ())
+            if run(f"{statements.create_first_range()}\nreturning 1", ()):
+                run(
+                    statements.create_ranges("select jsonb_array_elements_text($1::text::jsonb) as key"),
+                    (json.dumps(keys),),
+                )
 
 
 def _least_wait(dim: BoundGates) -> float:

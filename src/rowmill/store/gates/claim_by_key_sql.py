@@ -53,7 +53,7 @@ class ClaimByKeyStatements:
     def __init__(
         self, statements: PostgresStatements, dim: BoundGates, table: str, in_function: str | None = None
     ) -> None:
-        self.say, self.dim, self.group, self.table = statements, dim, dim.group, table
+        self.statements, self.dim, self.group, self.table = statements, dim, dim.group, table
         self.in_function = in_function is not None
         self.count = f"{in_function}::bigint" if in_function is not None else "$1::bigint"
         self.last = "_rm_last" if self.in_function else "$2::text"
@@ -66,7 +66,7 @@ class ClaimByKeyStatements:
     @property
     def rules(self) -> RulesSql:
         """The rules, by the time of now: a test may have moved it."""
-        return RulesSql(self.dim, self.say.plain_now())
+        return RulesSql(self.dim, self.statements.plain_now())
 
     def _worker(self, after_last: bool) -> str:
         return "$1" if self.in_function else "$3::text" if after_last else "$2::text"
@@ -91,10 +91,10 @@ class ClaimByKeyStatements:
         Running rows are counted in one step, not key by key: where few rows run when a table is analysed, the planner
         takes any index on running rows for as good as the one by key, and reads all of them for each.
         """
-        say, phrase = self.say, self.dim.phrase
+        statements, phrase = self.statements, self.dim.phrase
         counts, mine = {"n": "count(*)"}, ""
         if self.group.process is not None:
-            mine = f", {say.name(say.roles['worker'])} = {worker} as mine"
+            mine = f", {statements.name(statements.roles['worker'])} = {worker} as mine"
             counts["mine"] = "count(*) filter (where _a.mine)"
         # Of keys that have one number the most is kept, and found: rather too many than too few.
         arrays = ", ".join(f"array_agg(_c.{each} order by _c.hash, _c.{each}) as {each}" for each in counts)
@@ -108,8 +108,8 @@ class ClaimByKeyStatements:
     from (
       select _a.key, {self._hash("_a.key")} as hash, {", ".join(f"{sql} as {each}" for each, sql in counts.items())}
       from (
-        select {phrase} as key{mine} from {say.table}
-        where {say.beyond.running()} and {self._behind(after_last)}
+        select {phrase} as key{mine} from {statements.table}
+        where {statements.beyond.running()} and {self._behind(after_last)}
       ) _a group by 1
     ) _c
   ) _r, (
@@ -130,18 +130,18 @@ class ClaimByKeyStatements:
         A limit that the planner cannot see makes it take an index that gives the order, also for a table that it knows
         nothing of; another around it then tells it that they are few.
         """
-        say, phrase = self.say, self.dim.phrase
-        columns = [column for column, _ in say.binding.order]
+        statements, phrase = self.statements, self.dim.phrase
+        columns = [column for column, _ in statements.binding.order]
         names = [f"_rm_o{i}" for i in range(len(columns))]
-        listed = ", ".join(f"{say.name(column)} as {name}" for column, name in zip(columns, names, strict=True))
-        order = say.order(names=names)
+        listed = ", ".join(f"{statements.name(column)} as {name}" for column, name in zip(columns, names, strict=True))
+        order = statements.order(names=names)
         return f"""(
     select _c._rm_key, row_number() over (partition by _c._rm_key order by {order}) as _rm_place,
       row_number() over () as _rm_n, {limit} as _rm_most
     from (
       select * from (
-        select {phrase} as _rm_key, {listed} from {say.table} where {behind} and {say.ready()}
-        order by {phrase}, {say.order()} limit {limit}
+        select {phrase} as _rm_key, {listed} from {statements.table} where {behind} and {statements.ready()}
+        order by {phrase}, {statements.order()} limit {limit}
       ) _f order by _rm_key, {order} limit {max(_STEP, self._most())}
     ) _c
   )"""
@@ -159,7 +159,7 @@ class ClaimByKeyStatements:
         few = f"least(coalesce((select most from _rm_known), {most}), {read})"
         step = f"case when _w._rm_place = _w._rm_n then {few} else {read} end"
         return f"""_rm_walk as (
-  select _r.* from {self._rows(self._behind(after_last), read)} _r where {self.say.unpaused()}
+  select _r.* from {self._rows(self._behind(after_last), read)} _r where {self.statements.unpaused()}
   union all
   select _r.* from (
     select _w._rm_key, {step} as most from _rm_walk _w where _w._rm_n = _w._rm_most
@@ -188,8 +188,8 @@ class ClaimByKeyStatements:
         """$1 how many, $2 the key that was served last where there is one, then worker where it is asked for.
         ``keyless``: for how many rows without a key room is kept.
         """
-        say, worker, rated = self.say, self._worker(after_last), self.group.rate is not None
-        rows, _ = say._match("")
+        statements, worker, rated = self.statements, self._worker(after_last), self.group.rate is not None
+        rows, _ = statements._match("")
         bucket = "_t.tokens as _tokens, _s.speed as _speed, _s.size as _size, _g.refilled_at as _refilled"
         tokens = f", {bucket}, _g.version as _seen" if rated else ""
         kept = ", _tokens, _speed, _size, _refilled" if rated else ""
@@ -215,17 +215,17 @@ class ClaimByKeyStatements:
   ) _t
   join _rm_held _h on _h._rm_range = _t._rm_range and _h.spot is not null{self._unchanged_key()}
   cross join lateral (
-    select {rows} from {say.table}
-    where {self.dim.within("_t._rm_key")} and {say.ready()}
-    order by {self.dim.phrase}, {say.order()} limit _t.n
+    select {rows} from {statements.table}
+    where {self.dim.within("_t._rm_key")} and {statements.ready()}
+    order by {self.dim.phrase}, {statements.order()} limit _t.n
     for no key update skip locked
   ) _j
 ){self._keyless(rows, keyless if after_last else None)}, _rm_chosen as (
   select {rows} from _rm_picked{self._and_keyless(rows)}
 ){self._bump()}, _rm_taken as (
-  {say.update(say.claim_set(worker), "_rm_chosen")}
+  {statements.update(statements.claim_set(worker), "_rm_chosen")}
   {self._taken()}
-order by {say.order("_rm_taken.")}"""
+order by {statements.order("_rm_taken.")}"""
 
     def _unchanged_key(self) -> str:
         """A rate writes the rows of its keys. A key whose row another session holds, or has changed since the snapshot,
@@ -246,7 +246,7 @@ order by {say.order("_rm_taken.")}"""
 
     def _bump(self) -> str:
         """Increment the version of the ranges that rows were taken from, and take tokens from rates."""
-        now, last = self.say.plain_now(), f", cells = ({self._served_last()})" if self.in_function else ""
+        now, last = self.statements.plain_now(), f", cells = ({self._served_last()})" if self.in_function else ""
         bump = f""", _rm_bump as (
   update {self.table} _g set version = _g.version + 1, touched_at = {now}{last}
   where _g.ctid = any(array(select _spot from _rm_picked))
@@ -270,14 +270,19 @@ order by {say.order("_rm_taken.")}"""
         """Create the rows of keys that have none, and of keys that come behind: the next claims would need them one by
         one. In the order of the key, as all that create gate rows.
         """
-        say, phrase, lane, dim = self.say, self.dim.phrase, as_text(self.say.lane.name), as_text(self.dim.label)
+        statements, phrase, lane, dim = (
+            self.statements,
+            self.dim.phrase,
+            as_text(self.statements.lane.name),
+            as_text(self.dim.label),
+        )
         last = f"(select ({keys})[cardinality({keys})]::{self.dim.kind})"
         return f"""insert into {self.table} (lane, dim, key, touched_at)
-select {lane}, {dim}, _n.key, {say.plain_now()} from (
+select {lane}, {dim}, _n.key, {statements.plain_now()} from (
   select unnest({keys}) as key
   union
   select _f.key::text from (
-    select {phrase} as key from {say.table} where {phrase} > {last} and {say.ready()}
+    select {phrase} as key from {statements.table} where {phrase} > {last} and {statements.ready()}
     order by {phrase} limit {_LOOKED_AT}
   ) _f where octet_length(_f.key::text) <= {LONGEST}
 ) _n order by _n.key collate "C"
@@ -287,8 +292,10 @@ on conflict do nothing"""
         """Room for so many rows without a key, as far as there are any."""
         if not keyless:
             return ""
-        say = self.say
-        some = f"select 1 from {say.table} where {self.dim.phrase} is null and {say.ready()} limit {keyless}"
+        statements = self.statements
+        some = (
+            f"select 1 from {statements.table} where {self.dim.phrase} is null and {statements.ready()} limit {keyless}"
+        )
         return f" - (select count(*) from ({some}) _e)"
 
     def _keyless(self, rows: str, most: int | None) -> str:
@@ -297,12 +304,12 @@ on conflict do nothing"""
         """
         if not self.dim.nullable:
             return ""
-        say = self.say
+        statements = self.statements
         left = f"greatest({self.count} - (select count(*) from _rm_picked), 0)"
         return f""", _rm_loose as materialized (
-  select {rows} from {say.table}
-  where {self.dim.phrase} is null and {say.ready()} and {say.unpaused()}
-  order by {say.order()}
+  select {rows} from {statements.table}
+  where {self.dim.phrase} is null and {statements.ready()} and {statements.unpaused()}
+  order by {statements.order()}
   limit {left if most is None else f"least({left}, {most})"}
   for no key update skip locked
 )"""
@@ -330,16 +337,17 @@ on conflict do nothing"""
         the keys that need a row, in their order. One row without a job if nothing was taken.
         """
         if self.in_function:
-            returned = f"returning {self.say.table}.*\n)\n"
+            returned = f"returning {self.statements.table}.*\n)\n"
             if self.group.rate is None:
                 return f"{returned}select _rm_taken.* from _rm_taken"
             return f"""{returned}select _rm_taken as _rm_job, _m._rm_missing
 from (select {self._missing()} as _rm_missing) _m left join _rm_taken on true"""
-        columns = self.say.binding.columns
+        columns = self.statements.binding.columns
+        taken = self.statements.names(columns, "_rm_taken.") + self.statements.and_inputs("_rm_taken.")
         # Any other, and yet the same one each time: a schedule that broke something must break it again.
-        return f"""returning {self.say.names(columns)}
+        return f"""returning {self.statements.names(columns)}
 )
-select {self.say.names(columns, "_rm_taken.")}{self.say.and_inputs("_rm_taken.")}, {self.dim.phrase}::text, _m.*
+select {taken}, {self.dim.phrase}::text, _m.*
 from (
   select ({self._served_last()}) as _rm_last, coalesce(cardinality(first), 0) as _rm_ranges, (
     select coalesce(first[1 + ((7 * (version[_rm_range] & {_BITS}) + _rm_range) % cardinality(first))::int], '')
@@ -352,9 +360,9 @@ from (
         """$1 worker where it is asked for. Seconds until a key that has ready rows may go on: 0 for one that others had
         locked at the moment of the claim; and whether any row is ready at all.
         """
-        say, wait = self.say, self.rules.wait()
-        first = f"""select 1 from {say.table} where {self.dim.within("_w.key")} and {say.ready()}
-    order by {self.dim.phrase}, {say.order()} limit 1"""
+        statements, wait = self.statements, self.rules.wait()
+        first = f"""select 1 from {statements.table} where {self.dim.within("_w.key")} and {statements.ready()}
+    order by {self.dim.phrase}, {statements.order()} limit 1"""
         return f"""with recursive {self._known(False, "$1::text")}, {self._walk(False, str(_MOST_STEP))}
 select coalesce((select 0 {self._open_rows()} limit 1), (
   select _w.wait from (
@@ -363,13 +371,14 @@ select coalesce((select 0 {self._open_rows()} limit 1), (
   ) _w
   cross join lateral ({first}) _y
   limit 1
-))::float8, {say.ready_probe()}"""
+))::float8, {statements.ready_probe()}"""
 
     def forget(self) -> str:
         """Gate rows of idle keys that say nothing."""
+        idle = f"_g.touched_at < {self.statements.plain_now()} - interval '{IDLE} seconds'"
         return f"""delete from {self.table} where ctid = any(array(
   select _g.ctid from {self.table} _g
-  where {self.where} and _g.touched_at < {self.say.plain_now()} - interval '{IDLE} seconds' and {self.rules.as_new()}
+  where {self.where} and {idle} and {self.rules.as_new()}
   for update skip locked
 ))"""
 
@@ -379,23 +388,23 @@ select coalesce((select 0 {self._open_rows()} limit 1), (
         """The first keys of ranges of similar size, without the first range. It is one pass, so it needs no index by
         the key.
         """
-        say, phrase = self.say, self.dim.phrase
-        ready = f"{say.ready_state()} and {phrase} is not null"
-        size = f"select sum(pg_relation_size(relid)) from pg_partition_tree({as_text(say.table)}::regclass)"
+        statements, phrase = self.statements, self.dim.phrase
+        ready = f"{statements.ready_state()} and {phrase} is not null"
+        size = f"select sum(pg_relation_size(relid)) from pg_partition_tree({as_text(statements.table)}::regclass)"
         share = f"least(100, {_SAMPLED} * 100.0 / greatest(({size}), 1))"
         return f"""select min(_p.key) as key from (
   select _s.key, ntile({parts}) over (order by _s.key) as part from (
-    select {phrase}::text collate "C" as key from {say.table} tablesample system ({share}) where {ready}
+    select {phrase}::text collate "C" as key from {statements.table} tablesample system ({share}) where {ready}
     union
     select _f.key::text from (
-      select {phrase} as key from {say.table} where {ready} order by {say.order()} limit {_LOOKED_AT}
+      select {phrase} as key from {statements.table} where {ready} order by {statements.order()} limit {_LOOKED_AT}
     ) _f
   ) _s where octet_length(_s.key) <= {LONGEST}
 ) _p where _p.part > 1 group by _p.part"""
 
     def create_first_range(self) -> str:
         """Create the first range, if there is none. The session that creates it creates all of them."""
-        lane, now = as_text(self.say.lane.name), self.say.plain_now()
+        lane, now = as_text(self.statements.lane.name), self.statements.plain_now()
         return f"""insert into {self.table} (lane, dim, key, version, touched_at, refilled_at)
 values ({lane}, {as_text(self.range_dim)}, '', {_NEW}, {now}, {now})
 on conflict do nothing"""
@@ -404,7 +413,7 @@ on conflict do nothing"""
         """Create ranges that start at these keys (a query), in the transaction that created the first range or has
         locked all.
         """
-        lane, now = as_text(self.say.lane.name), self.say.plain_now()
+        lane, now = as_text(self.statements.lane.name), self.statements.plain_now()
         return f"""insert into {self.table} (lane, dim, key, version, touched_at)
 select {lane}, {as_text(self.range_dim)}, _n.key, {_NEW}, {now} from ({keys}) _n
 on conflict do nothing"""
@@ -413,7 +422,7 @@ on conflict do nothing"""
         """Let further ranges be added, if there are few and they are not new. All are locked as the snapshot has them,
         and their versions incremented, so that no claim uses the old bounds.
         """
-        now = self.say.plain_now()
+        now = self.statements.plain_now()
         fresh = f"select {self._fresh()} from {self.table} where {self.range_rows}"
         return f"""with _rm_seen as materialized (
   select _g.key, _g.version from {self.table} _g where {self.range_rows}
@@ -433,7 +442,7 @@ where _g.ctid = any(array(select spot from _rm_mine))
     def _fresh(self) -> str:
         """Whether the ranges were created a short while ago. Few are created when there is little to divide."""
         age = f"case when count(*) < {RANGES} then interval '{_FEW} seconds' else interval '{IDLE} seconds' end"
-        return f"coalesce(max(refilled_at) > {self.say.plain_now()} - {age}, false)"
+        return f"coalesce(max(refilled_at) > {self.statements.plain_now()} - {age}, false)"
 
     def lock_all(self) -> str:
         """Lock every range that no other session has locked."""

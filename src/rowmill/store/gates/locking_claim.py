@@ -34,7 +34,7 @@ class LockingClaim:
     """The gated claim of one lane in this worker."""
 
     def __init__(self, store: LaneStore, dims: Sequence[BoundGates], rows: GateRows) -> None:
-        self.store, self.rows, self.say = store, rows, store.statements
+        self.store, self.rows, self.statements = store, rows, store.statements
         self._dims = dims
         self.keyed = [dim for dim in dims if dim.phrase is not None]
         self.whole = [dim for dim in dims if dim.phrase is None]
@@ -79,7 +79,7 @@ class _Claim:
 
     def __init__(self, walk: LockingClaim, run: Run, count: int) -> None:
         self.walk, self.run, self.count = walk, run, count
-        self.store, self.gate_rows, self.say = walk.store, walk.rows, walk.say
+        self.store, self.gate_rows, self.statements = walk.store, walk.rows, walk.statements
         self.rows: list[tuple[dict[str, str], Any]] = []
         self.wait: float | None = None
         self._walked = 0
@@ -96,7 +96,7 @@ class _Claim:
 
     def take(self) -> _Claim:
         """Walk until the claim is full or nothing is left."""
-        if not self.run(self.walk.text(("unpaused",), lambda: f"select 1 where {self.say.unpaused()}"), ()):
+        if not self.run(self.walk.text(("unpaused",), lambda: f"select 1 where {self.statements.unpaused()}"), ()):
             return self
         # The lane's own gate row comes first in the lock order. The claim waits for it: without it, it could take
         # nothing.
@@ -237,10 +237,10 @@ class _Claim:
 
     def _count_all(self, dim: BoundGates, worker_mark: str) -> str:
         """The same count without a key."""
-        say = self.say
-        worker = say.roles.get("worker") if dim.group.process is not None else None
-        mine = f"count(case when {say.name(worker)} = {worker_mark} then 1 end)" if worker else "0"
-        return f"select count(*), {mine} from {say.table} where {say.beyond.running()}"
+        statements = self.statements
+        worker = statements.roles.get("worker") if dim.group.process is not None else None
+        mine = f"count(case when {statements.name(worker)} = {worker_mark} then 1 end)" if worker else "0"
+        return f"select count(*), {mine} from {statements.table} where {statements.beyond.running()}"
 
     def _write(self) -> None:
         changes = []
@@ -287,7 +287,7 @@ class _Claim:
 
     def _of_units(self, present: tuple[BoundGates, ...]) -> tuple[str, list[str]]:
         """The parts of a unit, and the conditions for a ready row that has exactly these keys."""
-        tests = [self.say.ready(), *(f"{dim.phrase} is not null" for dim in present if dim.nullable)]
+        tests = [self.statements.ready(), *(f"{dim.phrase} is not null" for dim in present if dim.nullable)]
         tests += [f"{dim.phrase} is null" for dim in self.walk.keyed if dim not in present]
         return ", ".join(str(dim.phrase) for dim in present), tests
 
@@ -321,7 +321,7 @@ cross join lateral ({self._count_all(dim, "$2::text")} and {dim.matches("s.key")
 
     def _next_units(self, present: tuple[BoundGates, ...], after: bool, until: bool) -> str:
         """$1: how many units; then the parts of the unit to start after, and of the unit to end with."""
-        say, width = self.say, len(present)
+        statements, width = self.statements, len(present)
         names, tests = self._of_units(present)
         marks = [f"${i}::text::{present[(i - 2) % width].kind}" for i in range(2, 2 + 2 * width)]
         behind, end = marks[:width], marks[width:] if after else marks[:width]
@@ -330,10 +330,10 @@ cross join lateral ({self._count_all(dim, "$2::text")} and {dim.matches("s.key")
         listed = ", ".join(f"{dim.phrase} as k{i}" for i, dim in enumerate(present))
         on = " and ".join([*tests, f"({names}) > ({', '.join(f'k.k{i}' for i in range(width))})"])
         return f"""with recursive k as (
-  (select {listed} from {say.table} where {first} order by {names} limit 1)
+  (select {listed} from {statements.table} where {first} order by {names} limit 1)
   union all
   select _n.* from k cross join lateral (
-    select {listed} from {say.table} where {on} order by {names} limit 1) _n
+    select {listed} from {statements.table} where {on} order by {names} limit 1) _n
 )
 select {", ".join(f"k{i}::text" for i in range(width))} from k limit $1::bigint"""
 
@@ -378,7 +378,7 @@ class _SqliteClaim(_Claim):
         behind, end = (", ".join(f":{letter}{i}" for i in range(len(present))) for letter in "au")
         tests += [f"({names}) <= ({end})"] if until else []
         tests += [f"({names}) > ({behind})"] if after else []
-        return f"select {names} from {self.say.table} where {' and '.join(tests)} order by {names} limit 1"
+        return f"select {names} from {self.statements.table} where {' and '.join(tests)} order by {names} limit 1"
 
 
 _BY_DIALECT: dict[str, type[_Claim]] = {"postgresql": _PostgresClaim, "sqlite": _SqliteClaim}

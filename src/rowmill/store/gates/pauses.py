@@ -141,7 +141,7 @@ async def held_back(store: LaneStore) -> HeldBack | None:
     """The ready rows of a lane if no row runs and every ready row is paused without end; None if rows may still run."""
     if store.statements.gates is None:
         return None
-    rows, say = GateRows.open(store.database, store.clock, store.lane.name), store.statements
+    rows, statements = GateRows.open(store.database, store.clock, store.lane.name), store.statements
     dims = [dim for dim in (store.gate_learning.dims.values() if store.gate_learning else ()) if dim.phrase is not None]
 
     def verb(run: Run) -> HeldBack | None:
@@ -150,7 +150,7 @@ async def held_back(store: LaneStore) -> HeldBack | None:
         endless = [pause for pause in standing if pause.left == math.inf and pause.target.dim in labels]
         if not endless:
             return None
-        tests = [say.ready()]
+        tests = [statements.ready()]
         if any(not pause.target.dim for pause in endless):
             tests.append("1 = 0")
         for dim in dims:
@@ -159,10 +159,10 @@ async def held_back(store: LaneStore) -> HeldBack | None:
             paused = f"""select key from {rows.table} where lane = {rows.literal(rows.lane)}
   and dim = {rows.literal(dim.label)} and paused_until > {rows.now()} and {rows.endless()}"""
             tests.append(f"coalesce(cast({dim.phrase} as text) not in ({paused}), true)")
-        free = f"exists (select 1 from {say.table} where {' and '.join(tests)})"
+        free = f"exists (select 1 from {statements.table} where {' and '.join(tests)})"
         if run(f"select 1 where {store.running_probe()} or {free}", ()):
             return None
-        some = f"select 1 from {say.table} where {say.ready()} limit {COUNTED}"
+        some = f"select 1 from {statements.table} where {statements.ready()} limit {COUNTED}"
         count = run(f"select count(*) from ({some}) x", ())[0][0]
         return HeldBack(count, "; ".join(dict.fromkeys(_said(pause) for pause in endless[:3])))
 

@@ -49,30 +49,32 @@ class Ticks:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database, self.clock = database, clock
-        self.say = EnqueueStatements.to(database, clock)
+        self.statements = EnqueueStatements.to(database, clock)
         self.table = database.own("rowmill_crons")
 
     async def register(self, crons: Sequence[Task[Any, Any] | Scheduled]) -> None:
         """Start to count crons from now if they are new or have a new expression."""
         for one in map(Scheduled.of, crons):
-            names = [self.say.sql.typed(f":{name}", "text") for name in ("name", "expression", "tz")]
+            names = [self.statements.sql.typed(f":{name}", "text") for name in ("name", "expression", "tz")]
             text = (
                 f"insert into {self.table} as c (name, expression, tz, last_tick) select {', '.join(names)},"
-                f" {self.say.now()} where {one.still or 'true'} on conflict (name) do update"
+                f" {self.statements.now()} where {one.still or 'true'} on conflict (name) do update"
                 " set expression = excluded.expression, tz = excluded.tz, last_tick = excluded.last_tick"
                 " where c.expression <> excluded.expression or c.tz <> excluded.tz"
             )
             values = {"name": one.name, "expression": one.cron.expression, "tz": one.cron.tz, **one.values}
             await self.database.write(
-                lambda run, text=text, values=values: self.say.sql.named(run)(text, values)  # type: ignore[misc]
+                lambda run, text=text, values=values: self.statements.sql.named(run)(text, values)  # type: ignore[misc]
             )
 
     async def now(self, names: Sequence[str] | None) -> tuple[datetime, dict[str, datetime]]:
         """The database's time, and the last enqueued tick of each cron; None: of all crons."""
-        text = f"select name, last_tick, {self.say.now()} from {self.table}"
-        rows = await self.database.read(lambda run: self.say.sql.named(run)(text, {}))
+        text = f"select name, last_tick, {self.statements.now()} from {self.table}"
+        rows = await self.database.read(lambda run: self.statements.sql.named(run)(text, {}))
         if not rows:
-            answer = await self.database.read(lambda run: self.say.sql.named(run)(f"select {self.say.now()}", {}))
+            answer = await self.database.read(
+                lambda run: self.statements.sql.named(run)(f"select {self.statements.now()}", {})
+            )
             return utc(answer[0][0]), {}
         return utc(rows[0][2]), {row[0]: utc(row[1]) for row in rows if names is None or row[0] in names}
 
@@ -83,17 +85,17 @@ class Ticks:
         if until == last:
             return 0
         calls = [Call(one.task, one.args, Options(run_after=tick)) for tick in ticks]
-        was, then = self.say.sent(":last", "timestamptz"), self.say.sent(":until", "timestamptz")
+        was, then = self.statements.sent(":last", "timestamptz"), self.statements.sent(":until", "timestamptz")
         text = f"update {self.table} set last_tick = {then} where name = :name and last_tick = {was}"
         text += f"{f' and {one.still}' if one.still else ''} returning name"
-        time = self.say.sql.time_text
+        time = self.statements.sql.time_text
         values = {"name": one.name, "last": time(last), "until": time(until), **one.values}
 
         def verb(plain: Run) -> int:
-            run = self.say.sql.named(plain)
+            run = self.statements.sql.named(plain)
             if not run(text, values):
                 return 0
-            drive(add(self.say, calls, wake=True), run)
+            drive(add(self.statements, calls, wake=True), run)
             return len(calls)
 
         return await self.database.long_transaction(verb)
@@ -103,6 +105,6 @@ class Ticks:
 
         ``on``: SQL that is true if the row named ``_cron.name`` exists and is enabled.
         """
-        mark = self.say.sql.mark(1, "")
-        text = f"delete from {self.table} as _cron where _cron.name {self.say.sql.among(mark)} and not {on}"
-        await self.database.write(lambda run: run(text, (self.say.sql.list_value(names),)))
+        mark = self.statements.sql.mark(1, "")
+        text = f"delete from {self.table} as _cron where _cron.name {self.statements.sql.among(mark)} and not {on}"
+        await self.database.write(lambda run: run(text, (self.statements.sql.list_value(names),)))

@@ -156,62 +156,66 @@ def simple(call: Call) -> bool:
 
 
 def add(
-    say: EnqueueStatements, calls: Sequence[Call], *, wake: bool, place: FlowPosition | None = None
+    statements: EnqueueStatements, calls: Sequence[Call], *, wake: bool, place: FlowPosition | None = None
 ) -> Verb[list[int]]:
     """Add jobs in order. Returns the id of each call's job, which may be an existing one."""
     ids: list[int] = []
     pending: list[Call] = []
     if place is None and len(calls) == 1 and simple(calls[0]):
         call = calls[0]
-        rows = yield say.one(wake), _plain_values(call)
+        rows = yield statements.one(wake), _plain_values(call)
         return [rows[0][0]]
     for call in calls:
         if call.options.unique is None:
             pending.append(call)
             continue
-        ids += yield from _add_many(say, pending, wake, place)
+        ids += yield from _add_many(statements, pending, wake, place)
         pending = []
-        ids.append((yield from _add_keyed(say, call, call.options.unique, wake, place)))
-    ids += yield from _add_many(say, pending, wake, place)
+        ids.append((yield from _add_keyed(statements, call, call.options.unique, wake, place)))
+    ids += yield from _add_many(statements, pending, wake, place)
     return ids
 
 
-def _add_many(say: EnqueueStatements, calls: Sequence[Call], wake: bool, place: FlowPosition | None) -> Verb[list[int]]:
+def _add_many(
+    statements: EnqueueStatements, calls: Sequence[Call], wake: bool, place: FlowPosition | None
+) -> Verb[list[int]]:
     ids: list[int] = []
     for start in range(0, len(calls), _CHUNK):
-        rows = yield say.many(wake), {"doc": _document(say, calls[start : start + _CHUNK], place)}
+        rows = yield statements.many(wake), {"doc": _document(statements, calls[start : start + _CHUNK], place)}
         ids += sorted(row[0] for row in rows)
     return ids
 
 
-def _add_keyed(say: EnqueueStatements, call: Call, key: Key, wake: bool, place: FlowPosition | None) -> Verb[int]:
+def _add_keyed(
+    statements: EnqueueStatements, call: Call, key: Key, wake: bool, place: FlowPosition | None
+) -> Verb[int]:
     where = {"task": call.task.name, "key": key.value}
     if key.looks_back:
         # Another transaction that adds this key waits here until ours commits, and then sees our row.
-        yield say.hold(f"{call.task.name} {key.value}")
-    text = say.many(wake, "nothing" if key.strict else None)
+        yield statements.hold(f"{call.task.name} {key.value}")
+    text = statements.many(wake, "nothing" if key.strict else None)
     for _ in range(_TRIES):
-        existing = (yield say.counting(key), where) if key.looks_back else []
+        existing = (yield statements.counting(key), where) if key.looks_back else []
         if not existing:
-            added = yield text, {"doc": _document(say, [call], place)}
+            added = yield text, {"doc": _document(statements, [call], place)}
             if added:
                 return int(added[0][0])
-            existing = yield say.holder(), where
+            existing = yield statements.holder(), where
         if existing:
-            answer = yield from _taken(say, call, key, int(existing[0][0]), wake)
+            answer = yield from _taken(statements, call, key, int(existing[0][0]), wake)
             if answer is not None:
                 return answer
     raise RowmillError(f"task {call.task.name!r}: the job with key {key.value!r} kept changing its state; try again")
 
 
-def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) -> Verb[int | None]:
+def _taken(statements: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) -> Verb[int | None]:
     """Decide what a call does if another job has its key."""
     if key.conflict == "raise":
         raise KeyTaken(f"task {call.task.name!r}: job {id} has the key {key.value!r}", id=id)
     if key.conflict == "replace":
-        timing = _timing(say, call)
+        timing = _timing(statements, call)
         replaced = yield (
-            say.replace(wake, key.at_most),
+            statements.replace(wake, key.at_most),
             {
                 "id": id,
                 **_plain_values(call),
@@ -220,20 +224,20 @@ def _taken(say: EnqueueStatements, call: Call, key: Key, id: int, wake: bool) ->
             },
         )
         if replaced:
-            yield say.forget_steps(), {"id": id}
+            yield statements.forget_steps(), {"id": id}
         elif key.debounce is not None:
             return None  # it has started since: this call makes the next job
     return id
 
 
-def _timing(say: EnqueueStatements, call: Call) -> dict[str, Any]:
+def _timing(statements: EnqueueStatements, call: Call) -> dict[str, Any]:
     after, unique = call.options.run_after, call.options.unique
     if unique is not None and unique.debounce is not None:
         after = unique.debounce
     if isinstance(after, timedelta):
         return {"delay": after.total_seconds()}
     if isinstance(after, datetime):
-        return {"run_after": say.sql.time_text(after)}
+        return {"run_after": statements.sql.time_text(after)}
     return {}
 
 
@@ -253,7 +257,7 @@ def common_values(call: Call) -> dict[str, Any]:
     }
 
 
-def _document(say: EnqueueStatements, calls: Sequence[Call], place: FlowPosition | None) -> str:
+def _document(statements: EnqueueStatements, calls: Sequence[Call], place: FlowPosition | None) -> str:
     rows = []
     for number, call in enumerate(calls):
         unique = call.options.unique
@@ -264,7 +268,7 @@ def _document(say: EnqueueStatements, calls: Sequence[Call], place: FlowPosition
             "key": unique.value if unique else None,
             "only_one": unique is None or unique.strict,
             "state": JOINING if place is not None and place.needs is not None else READY,
-            **_timing(say, call),
+            **_timing(statements, call),
         }
         if place is not None:
             row |= {"parent_id": place.parent_id, "branch": place.branch, "needs": place.needs}
@@ -280,6 +284,6 @@ def one_statement(calls: Sequence[Call]) -> bool:
     return not keys and len(calls) <= _CHUNK
 
 
-async def add_one(direct: AsyncpgPool, say: EnqueueStatements, call: Call, wake: bool) -> int:
+async def add_one(direct: AsyncpgPool, statements: EnqueueStatements, call: Call, wake: bool) -> int:
     """Add one job in the simplest and most frequent case."""
-    return int((await direct.fetch(*numbered(say.one(wake), _plain_values(call))))[0][0])
+    return int((await direct.fetch(*numbered(statements.one(wake), _plain_values(call))))[0][0])

@@ -33,21 +33,21 @@ def _unfinished(table: str) -> str:
     )
 
 
-def _join(say: EnqueueStatements, which: str) -> str:
+def _join(statements: EnqueueStatements, which: str) -> str:
     """Continue jobs whose children have all ended.
 
     They become ready, or canceled if they needed every child done and one failed. The statement finds them without a
     lock; the update locks them and checks again.
     """
-    failed = f"exists (select 1 from {say.table} f where f.parent_id = p.id and f.state <> 'done')"
-    chosen = f"p.state = 'joining'{which} and not {_unfinished(say.table)}"
-    return say.sql.notified(
-        f"""update {say.table} as p set
+    failed = f"exists (select 1 from {statements.table} f where f.parent_id = p.id and f.state <> 'done')"
+    chosen = f"p.state = 'joining'{which} and not {_unfinished(statements.table)}"
+    return statements.sql.notified(
+        f"""update {statements.table} as p set
     state = case when p.needs = 'done' and {failed} then 'canceled' else 'ready' end,
     error = case when p.needs = 'done' and {failed} then 'a job that it waited for did not end well' else p.error end,
     finished_at = case when p.needs = 'done' and {failed} then s.now else p.finished_at end,
     run_after = case when p.run_after < s.now then s.now else p.run_after end
-from (select {say.now()} as now) s
+from (select {statements.now()} as now) s
 where {chosen}
 returning id, parent_id, state""",
         CHANNEL,
@@ -56,20 +56,20 @@ returning id, parent_id, state""",
     )
 
 
-async def join(database: Database, say: EnqueueStatements, parents: Sequence[int] | None = None) -> int:
+async def join(database: Database, statements: EnqueueStatements, parents: Sequence[int] | None = None) -> int:
     """Continue jobs (``parents``, or all) whose children have all ended. Returns how many continued or were canceled.
 
     Call it after the children's ends are committed: then the call after the last commit sees all of them.
     """
     moved = 0
-    waits = f"select 1 from {say.table} where state = 'joining' limit 1"
-    if say.sql.one_writer and not await database.read(lambda run: run(waits, ())):
+    waits = f"select 1 from {statements.table} where state = 'joining' limit 1"
+    if statements.sql.one_writer and not await database.read(lambda run: run(waits, ())):
         return 0  # a check that finds nothing takes no write lock
     wanted = None if parents is None else set(parents)
     while wanted is None or wanted:
         which = "" if wanted is None else f" and p.id in ({', '.join(str(int(id)) for id in wanted)})"
-        text = _join(say, which)
-        rows = await database.write(lambda run, text=text: say.sql.named(run)(text, {}))  # type: ignore[misc]
+        text = _join(statements, which)
+        rows = await database.write(lambda run, text=text: statements.sql.named(run)(text, {}))  # type: ignore[misc]
         moved += len(rows)
         # A job that was canceled for its children has ended, so the job that waits for it may continue.
         wanted = {row[1] for row in rows if row[2] == "canceled" and row[1] is not None}
@@ -80,18 +80,19 @@ async def suspend(
     store: LaneStore, connection: AsyncConnection, claim: Claim, calls: Sequence[Call], branch: str
 ) -> Settlement:
     """Inside a transaction: give up the claim, add the children, and let the job wait for them. Fenced."""
-    say = EnqueueStatements.to(store.database, store.clock)
+    statements = EnqueueStatements.to(store.database, store.clock)
     settlement = Settlement(claim, "snooze")
     if not await store.settle_in(connection, [settlement]):
         raise LostClaim(f"job {claim.id!r} is no longer claimed by this run")
 
     def verb(plain: Any) -> None:
-        run = say.sql.named(runner(plain))
+        run = statements.sql.named(runner(plain))
         run(
-            f"update {say.table} set state = 'joining', needs = 'all', run_after = {say.now()} where id = :id",
+            f"update {statements.table} set state = 'joining', needs = 'all', run_after = {statements.now()}"
+            " where id = :id",
             {"id": claim.id},
         )
-        drive(add(say, calls, wake=True, place=FlowPosition(parent_id=claim.id, branch=branch)), run)
+        drive(add(statements, calls, wake=True, place=FlowPosition(parent_id=claim.id, branch=branch)), run)
 
     with translated(store.database):
         await shielded(connection.run_sync(verb))
@@ -111,10 +112,10 @@ async def keep_step(store: LaneStore, claim: Claim, name: str, result: Any) -> b
     return await store.keep_step(claim, store.database.own("rowmill_steps"), name, result)
 
 
-async def results(database: Database, say: EnqueueStatements, parent: int, branch: str | None) -> list[Any]:
+async def results(database: Database, statements: EnqueueStatements, parent: int, branch: str | None) -> list[Any]:
     """The results of a job's children, in the order in which they were spawned; None for a child that is not done."""
     which = "" if branch is None else " and branch = :branch"
-    text = f"select result from {say.table} where parent_id = :id{which} order by id"
+    text = f"select result from {statements.table} where parent_id = :id{which} order by id"
     values = {"id": parent} if branch is None else {"id": parent, "branch": branch}
-    rows = await database.read(lambda run: say.sql.named(run)(text, values))
-    return [say.sql.read_json(row[0]) for row in rows]
+    rows = await database.read(lambda run: statements.sql.named(run)(text, values))
+    return [statements.sql.read_json(row[0]) for row in rows]

@@ -34,8 +34,8 @@ class Jobs:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database, self.clock = database, clock
-        self.say = EnqueueStatements.to(database, clock)
-        self.table = self.say.table
+        self.statements = EnqueueStatements.to(database, clock)
+        self.table = self.statements.table
 
     async def _run(self, sql: str, values: dict[str, Any], *, write: bool = False) -> Sequence[Any]:
         verb = self.database.write if write else self.database.read
@@ -85,7 +85,7 @@ class Jobs:
     async def cancel(self, id: int, reason: str) -> tuple[bool, int | None]:
         """Cancel a job in any unfinished state. Returns whether this call did it, and the job's parent."""
         text = (
-            f"update {self.table} set state = 'canceled', finished_at = {self.say.now()}, error = :reason"
+            f"update {self.table} set state = 'canceled', finished_at = {self.statements.now()}, error = :reason"
             f" where id = :id and state in ({listed(UNFINISHED)}) returning parent_id"
         )
         rows = await self._run(
@@ -111,8 +111,8 @@ class Jobs:
         return sum([len(await self._run(text, {}, write=True)) for text in deletes])
 
     def _older(self, column: str, than: timedelta) -> str:
-        since = self.say.now(f"-{than.total_seconds()}")
-        return f"{self.say.sql.instant(column)} <= {self.say.sql.instant(since)}"
+        since = self.statements.now(f"-{than.total_seconds()}")
+        return f"{self.statements.sql.instant(column)} <= {self.statements.sql.instant(since)}"
 
     def _delete(self, tasks: Sequence[str], test: str) -> str:
         """Delete jobs, except the children of a job that still has to read them."""
@@ -121,7 +121,7 @@ class Jobs:
   where task in ({listed(tasks)}) and finished_at is not null and {test}
     and (parent_id is null or not exists (
       select 1 from {self.table} p where p.id = j.parent_id and p.state in ({listed(UNFINISHED)})))
-  limit {PRUNE}{self.say.sql.lock_to_delete}
+  limit {PRUNE}{self.statements.sql.lock_to_delete}
 ) returning id"""
 
 

@@ -37,9 +37,10 @@ async def _settlements(
     store: LaneStore, connection: AsyncConnection, keys: Sequence[Key], kind: str, error: str
 ) -> list[Settlement]:
     """The rows as they stand now, as settled ones."""
-    say, marks, column = store.statements, Placeholders(store.binding), store.binding.roles.get("error")
-    test = among(say, keys, marks)
-    text = f"select {say.names(store.binding.columns)}{say.and_inputs()} from {say.table} where {test}"
+    statements, marks, column = store.statements, Placeholders(store.binding), store.binding.roles.get("error")
+    test = among(statements, keys, marks)
+    columns = f"{statements.names(store.binding.columns)}{statements.and_inputs()}"
+    text = f"select {columns} from {statements.table} where {test}"
     with translated(store.database):
         rows = await shielded(connection.run_sync(lambda c: runner(c)(text, marks.given())))
     return [

@@ -41,16 +41,17 @@ async def expire(store: LaneStore, text: str, most: int) -> list[Expired]:
 
 
 async def _find(store: LaneStore, most: int) -> list[Key]:
-    say = store.statements
-    text = f"select {say.names(store.binding.key)} from {say.table} where {say.expired()} limit {most}"
+    statements = store.statements
+    key = statements.names(store.binding.key)
+    text = f"select {key} from {statements.table} where {statements.expired()} limit {most}"
     return [tuple(row) for row in await store.database.read(lambda run: run(text, ()))]
 
 
 async def _singly(store: LaneStore, keys: list[Key]) -> list[Expired]:
     """End each row in its own transaction, so that one that fails, or whose hook fails, does not block the others."""
-    say, expired = store.statements, []
+    statements, expired = store.statements, []
     for key in keys:
-        verb = write_rows(store, say.expired_set(), Placeholders(store.binding), say.expired(), [key])
+        verb = write_rows(store, statements.expired_set(), Placeholders(store.binding), statements.expired(), [key])
         ended = [key]
         try:
             try:

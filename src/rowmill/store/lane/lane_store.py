@@ -192,11 +192,11 @@ class LaneStore:
 
     def for_bucket(self, bucket: Any) -> LaneStore:
         """The same store for one of the lane's shards."""
-        binding, say = replace(self.binding, bucket=bucket), self.statements
+        binding, statements = replace(self.binding, bucket=bucket), self.statements
         kind: Any = type(self)  # a dialect's own class knows whether there are gates
-        store: LaneStore = kind(binding, self.database, self.clock, "", "", say.gates is not None)
+        store: LaneStore = kind(binding, self.database, self.clock, "", "", statements.gates is not None)
         store.passed = store.statements.passed = self.passed
-        store.statements.stale_runs, store.opened_at = say.stale_runs, self.opened_at
+        store.statements.stale_runs, store.opened_at = statements.stale_runs, self.opened_at
         store.watched, store.waits, store.gate_learning = self.watched, self.waits, self.gate_learning
         store.gated = self.gated.of(store) if self.gated is not None else None  # type: ignore[arg-type]
         if self.tolerant:

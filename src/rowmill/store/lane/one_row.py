@@ -39,17 +39,17 @@ async def rolled_back(database: Database, verb: Callable[[Run], T]) -> T:
 
 def _claim(store: LaneStore, key: Key, when: str | None = None) -> Callable[[Run], Sequence[Any]]:
     """Claim the row of this key, where ``when`` holds; without it, in whatever state the row is."""
-    say, marks = store.statements, Placeholders(store.binding)
+    statements, marks = store.statements, Placeholders(store.binding)
     worker = marks.add(store.worker) if "worker" in store.binding.roles else ""
-    which = f"({say.names(store.binding.key)}) = {marks.key(key)}"
-    text = say.claim_one(worker, f"{which}{f' and ({when})' if when else ''}")
+    which = f"({statements.names(store.binding.key)}) = {marks.key(key)}"
+    text = statements.claim_one(worker, f"{which}{f' and ({when})' if when else ''}")
     return lambda run: run(text, marks.given())
 
 
 def _read(store: LaneStore, key: Key) -> Callable[[Run], Sequence[Any] | None]:
-    say, marks = store.statements, Placeholders(store.binding)
-    text = f"select {say.names(store.binding.columns)} from {say.table}"
-    text += f" where ({say.names(store.binding.key)}) = {marks.key(key)}{say.shard()}"
+    statements, marks = store.statements, Placeholders(store.binding)
+    text = f"select {statements.names(store.binding.columns)} from {statements.table}"
+    text += f" where ({statements.names(store.binding.key)}) = {marks.key(key)}{statements.shard()}"
 
     def verb(run: Run) -> Sequence[Any] | None:
         rows = run(text, marks.given())

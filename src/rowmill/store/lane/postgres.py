@@ -172,8 +172,8 @@ class PostgresLane(LaneStore):
     # -- settle, renew, read
 
     async def keep_step(self, claim: Claim, table: str, name: str, result: Any) -> bool:
-        say = self.statements
-        text = f"""{say._held(say.sent(extra=("_name text", "_result jsonb")))}
+        statements = self.statements
+        text = f"""{statements._held(statements.sent(extra=("_name text", "_result jsonb")))}
 insert into {table} (job_id, name, result) select held._k0, held._name, held._result from held
 on conflict (job_id, name) do update set result = excluded.result
 returning 1"""

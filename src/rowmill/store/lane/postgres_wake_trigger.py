@@ -124,8 +124,10 @@ def _conditions(bindings: Sequence[Binding]) -> dict[str, str]:
     """The ready condition of each lane, without user SQL that reads other tables: it would slow writers down."""
     conditions = {}
     for binding in bindings:
-        say = _Phrases(binding, Clock())
-        parts = [text for name, text in say.ready_parts().items() if not (_own(name) and mentions(text, "select"))]
+        statements = _Phrases(binding, Clock())
+        parts = [
+            text for name, text in statements.ready_parts().items() if not (_own(name) and mentions(text, "select"))
+        ]
         conditions[binding.lane.name] = " and ".join(parts) or "true"
     return conditions
 

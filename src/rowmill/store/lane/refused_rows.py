@@ -127,8 +127,9 @@ async def set_aside(store: LaneStore) -> tuple[list[RefusedRow], bool]:
 
 async def refused_claims(store: LaneStore, tried: int = _TRIED) -> list[tuple[Key, Refused]]:
     """Return the rows, among the first ready ones, that cannot be claimed, each with the database's error."""
-    say = store.statements
-    text = f"select {say.names(store.binding.key)} from {say.table} where {say.ready()} order by {say.order()}"
+    statements = store.statements
+    key = statements.names(store.binding.key)
+    text = f"select {key} from {statements.table} where {statements.ready()} order by {statements.order()}"
     rows = await store.database.read(lambda run: run(f"{text} limit {tried}", ()))
     keys = [tuple(row) for row in rows]
     refused = await _refused(store, keys, _FOUND)
@@ -157,8 +158,8 @@ async def try_claim(store: LaneStore, keys: Sequence[Key]) -> bool:
 
     Raises Refused if the database refuses one.
     """
-    say, marks = store.statements, Placeholders(store.binding)
-    verb = write_rows(store, say.claim_set(marks.add(store.worker)), marks, say.ready(), keys)
+    statements, marks = store.statements, Placeholders(store.binding)
+    verb = write_rows(store, statements.claim_set(marks.add(store.worker)), marks, statements.ready(), keys)
 
     def trial(run: Run) -> int:
         if deferred := store.database.sql.check_deferred:
@@ -185,6 +186,6 @@ def write_rows(
     store: LaneStore, written: Mapping[str, str], marks: Placeholders, condition: str, keys: Sequence[Key]
 ) -> Callable[[Run], int]:
     """Write rows by key if a condition still holds and they are not locked. Returns how many were written."""
-    say = store.statements
-    text = say.write_rows(written, f"{among(say, keys, marks)} and {condition}")
+    statements = store.statements
+    text = statements.write_rows(written, f"{among(statements, keys, marks)} and {condition}")
     return lambda run: len(run(text, marks.given()))

@@ -86,12 +86,12 @@ def _plain(values: Any) -> Mapping[str, Any]:
 
 
 async def _ask(store: LaneStore, text: str, state: str, values: Mapping[str, Any]) -> None:
-    say, table = store.statements, store.binding.table
+    statements, table = store.statements, store.binding.table
     about = [column.name for column in table.c if mentions(text, column.name)]
     if not about or not values.keys() >= set(about):
         return
-    row = ", ".join(f"{_typed(store, column, values[column])} as {say.name(column)}" for column in about)
-    question = f"select 1 from (select {row}) as {say.name(table.name)} where not ({text})"
+    row = ", ".join(f"{_typed(store, column, values[column])} as {statements.name(column)}" for column in about)
+    question = f"select 1 from (select {row}) as {statements.name(table.name)} where not ({text})"
     try:
         refused = await store.database.read(lambda run: run(question, ()))
     except Refused:
@@ -112,10 +112,12 @@ async def _look_up(store: LaneStore, reference: Reference, state: str, values: M
     columns, relation, referred = reference
     if any(values.get(column) is None for column in columns):
         return  # NULL references nothing, and columns outside the state keep the row's own values
-    say = store.statements
+    statements = store.statements
     pairs = zip(columns, referred, strict=True)
-    tests = " and ".join(f"{say.name(other)} = {_typed(store, column, values[column])}" for column, other in pairs)
-    name = say.name(referred[0])
+    tests = " and ".join(
+        f"{statements.name(other)} = {_typed(store, column, values[column])}" for column, other in pairs
+    )
+    name = statements.name(referred[0])
     try:
         if await store.database.read(lambda run: run(f"select 1 from {relation} where {tests} limit 1", ())):
             return
@@ -150,28 +152,34 @@ async def _tried(store: LaneStore, written: Sequence[str], *, certain: bool) -> 
 
 
 def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, str]) -> None:
-    say, marks = store.statements, Placeholders(store.binding)
-    keys = say.names(store.binding.key)
-    for text in say.sql.time_limits(5, 2):
+    statements, marks = store.statements, Placeholders(store.binding)
+    keys = statements.names(store.binding.key)
+    for text in statements.sql.time_limits(5, 2):
         run(text, ())
-    rows = run(f"select {keys} from {say.table} where {say.ready_state()} limit 1{say.sql.lock_to_write}", ())
+    rows = run(
+        f"select {keys} from {statements.table} where {statements.ready_state()} limit 1{statements.sql.lock_to_write}",
+        (),
+    )
     if not rows:
         return
-    this = among(say, [tuple(rows[0])], marks)
+    this = among(statements, [tuple(rows[0])], marks)
 
     def write(values: dict[str, str]) -> None:
-        run(f"update {say.table} set {say.assignments(values)}{say.moment(values)} where {this}", marks.given())
-        if say.sql.check_deferred:
-            run(say.sql.check_deferred, ())
+        run(
+            f"update {statements.table} set {statements.assignments(values)}{statements.moment(values)} where {this}",
+            marks.given(),
+        )
+        if statements.sql.check_deferred:
+            run(statements.sql.check_deferred, ())
 
     for state in wanted:
         run("savepoint trial", ())
         reached = "running"  # a refusal of an earlier step says nothing about the state itself
         try:
-            write(say.claim_set("'w'"))
+            write(statements.claim_set("'w'"))
             if state != "running":
                 reached = state
-                write(say.settle_set(state, "'trial'", "0"))
+                write(statements.settle_set(state, "'trial'", "0"))
         except sa.exc.DBAPIError as error:
             if reached == state and (message := _raised_by_trigger(error)) is not None:
                 refused[state] = message
@@ -188,8 +196,8 @@ def _raised_by_trigger(error: BaseException | None) -> str | None:
 
 
 def _typed(store: LaneStore, column: str, value: Any) -> str:
-    say = store.statements
-    return say.sql.typed(say.literal(column, value), store.binding.sql_types.get(column, ""))
+    statements = store.statements
+    return statements.sql.typed(statements.literal(column, value), store.binding.sql_types.get(column, ""))
 
 
 class PostgresConstraints:

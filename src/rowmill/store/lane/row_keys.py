@@ -128,6 +128,7 @@ def _moment(kind: sa.DateTime | sa.Date, text: str) -> date:
     return moment if kind.timezone else moment.replace(tzinfo=None)
 
 
-def among(say: Statements, keys: Sequence[Key], marks: Placeholders) -> str:
+def among(statements: Statements, keys: Sequence[Key], marks: Placeholders) -> str:
     """SQL that is true for the lane's rows with these keys."""
-    return f"({say.names(say.binding.key)}) in (values {', '.join(marks.key(key) for key in keys)}){say.shard()}"
+    listed = ", ".join(marks.key(key) for key in keys)
+    return f"({statements.names(statements.binding.key)}) in (values {listed}){statements.shard()}"

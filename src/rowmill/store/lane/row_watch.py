@@ -51,8 +51,8 @@ class RowWatch:
 
         ``keys`` are all such rows; the records of other rows are deleted.
         """
-        say, table = self._store.statements, self._sightings
-        due = f"select row_id, {say.older_own('seen_at', lease)} from {table} where lane = {self._lane}"
+        statements, table = self._store.statements, self._sightings
+        due = f"select row_id, {statements.older_own('seen_at', lease)} from {table} where lane = {self._lane}"
         lane, ids = self._values(keys)
         known = dict(await self._store.database.read(lambda run: run(due, (lane,))))
         wanted = {_text(key) for key in keys}
@@ -60,7 +60,7 @@ class RowWatch:
 
             def verb(run: Run) -> None:
                 run(
-                    f"insert into {table} (lane, row_id, seen_at) select {self._lane}, value, {say.plain_now()}"
+                    f"insert into {table} (lane, row_id, seen_at) select {self._lane}, value, {statements.plain_now()}"
                     f" from {self._listed} n where true on conflict do nothing returning 1",
                     (lane, ids),
                 )
@@ -78,9 +78,9 @@ class RowWatch:
         """
         if not keys:
             return
-        say, table = self._store.statements, self._suspects
+        statements, table = self._store.statements, self._suspects
         counted = run(
-            f"insert into {table} (lane, row_id, swept_at) select {self._lane}, value, {say.plain_now()}"
+            f"insert into {table} (lane, row_id, swept_at) select {self._lane}, value, {statements.plain_now()}"
             f" from {self._listed} n where true"
             f" on conflict (lane, row_id) do update set reclaims = {table}.reclaims + 1,"
             " swept_at = excluded.swept_at returning row_id, reclaims",
@@ -93,8 +93,10 @@ class RowWatch:
         for count in set(counts.values()):
             seconds = _wait(count)
             again = [key if isinstance(key, tuple) else (key,) for key in keys if counts.get(_text(key)) == count]
-            later = {column: say.later(column, str(seconds))}
-            write_rows(self._store, later, Placeholders(self._store.binding), f"not ({say.running()})", again)(run)
+            later = {column: statements.later(column, str(seconds))}
+            write_rows(self._store, later, Placeholders(self._store.binding), f"not ({statements.running()})", again)(
+                run
+            )
 
     async def backs_off(self) -> bool:
         """Whether some row was taken back so often that it waits before it is ready again.

@@ -332,9 +332,9 @@ class SqliteLane(LaneStore):
         return tuple(value.raw if isinstance(value, Unreadable) else value for value in values)
 
     async def keep_step(self, claim: Claim, table: str, name: str, result: Any) -> bool:
-        say = self.statements
+        statements = self.statements
         text = f"""insert into {table} (job_id, name, result)
-select :_k0, :_name, :_result where exists (select 1 from {say.table} where {say._this()})
+select :_k0, :_name, :_result where exists (select 1 from {statements.table} where {statements._this()})
 on conflict (job_id, name) do update set result = excluded.result
 returning 1"""
         values = {**self._values(claim), "_name": name, "_result": json.dumps(result)}
@@ -373,15 +373,17 @@ returning 1"""
 
     def _note_text(self, run: Run, kind: str) -> str | None:
         """What is written beside an outcome about rows whose inputs changed; None: nothing."""
-        say = self.statements
-        if not say.bounded:
+        statements = self.statements
+        if not statements.bounded:
             return None
         if kind == "stale":
-            return self._text("note stale", lambda: say.note_stale(say.sent_id()))
-        if not say.compares(kind):
+            return self._text("note stale", lambda: statements.note_stale(statements.sent_id()))
+        if not statements.compares(kind):
             return None
-        some = self._text("some stale", lambda: f"select 1 from {say.stale_runs} where {say.of_lane()} limit 1")
-        return self._text("forget stale", say.forget_stale) if run(some, ()) else None
+        some = self._text(
+            "some stale", lambda: f"select 1 from {statements.stale_runs} where {statements.of_lane()} limit 1"
+        )
+        return self._text("forget stale", statements.forget_stale) if run(some, ()) else None
 
     def _stored(self, column: str, value: Any) -> Any:
         kind = self.binding.table.c[column].type

@@ -89,20 +89,20 @@ async def take_over(
     ``succeeds``: this worker has taken the id and, unless it ``claims`` already, has claimed nothing yet. Any other
     worker checks that the workers table still declares the dead worker dead.
     """
-    say = store.statements
+    statements = store.statements
     column, at = store.binding.roles["worker"], store.binding.fence_time
     name = f"{worker}{INCARNATION}{incarnation}" if store.binding.incarnated else worker
-    mine = f"{say.running()} and {say.name(column)} = {say.literal(column, name)}"
+    mine = f"{statements.running()} and {statements.name(column)} = {statements.literal(column, name)}"
     if not succeeds:
         quoted = [store.database.sql.literal(value, "text") for value in (worker, incarnation)]
         mine += (
-            f" and exists (select 1 from {say.workers} w where w.id = {quoted[0]} and w.incarnation = {quoted[1]}"
-            " and w.state = 'dead')"
+            f" and exists (select 1 from {statements.workers} w"
+            f" where w.id = {quoted[0]} and w.incarnation = {quoted[1]} and w.state = 'dead')"
         )
         if at:  # exclude rows that a successor with the same id has claimed since
-            mine += f" and {say.name(at)} <= {say.now(at)}"
+            mine += f" and {statements.name(at)} <= {statements.now(at)}"
     elif claims and at:  # exclude the rows that it has claimed itself
-        mine += f" and {say.name(at)} < {_as_literal(store.opened_at)}"
+        mine += f" and {statements.name(at)} < {_as_literal(store.opened_at)}"
     rows = sorted(await _find(store, mine, _MOST), key=lambda row: str(row[2:]))  # a seed of prove repeats it
     started_rows = [row for row in rows if started(tuple(row[2:]))]
     not_started = [row for row in rows if not started(tuple(row[2:]))]
@@ -159,16 +159,16 @@ async def _sweep_timeless(store: LaneStore, lease: timedelta, most: int) -> list
 
 async def _find(store: LaneStore, condition: str, most: int) -> Any:
     """Rows to take back, each with its worker, whether it is poison, and its key."""
-    say, binding = store.statements, store.binding
-    worker = say.name(binding.roles["worker"]) if "worker" in binding.roles else "null"
-    columns = f"{worker}, {say.poison() or '0'}, {say.names(binding.key)}"
-    find = f"select {columns} from {say.table} where {condition} limit {most}"
+    statements, binding = store.statements, store.binding
+    worker = statements.name(binding.roles["worker"]) if "worker" in binding.roles else "null"
+    columns = f"{worker}, {statements.poison() or '0'}, {statements.names(binding.key)}"
+    find = f"select {columns} from {statements.table} where {condition} limit {most}"
     return await store.database.read(lambda run: run(find, ()))
 
 
 def _running(store: LaneStore, test: Callable[[timedelta, str], str], lease: timedelta) -> str:
-    say = store.statements
-    return f"{say.running()} and {test(lease, say.table + '.')}{say.not_passed()}"
+    statements = store.statements
+    return f"{statements.running()} and {test(lease, statements.table + '.')}{statements.not_passed()}"
 
 
 async def _singly(store: LaneStore, rows: Any, stale: str, *, at_once: bool = False) -> list[Swept]:

@@ -134,17 +134,17 @@ class WaitingRows:
         ended.woken += await self._write(keys, due, condition, ended, None)
 
     async def _time_out(self, condition: str, ended: EndedWaits) -> None:
-        store, say = self._store, self._store.statements
+        store, statements = self._store, self._store.statements
         reason = store.error_text(timed_out_words(condition))
-        also = f"_w.on_timeout = 'dead' and _w.until_at <= {say.plain_now()}"
+        also = f"_w.on_timeout = 'dead' and _w.until_at <= {statements.plain_now()}"
         keys = await self._find(condition, "1 = 1", also)
-        dead = say.settle_set("dead", say.sql.literal(reason, "text"), "null")
+        dead = statements.settle_set("dead", statements.sql.literal(reason, "text"), "null")
         ended.timed_out += await self._write(keys, dead, condition, ended, reason)
 
     async def _find(self, condition: str, holds: str, also: str = "1 = 1") -> list[Key]:
-        say = self._store.statements
-        quoted = say.sql.literal(condition, "text")
-        text = say.find_waiting(self.table, f"_w.condition = {quoted} and {also}", holds, MOST)
+        statements = self._store.statements
+        quoted = statements.sql.literal(condition, "text")
+        text = statements.find_waiting(self.table, f"_w.condition = {quoted} and {also}", holds, MOST)
         return [tuple(row) for row in await self._store.database.read(lambda run: run(text, ()))]
 
     async def unusable(self, condition: str) -> Refused | None:
@@ -154,12 +154,12 @@ class WaitingRows:
         """
         if condition in self._usable:
             return None
-        say = self._store.statements
+        statements = self._store.statements
         binding = self._store.binding
-        rows = f"select {say.names(binding.columns)} from {say.whole_table()} limit 0"
-        table = f"select 1 from ({rows}) {say.name(binding.table.name)}"
+        rows = f"select {statements.names(binding.columns)} from {statements.whole_table()} limit 0"
+        table = f"select 1 from ({rows}) {statements.name(binding.table.name)}"
         try:
-            await self._store.database.read(lambda run: run(f"{table} where ({say.at_now(condition)})", ()))
+            await self._store.database.read(lambda run: run(f"{table} where ({statements.at_now(condition)})", ()))
         except Refused as error:
             await self._store.database.read(lambda run: run(table, ()))
             return error
@@ -214,11 +214,11 @@ class WaitingRows:
             return []
 
     async def _written(self, keys: Sequence[Key], values: dict[str, str], reason: str | None) -> list[Key]:
-        store, say, marks = self._store, self._store.statements, Placeholders(self._store.binding)
-        these = among(say, keys, marks)
-        waits = say.still_waits(self.table, [written(_id(key)) for key in keys])
-        test = f"{these} and {say.ready_state()} and {waits}{say.not_passed()}"
-        texts, given = say.write_step(values, test, MOST), marks.given()
+        store, statements, marks = self._store, self._store.statements, Placeholders(self._store.binding)
+        these = among(statements, keys, marks)
+        waits = statements.still_waits(self.table, [written(_id(key)) for key in keys])
+        test = f"{these} and {statements.ready_state()} and {waits}{statements.not_passed()}"
+        texts, given = statements.write_step(values, test, MOST), marks.given()
         listed = store.database.sql.json_texts(self._second)
         over = (
             f"delete from {self.table} where lane = {self._lane} and row_id in (select value from {listed}) returning 1"
@@ -244,12 +244,15 @@ class WaitingRows:
 
     async def facts(self, key: Key) -> WaitFacts | None:
         """What a row waits for, or waited for last; None where it does not."""
-        store, say = self._store, self._store.statements
+        store, statements = self._store, self._store.statements
         marks = Placeholders(store.binding)
-        this = among(say, [key], marks)
-        lane, id = (say.sql.literal(text, "text") for text in (store.lane.name, written(_id(key))))
-        since, left = (say.sql.seconds(*times) for times in ((say.plain_now(), "since"), ("until_at", say.plain_now())))
-        due = f"select {say.due_text()} from {say.table} where {this}"
+        this = among(statements, [key], marks)
+        lane, id = (statements.sql.literal(text, "text") for text in (store.lane.name, written(_id(key))))
+        since, left = (
+            statements.sql.seconds(*times)
+            for times in ((statements.plain_now(), "since"), ("until_at", statements.plain_now()))
+        )
+        due = f"select {statements.due_text()} from {statements.table} where {this}"
         text = f"select condition, until_at, on_timeout, {since}, {left} from {self.table}"
         text += f" where lane = {lane} and row_id = {id} and due = ({due})"
         rows = await store.database.read(lambda run: run(text, marks.given()))

@@ -136,7 +136,7 @@ MUTATIONS = (
     ),
     one(
         "a run that logged nothing writes nothing", "engine/records/run_log.py",
-        "        if lines:\n", "        if True:\n",
+        "        if not lines:\n", "        if False:\n",
         f"{_LOGS}test_a_chunk_that_logs_nothing_costs_no_statement",
     ),
     one(
@@ -681,7 +681,7 @@ MUTATIONS = (
     ),
     one(
         "turns by slot time and weight", "engine/turns.py",
-        "worker, order.weight, order.rest_after", "worker, lambda name: 1.0, order.rest_after",
+        "worker, order.weight\n", "worker, lambda name: 1.0\n",
         "tests/engine/test_many_databases.py::test_slots_are_shared_by_weight",
     ),
     one(
@@ -708,6 +708,21 @@ MUTATIONS = (
         "a start uses up a part of its slice", "engine/shared_rate.py",
         "        one.left -= 1\n", "",
         "tests/store/gates/test_shared_rate.py::test_one_rate_holds_over_all_environments",
+    ),
+    one(
+        "what is said while a worker goes to rest", "engine/environment.py",
+        "await self.database.rest()", "self.look = False\n        await self.database.rest()",
+        "tests/engine/test_idle_at_zero.py::test_a_row_that_comes_while_it_goes_to_rest_is_not_missed",
+    ),
+    one(
+        "a worker at rest listens", "engine/environment.py",
+        "listening=self._unpolled", "listening=False",
+        "tests/engine/test_idle_at_zero.py::test_an_idle_worker_sends_nothing_and_a_notification_wakes_it",
+    ),
+    one(
+        "no rest while rows are running or ready", "engine/environment.py",
+        "if any([await lane_state.store.unfinished() for lane_state in self.lane_states]):", "if False:",
+        "tests/engine/test_idle_at_zero.py::test_rows_of_a_dead_worker_come_back_after_the_next_wake",
     ),
     one(
         "an environment at rest is opened for rows that a dead worker left", "engine/environment.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -83,7 +84,8 @@ class Lane:
     #: By default a third of the lease, between 1 s and 60 s.
     sweep_every: timedelta = None  # type: ignore[assignment]
     renew: str | None = None
-    poll: timedelta = timedelta(seconds=5)
+    #: None: never; the lane looks when it is woken, and when a row of its own is due.
+    poll: timedelta | None = timedelta(seconds=5)
     timeout: timedelta | None = None
     isolation: str = "auto"
     classify: Callable[[BaseException], Verdict | None] | None = None
@@ -402,6 +404,11 @@ class Lane:
                 f"{where}: backoff must be fixed(...), exponential(...) or a function of the attempt",
                 hint="backoff=fixed(timedelta(minutes=5))",
             )
+
+    @property
+    def poll_seconds(self) -> float:
+        """The longest wait of an idle worker; infinite where it does not poll."""
+        return math.inf if self.poll is None else self.poll.total_seconds()
 
     @property
     def shared_name(self) -> str:

@@ -547,6 +547,6 @@ def value(checked: CheckedLane) -> dict[str, Any]:
             "plan": None if plan is None else plan.value(),
         }
         if checked.examined.wake_trigger is not None:
-            poll = binding.lane.poll.total_seconds()
+            poll = None if binding.lane.poll is None else binding.lane.poll_seconds
             document["pickup"] = {"poll": poll, "wake_trigger": checked.examined.wake_trigger}
     return document

@@ -56,8 +56,8 @@ def stand_in(pg: Db, *tables: tuple[str, str, str | None, int, str]) -> None:
     for row in tables:
         values = '?::text::regclass, ?::text::"char", ?, ?, ?::text::"char"'
         pg.execute(f"insert into standin.pg_dist_partition values ({values})", *row)
-    (name,) = (row["name"] for row in pg.query("select current_database() as name"))
-    pg.execute(f'alter database "{name}" set search_path = standin, public, pg_catalog')
+    now = pg.one("select current_database() as name, current_setting('search_path') as path")
+    pg.execute(f'alter database "{now["name"]}" set search_path = standin, {now["path"]}, pg_catalog')
 
 
 async def errors(db: Db, **options: Any) -> dict[str, tuple[str, str]]:

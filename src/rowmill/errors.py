@@ -52,7 +52,7 @@ class AppError(RowmillError):
 
 
 class WorkerIdTaken(RowmillError):
-    """A second live worker asked for an id that is in use."""
+    """Another live worker already uses this id."""
 
 
 class ResourceFailed(RowmillError):
@@ -84,7 +84,7 @@ class WrongAnswer(RowmillError):
 
 
 class KeyTaken(RowmillError):
-    """A job of this task with this key is there already; nothing was enqueued."""
+    """A job of this task with this key already exists. Nothing was enqueued."""
 
     def __init__(self, message: str, *, id: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -111,7 +111,7 @@ class DatabaseError(RowmillError):
 
 
 class Unreachable(DatabaseError):
-    """The connection could not be made or broke in mid-statement."""
+    """The connection failed, or broke during a statement."""
 
 
 class TooManyConnections(Unreachable):

@@ -46,21 +46,21 @@ class Events:
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = [to_log]
         self._broken: set[int] = set()
-        #: Who traces what is done, if anybody does; asked when a worker begins and when calls are handed in.
+        #: The tracer, if there is one. Used when a worker starts and when calls are enqueued.
         self.tracer: Any = None
-        #: Somebody beside the log wants to hear of every run, also of those that went well.
+        #: A subscriber other than the log wants an event for every run, also for successful ones.
         self.observed = False
 
     def subscribe(self, subscriber: Subscriber, *, detailed: bool = True) -> Subscriber:
-        """Call ``subscriber(event)`` for every event from now on; unless it is ``detailed``, claims and runs that went
-        well may be left out, and cost nothing.
+        """Call ``subscriber(event)`` for every event from now on. Without ``detailed``, claims and successful runs may
+        be left out, and cost nothing.
         """
         self._subscribers.append(subscriber)
         self.observed = self.observed or detailed
         return subscriber
 
     def emit(self, name: str, level: int = logging.INFO, *, cause: Any = None, **fields: Any) -> None:
-        """Tell all subscribers. ``cause``: the exception behind it."""
+        """Send an event to all subscribers. ``cause``: the exception behind it."""
         event = Event(name, level, fields, cause)
         for subscriber in self._subscribers:
             try:

@@ -309,7 +309,7 @@ class Mill:
     def resource(
         self, opener: Handler | None = None, *, name: str | None = None, healthy: Handler | None = None
     ) -> Any:
-        """Declare what handlers share inside a process; a handler gets it by naming it as a parameter.
+        """Declare a resource that handlers of a process share. A handler gets it by naming it as a parameter.
 
         An (async) generator that yields it once, or a function that returns it. ``healthy(value)`` is asked before
         each use; where it says no, the resource is closed and opened again. While it cannot be opened, nothing is
@@ -326,7 +326,7 @@ class Mill:
         return declare(opener) if opener is not None else declare
 
     def budget(self, name: str, *, shared: str | None = None, **units: Any) -> Budget:
-        """Declare what all runs together may use up: ``mill.budget("gemini", tokens=(4000, timedelta(minutes=1)))``.
+        """Declare how much all runs together may spend: ``mill.budget("gemini", tokens=(4000, timedelta(minutes=1)))``.
 
         A list of pairs sets several periods. Handlers take from it with ``await job.spend("gemini", tokens=1200)``.
         Kept in the environment's database, and held over any window of that length, by all workers together. With
@@ -432,7 +432,7 @@ class Mill:
         return worker
 
     def new_worker_id(self) -> str:
-        """An id for a worker that was given none, in this Mill's form."""
+        """Make an id for a worker without one, in this Mill's form."""
         return worker_ids.new(self._worker_id)
 
     def run(self, **options: Any) -> Counters:
@@ -509,8 +509,8 @@ class Mill:
         return self._client.enqueue_sync(_calls(calls))
 
     async def batch(self, calls: Iterable[Call], then: Call) -> Handle[Any]:
-        """Enqueue calls, and one that runs when they have all ended, well or not: it asks ``job.joined()`` for the
-        counts and ``job.results()`` for what they returned. The handle is its.
+        """Enqueue calls, and ``then``, which runs when all of them have ended, well or not: ``job.joined()`` gives the
+        counts, and ``job.results()`` the results. Returns the handle of that last job.
         """
         return await self._client.batch(list(calls), then)
 
@@ -520,9 +520,8 @@ class Mill:
         return handle
 
     async def chain(self, *calls: Call) -> Handle[Any]:
-        """Enqueue calls that run one after the other, each when the one before it is done. Where one is not, those
-        behind it are canceled. Each finds in ``job.results()`` what the one before it returned. The handle is the last
-        one's.
+        """Enqueue calls that run one after the other. Each starts when the one before it is done, and finds its result
+        in ``job.results()``. If one fails, the later ones are canceled. Returns the handle of the last one.
         """
         return await self._client.chain(calls)
 
@@ -532,8 +531,9 @@ class Mill:
         return handle
 
     async def wake(self, environment: str | None = None) -> None:
-        """A hint to idle workers that rows are ready, in this process and in others. Where lanes poll, it is not
-        needed, but saves them the wait.
+        """Tell idle workers, in this process and in others, that rows are ready.
+
+        Optional where lanes poll: they find the rows at their next poll.
         """
         for worker in list(self._workers):
             worker.wake_up(environment)

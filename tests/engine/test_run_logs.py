@@ -500,6 +500,7 @@ async def test_a_task_keeps_its_log_and_its_queue_may_keep_none(db: Db) -> None:
 
     first = await report.enqueue(to="Ann")
     await other.enqueue()
+    await mill.close()
     await drained(mill)
     (run,) = await kept(db, first.id, "default")
     assert texts(run) == [("info", "to Ann")]

@@ -217,7 +217,7 @@ on conflict do nothing;
   returning public.scrape_jobs.*
 )
 select _rm_taken as _rm_job, _m._rm_missing
-from (select (select array_agg(distinct _rm_key::text) from _rm_turns where _seen is null) as _rm_missing) _m left join _rm_taken on true
+from (select (select array_agg(_rm_key::text order by _rm_key) from _rm_turns where _seen is null) as _rm_missing) _m left join _rm_taken on true
 order by _rm_taken.created_at, _rm_taken.id
     loop
       _rm_keys := _rm_row._rm_missing;
@@ -227,7 +227,16 @@ order by _rm_taken.created_at, _rm_taken.id
       end if;
     end loop;
     insert into public.rowmill_gates (lane, dim, key, touched_at)
-select 'scrape', 'source_id', _n.key, now() from unnest(_rm_keys) as _n(key) order by _n.key collate "C"
+select 'scrape', 'source_id', _n.key, now() from (
+  select unnest(_rm_keys) as key
+  union
+  select _f.key::text from (
+    select source_id as key from public.scrape_jobs where source_id > (select (_rm_keys)[cardinality(_rm_keys)]::bigint) and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled)))
+    order by source_id limit 2048
+  ) _f where octet_length(_f.key::text) <= 2000
+) _n order by _n.key collate "C"
 on conflict do nothing;
     exit when _rm_any;
     end if;
@@ -345,7 +354,7 @@ on conflict do nothing;
   returning public.scrape_jobs.*
 )
 select _rm_taken as _rm_job, _m._rm_missing
-from (select (select array_agg(distinct _rm_key::text) from _rm_turns where _seen is null) as _rm_missing) _m left join _rm_taken on true
+from (select (select array_agg(_rm_key::text order by _rm_key) from _rm_turns where _seen is null) as _rm_missing) _m left join _rm_taken on true
 order by _rm_taken.created_at, _rm_taken.id
     loop
       _rm_keys := _rm_row._rm_missing;
@@ -355,7 +364,16 @@ order by _rm_taken.created_at, _rm_taken.id
       end if;
     end loop;
     insert into public.rowmill_gates (lane, dim, key, touched_at)
-select 'scrape', 'source_id', _n.key, now() from unnest(_rm_keys) as _n(key) order by _n.key collate "C"
+select 'scrape', 'source_id', _n.key, now() from (
+  select unnest(_rm_keys) as key
+  union
+  select _f.key::text from (
+    select source_id as key from public.scrape_jobs where source_id > (select (_rm_keys)[cardinality(_rm_keys)]::bigint) and status in ('pending', 'retryable') and (next_retry_at is null or next_retry_at <= now()) and ((source_id IN ( SELECT sources.id
+           FROM public.sources
+          WHERE sources.enabled)))
+    order by source_id limit 2048
+  ) _f where octet_length(_f.key::text) <= 2000
+) _n order by _n.key collate "C"
 on conflict do nothing;
     exit when _rm_any;
     -- Somebody else may have had the keys locked at that moment.

@@ -13,7 +13,7 @@ from databases import Db
 from farm import JOBS
 from quick_processes import QuickProcess
 
-#: One write each to a file opened for appending: whole lines, whoever else writes, and whatever happens after.
+#: One write each to a file opened for appending: whole lines, also with other writers, and whatever happens after.
 APP = """
 import asyncio, json, os, time
 from datetime import timedelta as td

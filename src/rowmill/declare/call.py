@@ -95,12 +95,12 @@ class Status:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended and will not run again on its own."""
+        """Whether the job has ended and will not run again by itself."""
         return self.state not in UNFINISHED
 
 
 class Handle(Generic[R_co]):
-    """A job that was enqueued."""
+    """An enqueued job: wait for its result, ask for its status, or cancel it."""
 
     __slots__ = ("_client", "_task", "environment", "id")
 
@@ -140,7 +140,7 @@ class Handle(Generic[R_co]):
         return value
 
     async def status(self) -> Status | None:
-        """The current state of the job; None if it is no longer kept."""
+        """Return the current state of the job, or None if it was deleted after its retention time."""
         return await self._client.status(self)
 
     def status_sync(self) -> Status | None:

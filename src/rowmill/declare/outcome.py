@@ -21,7 +21,7 @@ def _delay(who: str, after: Any) -> Any:
 
 
 class Outcome(Exception):
-    """Base of the six outcomes. An exception only so that it can be raised from deep inside a handler."""
+    """Base of the outcomes of a run. A handler can return one, or raise it from deep inside."""
 
     name: str = ""
 
@@ -52,7 +52,7 @@ class Done(Outcome):
 
 
 class Retry(Outcome):
-    """The run failed and may be tried again, after ``after`` or the lane's backoff. Costs an attempt."""
+    """Retry the row after ``after``, or after the lane's backoff. Costs an attempt."""
 
     name = "retry"
 
@@ -65,7 +65,7 @@ class Retry(Outcome):
 
 
 class Snooze(Outcome):
-    """Not now: the row is ready again after ``after``, or at the time ``until``, and no attempt is spent.
+    """Run the row again after ``after``, or at the time ``until``. Costs no attempt.
 
     ``closes=True``: the others of its key are held back as long, for every worker, where the lane has gates;
     ``closes="lane"``: all rows of the lane.
@@ -148,7 +148,7 @@ def unreadable(condition: str) -> str | None:
 
 
 class Dead(Outcome):
-    """The row cannot be done; it is not tried again."""
+    """Give the row up: it is dead, and rowmill does not retry it."""
 
     name = "dead"
 
@@ -157,7 +157,7 @@ class Dead(Outcome):
 
 
 class Cancel(Outcome):
-    """The work is no longer wanted."""
+    """Cancel the row, because the work is no longer wanted."""
 
     name = "canceled"
 

@@ -159,7 +159,7 @@ class Task(Generic[P, R]):
 
     @property
     def signature(self) -> Signature:
-        """What a call gives."""
+        """The parameters of the handler that a call fills."""
         if self._signature is None:
             own, job = self.resources(), self.takes_job
             first = next(iter(inspect.signature(self.handler).parameters), None)

@@ -232,7 +232,7 @@ class IsolatedJob(dict[str, Any]):
             self._pipe.send(("log", (self._place, *line)))
 
     def progress(self, fraction: float, note: str | None = None) -> _Told:
-        """Say how far the run is; with or without ``await``."""
+        """Report the progress of the run; with or without ``await``."""
         self._pipe.send(("progress", (self._place, float(fraction), note_text(note))))
         return _Told()
 

@@ -52,7 +52,7 @@ _LOCKED_TRIES, _LOCKED_WAIT = 25, 0.1
 
 
 class Job(Mapping[str, Any]):
-    """A claimed row: ``job["column"]``, and what a handler may ask or tell while it runs."""
+    """A claimed row: its columns as ``job["column"]``, and calls for the handler, such as ``job.progress``."""
 
     # Defaults that most runs never change are on the class, so that a job is created fast.
     latest: tuple[float, str | None] | None = None
@@ -122,7 +122,7 @@ class Job(Mapping[str, Any]):
 
     @property
     def lost(self) -> bool:
-        """The lease is gone: stop. What this run returns will not be written."""
+        """True when the run has lost its lease: stop then, because nothing that it returns will be written."""
         claim, binding = self._claim, self._store.binding
         if claim.lost or binding.renew == "none":
             return claim.lost
@@ -151,7 +151,7 @@ class Job(Mapping[str, Any]):
         self._lane_state.lines(self._claim).add(level, text, clean, row)
 
     async def progress(self, fraction: float, note: str | None = None) -> None:
-        """Say how far the run is. Shown by ``rowmill workers``; written to the progress column where there is one."""
+        """Report the progress of the run. ``rowmill workers`` shows it; a progress column stores it."""
         note = note_text(note, self._store.database.encoding)
         self.latest = (float(fraction), note)
         column = self._store.binding.roles.get("progress")
@@ -201,12 +201,12 @@ class Job(Mapping[str, Any]):
         return self._flowing
 
     async def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``function(*args)`` once for this job: what it returned is kept, and a later run goes on behind it."""
+        """Run ``function(*args)`` once for this job. Its result is stored, and a later run gets it without a call."""
         return await self._flow.step(name, function, args, kwargs)
 
     async def spawn(self, *calls: Call, name: str | None = None) -> Joined:
-        """Add children and wait for them. The run ends here; when all children have ended, the handler is run again
-        from its beginning, and this returns how they ended. Name it where a handler spawns in more than one place.
+        """Add child jobs and wait for them. The run ends here. When all children have ended, the handler runs again
+        from its beginning, and this returns their counts. Give a ``name`` if a handler spawns in more than one place.
         """
         return await self._flow.spawn(calls, name)
 
@@ -215,7 +215,7 @@ class Job(Mapping[str, Any]):
         return await self._flow.joined(name)
 
     async def results(self, name: str | None = None) -> list[Any]:
-        """What the jobs that this one waited for returned, in order; None for one that did not end well."""
+        """The results of the jobs that this one waited for, in order; None for a job that failed."""
         return await self._flow.results(name)
 
     def finish(self) -> Finish:
@@ -223,7 +223,7 @@ class Job(Mapping[str, Any]):
         return Finish(self._lane_state, self._claim, self)
 
     def close(self) -> None:
-        """Remove what the run left behind."""
+        """Remove the temporary files of the run."""
         if self._workdir is not None:
             shutil.rmtree(self._workdir, ignore_errors=True)
             self._workdir = None
@@ -252,7 +252,7 @@ class SyncJob(Job):
         self._loop = loop
 
     def progress(self, fraction: float, note: str | None = None) -> None:  # type: ignore[override]
-        """Say how far the run is."""
+        """Report the progress of the run."""
         _wait(self._loop, super().progress(fraction, note))
 
     def spend(  # type: ignore[override]
@@ -270,7 +270,7 @@ class SyncJob(Job):
         return self._flow.step_in_thread(self._loop, name, function, args, kwargs)
 
     def spawn(self, *calls: Call, name: str | None = None) -> Joined:  # type: ignore[override]
-        """Add children and wait for them: see ``Job.spawn``."""
+        """Add child jobs and wait for them: see ``Job.spawn``."""
         joined: Joined = _wait(self._loop, super().spawn(*calls, name=name))
         return joined
 
@@ -280,7 +280,7 @@ class SyncJob(Job):
         return joined
 
     def results(self, name: str | None = None) -> list[Any]:  # type: ignore[override]
-        """What the jobs that this one waited for returned."""
+        """The results of the jobs that this one waited for."""
         results: list[Any] = _wait(self._loop, super().results(name))
         return results
 

@@ -137,7 +137,7 @@ class JobSteps:
         await asyncio.sleep(min(0.002 * 2**attempt, _WAIT))
 
     async def spawn(self, calls: Iterable[Call], name: str | None) -> Joined:
-        """Add children and wait for them: the run ends, and the job is run again when they have all ended."""
+        """Add child jobs and wait for them: this run ends, and the handler runs again when all children have ended."""
         if self._store.lane.chunk is not None:
             raise Dead(
                 "job.spawn does not work in a chunk: the call would end for all of its jobs; spawn from a task without"

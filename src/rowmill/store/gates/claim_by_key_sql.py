@@ -267,10 +267,20 @@ order by {say.order("_rm_taken.")}"""
 )"""
 
     def create_keys(self, keys: str = "$1::text[]") -> str:
-        """Create the rows of keys that have none, in the order of the key, as all that create gate rows."""
-        lane, dim = as_text(self.say.lane.name), as_text(self.dim.label)
+        """Create the rows of keys that have none, and of keys that come behind: the next claims would need them one by
+        one. In the order of the key, as all that create gate rows.
+        """
+        say, phrase, lane, dim = self.say, self.dim.phrase, as_text(self.say.lane.name), as_text(self.dim.label)
+        last = f"(select ({keys})[cardinality({keys})]::{self.dim.kind})"
         return f"""insert into {self.table} (lane, dim, key, touched_at)
-select {lane}, {dim}, _n.key, {self.say.plain_now()} from unnest({keys}) as _n(key) order by _n.key collate "C"
+select {lane}, {dim}, _n.key, {say.plain_now()} from (
+  select unnest({keys}) as key
+  union
+  select _f.key::text from (
+    select {phrase} as key from {say.table} where {phrase} > {last} and {say.ready()}
+    order by {phrase} limit {_LOOKED_AT}
+  ) _f where octet_length(_f.key::text) <= {LONGEST}
+) _n order by _n.key collate "C"
 on conflict do nothing"""
 
     def _kept_free(self, keyless: int) -> str:
@@ -312,12 +322,12 @@ on conflict do nothing"""
         """SQL for the keys that the walk met and that need a row first."""
         if self.group.rate is None:
             return "null::text[]"
-        return "(select array_agg(distinct _rm_key::text) from _rm_turns where _seen is null)"
+        return "(select array_agg(_rm_key::text order by _rm_key) from _rm_turns where _seen is null)"
 
     def _taken(self) -> str:
         """What the claim returns: the rows and their keys; the last key that was read; how many ranges there are; if
         another session held a range, where some other range starts; how many rows were read, locked ones included; and
-        the keys that need a row. One row without a job if nothing was taken.
+        the keys that need a row, in their order. One row without a job if nothing was taken.
         """
         if self.in_function:
             returned = f"returning {self.say.table}.*\n)\n"

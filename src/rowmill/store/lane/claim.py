@@ -29,7 +29,7 @@ class Holder:
 
 
 class Claim:
-    """One hold on one row. Renewal, settling and release all require it still to be as it is written here.
+    """A worker's claim of one row. Renewal, settling and release require that the row is still as written here.
 
     ``row`` is what the claim statement returned, undecoded. ``worker``, ``claimed_at`` and ``attempts`` are the
     fence: the values the row had when this claim took it, as the database returned them.
@@ -76,7 +76,7 @@ class Claim:
 
     @property
     def worker(self) -> str | None:
-        """Who holds it, as the worker column has it."""
+        """The worker that holds the claim, as in the worker column."""
         return self.holder.worker
 
 

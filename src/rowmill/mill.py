@@ -531,10 +531,7 @@ class Mill:
         return handle
 
     async def wake(self, environment: str | None = None) -> None:
-        """Tell idle workers, in this process and in others, that rows are ready.
-
-        Optional where lanes poll: they find the rows at their next poll.
-        """
+        """Tell idle workers, in this process and in others, that rows are ready. Optional where lanes poll."""
         for worker in list(self._workers):
             worker.wake_up(environment)
         for _, database in self.databases([environment] if environment else None):

@@ -153,6 +153,7 @@ def test_a_row_shows_all_of_itself_and_is_retried_canceled_released_and_put_off(
     site.drain()
     visitor = visit(site).open(f"/row?lane=extract&id={dead}")
     assert "is not there" in visitor.text(".timeline")
+    assert f"page {dead}: not there" in visitor.text(".runlog")
     visitor.page.locator(".timeline summary").first.click()
     assert "raise Dead" in visitor.text(".timeline pre")
     visitor.click("Retry now")

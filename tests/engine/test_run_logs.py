@@ -430,6 +430,25 @@ async def test_where_the_log_cannot_be_written_the_outcome_stands_and_one_event_
     assert isinstance(error, Refused) or told[0].fields["count"] == 20
 
 
+async def test_logs_that_come_faster_than_they_can_be_written_are_dropped_and_counted_once(
+    lite: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a bound of memory; one event at first, and one at the end."""
+    monkeypatch.setattr("rowmill.engine.records.run_log._HELD", 100)
+    jobs(lite, 50)
+
+    async def work(job: Any) -> None:
+        job.log.info("x" * 20)
+
+    mill = lane(lite, work)
+    said = events_of(mill)
+    await drained(mill)
+    counts = [event.fields["count"] for event in said if event.name == "logs_dropped"]
+    assert 1 <= len(counts) <= 2
+    assert sum(counts) + stored(lite) == 50
+    assert stored(lite) >= 5
+
+
 @pytest.mark.bare
 async def test_without_the_table_the_work_goes_on_and_it_is_said(pg: Db) -> None:
     jobs(pg)

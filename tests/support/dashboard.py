@@ -52,6 +52,8 @@ def declare(mill: Mill) -> Mill:
         if title.startswith("fails"):
             raise ConnectionError(f"no answer from 10.0.0.{job.id % 250} after {job.id} ms")
         if title.startswith("dies"):
+            job.log.info("looked for %s", title)
+            job.log.warning("page %s: not there", job.id)
             raise Dead(f"page {job.id} is not there {title[5:]}")
 
     @mill.lane(

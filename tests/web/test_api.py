@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.testclient import TestClient
 import command
 import systems
 import web
-from databases import Db, as_time
+from databases import Db, as_time, make_own_tables
 from rowmill import Mill
 from rowmill.web.endpoints import ENDPOINTS
 
@@ -132,6 +133,24 @@ def test_why_tells_what_holds_a_row_back(client: TestClient) -> None:
     found = get(client, f"{FETCH}/rows/3/why")
     assert (found["state"], {reason["code"] for reason in found["reasons"]}) == ("held", {"run_after", "no_worker"})
     get(client, f"{FETCH}/rows/99/why", 404)
+
+
+def test_the_rows_page_shows_what_its_last_runs_logged(site: Db, client: TestClient) -> None:
+    make_own_tables(site.url)
+    nothing = client.get("/row?lane=fetch&id=1").text
+    assert "No run of this row has logged anything" in nothing
+    at = datetime.now(UTC)
+    log = {"lane": "fetch", "row_id": "1", "at": at, "kept_until": at, "attempt": 2, "worker": "w-1", "outcome": "dead"}
+    lines = json.dumps([[1.5, "info", "<b>begun</b>", None], [0.5, "error", "no\nanswer", "3"]])
+    site.insert("rowmill_run_logs", [{**log, "dropped": 1200, "lines": lines}])
+    page = client.get("/row?lane=fetch&id=1").text
+    for shown in ("attempt 2: dead", "1,200 earlier lines", "&lt;b&gt;begun", "row 3", "no\nanswer", "2 lines"):
+        assert shown in page, shown
+    (run,) = get(client, f"{FETCH}/rows/1/logs")["runs"]
+    began = datetime.fromisoformat(run["at"]) - datetime.fromisoformat(run["lines"][0]["at"])
+    assert began == timedelta(seconds=1.5)
+    assert get(client, f"{FETCH}/rows/1/logs", run=2)["runs"] == []
+    get(client, f"{FETCH}/rows/99/logs", 404)
 
 
 def test_rows_are_retried_canceled_and_released(site: Db, client: TestClient) -> None:

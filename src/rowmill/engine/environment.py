@@ -14,7 +14,6 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..declare import states
 from ..declare.lane import Lane
 from ..declare.task import Queue
 from ..errors import DatabaseError, DeclarationError, Refused, TooManyConnections, Unreachable, WorkerIdTaken
@@ -667,7 +666,7 @@ def _refuse_overlaps(stores: list[LaneStore]) -> None:
 
     for one, other in itertools.combinations(stores, 2):
         same_table = one.binding.table.fullname == other.binding.table.fullname
-        alike = same_table and states.overlaps(one.binding.running, other.binding.running)
+        alike = same_table and one.lane.overlaps(one.binding.running, other.lane, other.binding.running)
         if alike and sweep(one) != sweep(other):
             raise DeclarationError(
                 f"lanes {one.lane.name!r} and {other.lane.name!r}: their running rows look the same on table"

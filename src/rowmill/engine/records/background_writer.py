@@ -16,7 +16,7 @@ from ...events import Events
 E = TypeVar("E")
 #: How long the first entry waits for others, how long until a failed write is tried again, and how long at the end.
 _PAUSE, _AGAIN, _LAST = 0.25, 5.0, 5.0
-_PRUNE_EVERY = 600.0
+_PRUNE_EVERY, _TELL_EVERY = 600.0, 60.0
 
 
 class BackgroundWriter(Generic[E]):
@@ -35,7 +35,7 @@ class BackgroundWriter(Generic[E]):
         self._off = False
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        self._pruned = 0.0
+        self._pruned = self._told = 0.0
 
     async def _store(self, entries: Sequence[E]) -> None:
         """Write these."""
@@ -83,9 +83,10 @@ class BackgroundWriter(Generic[E]):
                 with contextlib.suppress(DatabaseError):  # a failed cleanup must not repeat the write
                     await self.prune()
 
-    def _tell(self) -> None:
-        """Report entries that were dropped."""
-        if self._dropped:
+    def _tell(self, *, last: bool = False) -> None:
+        """Report entries that were dropped, once in a while."""
+        if self._dropped and (last or time.monotonic() - self._told > _TELL_EVERY or not self._told):
+            self._told = time.monotonic()
             name, hint = self.dropped
             self._events.emit(name, logging.WARNING, environment=self._environment, count=self._dropped, hint=hint)
             self._dropped = 0
@@ -100,4 +101,4 @@ class BackgroundWriter(Generic[E]):
         if not self._off:
             self._dropped += len(self._waiting) + self._under_way
             self._waiting.clear()
-            self._tell()
+            self._tell(last=True)

@@ -23,6 +23,8 @@ from .background_writer import BackgroundWriter
 #: Of a run twice its bound is held until secrets are taken out, which makes lines shorter. Of one line so many
 #: characters are read: this takes some milliseconds, and happens where the handler runs.
 _RUN, _LINE = 2 * RUN_BYTES, 4 * LINE_BYTES
+#: Characters of all runs that wait to be written.
+_HELD = 16_000_000
 
 
 class RunLines:
@@ -101,23 +103,33 @@ def _raised(exc_info: Any) -> BaseException | None:
 class RunLogWriter(BackgroundWriter[RunLog]):
     """The logs of one environment's runs that are to be written to ``rowmill_run_logs``."""
 
-    most, batch = 1000, 100
+    most, batch = 20_000, 500
     off = "logs_off", "rowmill logs shows nothing new until this role may write to rowmill_run_logs"
     dropped = "logs_dropped", "these runs' logs are lost; the rows themselves are correct"
 
     def __init__(self, database: Database, events: Events, environment: str) -> None:
         super().__init__(events, environment)
         self._table = RunLogs(database)
+        #: Characters of the lines that are not written yet.
+        self._held = 0
 
     def ended(self, claim: Claim, worker: str, outcome: str, keep: timedelta) -> None:
         """A run is over, and its outcome stands."""
         lines, dropped = claim.lines.all()
-        if lines:
+        if not lines:
+            return
+        size = sum([len(line.text) for line in lines])
+        if self._held + size > _HELD or len(self._waiting) == self.most:  # they cannot be written as fast as they come
+            self._dropped += 1
+            self._tell()
+        else:
+            self._held += size
             run = (claim.lane, written(claim.id), claim.attempt, worker, outcome)
             self._add(RunLog(*run, time.monotonic(), keep, lines, dropped))
 
     async def _store(self, entries: Sequence[RunLog]) -> None:
         await self._table.add(entries, time.monotonic())
+        self._held -= sum([len(line.text) for log in entries for line in log.lines])
 
     async def prune(self) -> None:
         """Delete logs that are past their retention, or too many."""

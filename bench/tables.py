@@ -64,6 +64,8 @@ class Enrichment:
     partitions: int = 0
     #: How many domains the rows are spread over; more than one: indexed by domain too, as gates need it.
     keys: int = 1
+    #: Partitions by a bucket instead, which the lane names as its shard.
+    buckets: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -91,7 +93,15 @@ class Enrichment:
         found = [] if sqlite else [_ENUM]
         for name in self.names:
             columns = _COLUMNS.format(**(_SQLITE if sqlite else _POSTGRES))
-            if self.partitions:
+            if self.buckets:
+                columns = columns.replace(" unique", "").replace(" primary key", "")
+                columns += ",\n    bucket smallint not null default 0, primary key (bucket, id)"
+                found.append(f"create table {name} ({columns}) partition by list (bucket)")
+                found.append(f"create index {name}_link on {name} (link_canonical_id)")
+                found += [
+                    f"create table {name}_p{k} partition of {name} for values in ({k})" for k in range(self.buckets)
+                ]
+            elif self.partitions:
                 # A partitioned table takes no unique constraint without its partition key.
                 columns = columns.replace(" unique", "")
                 found.append(f"create table {name} ({columns}) partition by hash (id)")
@@ -103,11 +113,15 @@ class Enrichment:
                 ]
             else:
                 found.append(f"create table {name} ({columns})")
-            found += [index.format(name=name) for index in (*_INDEXES, *(_BY_KEY if self.keys > 1 else ()))]
+            first = "(bucket, run_after" if self.buckets else "(run_after"
+            indexes = (*_INDEXES, *(_BY_KEY if self.keys > 1 else ()))
+            found += [index.format(name=name).replace("(run_after", first) for index in indexes]
         return found
 
     #: Written when a job is added; the rest is the table's own default.
-    columns = ("link_canonical_id", "url", "domain", "run_after")
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("link_canonical_id", "url", "domain", "run_after", *(("bucket",) if self.buckets else ()))
 
     def name_for(self, number: int) -> str:
         """Which of the tables a job goes to."""
@@ -118,6 +132,7 @@ class Enrichment:
         due = datetime.now(UTC) - timedelta(minutes=1)
         return [
             (uuid4(), f"https://example.org/{number}", self._domain(number), due + timedelta(microseconds=k))
+            + ((number % self.buckets,) if self.buckets else ())
             for k, number in enumerate(numbers)
         ]
 
@@ -137,6 +152,8 @@ class Enrichment:
 
     def declare(self, mill: Any, handler: Any, **options: Any) -> None:
         """The lane, as it stands in SPEC.md; what is not about size is left at its default."""
+        if self.buckets:
+            options["shard"] = {"bucket": range(self.buckets)}
         for name in self.names:
             mill.lane(
                 name,
@@ -185,5 +202,5 @@ TABLES = {"enrichment": Enrichment, "jobs": Jobs}
 def table(options: dict[str, Any]) -> Any:
     """The table that a runner's options name."""
     kind = TABLES[options.get("table", "enrichment")]
-    sizes = {name: options[name] for name in ("lanes", "partitions", "keys") if name in options}
+    sizes = {name: options[name] for name in ("lanes", "partitions", "keys", "buckets") if name in options}
     return kind(**sizes)

@@ -31,7 +31,7 @@ from .server import Server
 SMALL, EACH, CONNECTIONS, WANTED = 49, 10, 40, 1.0
 TENANTS, PROCESSES, RATE, USED = 8, 4, 100, 0.9
 _STRICT = 10.0  # seconds after which strict order has shown what it does
-_TAKES = "0.05"  # seconds that a run takes
+_TAKES, _SLOTS = "0.02", "40"  # seconds that a run takes, and how many run at once: 490 rows take a quarter of a second
 _BUSY = 200  # runs of the large tenant before the small ones get rows
 
 
@@ -79,7 +79,7 @@ def small_tenants(server: Server, rows: int, order: str) -> bool:
         urls = {name: schema_url(url, name) for name in ("large", *small)}
         watch = Connections(db)
         print(f"order={order!r}, {rows:,} rows in one of {len(urls)} schemas, worker with {CONNECTIONS} connections")
-        with farm(urls, ORDER=order, CONNECTIONS=str(CONNECTIONS), TAKES=_TAKES) as workers:
+        with farm(urls, ORDER=order, CONNECTIONS=str(CONNECTIONS), TAKES=_TAKES, CONCURRENCY=_SLOTS) as workers:
             watch.start()
             workers.start()
             workers.until(_BUSY)

@@ -76,11 +76,12 @@ def lanes(context: Context, peer: Peer) -> Figures:
 
 def partitioned(context: Context, peer: Peer) -> Figures:
     figures: Figures = {}
-    for count in (0, context.arguments.partitions):
-        with session(variant(peer, partitions=count), context.server) as run:
+    count = context.arguments.partitions
+    shapes = {"one table": {}, f"partitions: {count}": {"partitions": count}, f"shards: {count}": {"buckets": count}}
+    for shape, options in shapes.items():
+        with session(variant(peer, **options), context.server) as run:
             for number in (1, 2):
-                word = f"{f'partitions: {count}' if count else 'one table'}, processes: {number}"
-                figures[word] = run.drain(context.jobs(peer), number).rate
+                figures[f"{shape}, processes: {number}"] = run.drain(context.jobs(peer), number).rate
     return figures
 
 
@@ -118,8 +119,9 @@ PARTS = (
     _part(
         "partitioned",
         "Growth: a partitioned table",
-        "The same drain on a table partitioned by a hash of its key. A partitioned table takes no unique constraint "
-        "without that key, so one index is a plain one there.",
+        "The same drain on a table partitioned by a hash of its key, and on one partitioned by a bucket that the lane "
+        "names (shard=). A partitioned table takes no unique constraint without that key, so one index is a plain one "
+        "there.",
         partitioned,
     ),
 )

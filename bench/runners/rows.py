@@ -25,7 +25,7 @@ class PostgresRows:
             await self.connection.execute(statement)
 
     async def add(self, number: int) -> None:
-        link, url, domain, _ = self.table.rows([number])[0]
+        link, url, domain, *_ = self.table.rows([number])[0]
         await self.connection.fetchval(
             f"""with new as (insert into {self.table.name_for(number)} (link_canonical_id, url, domain)
                 values ($1, $2, $3)) select pg_notify('rowmill', '')""",

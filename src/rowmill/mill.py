@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
@@ -83,6 +84,8 @@ class Mill:
     name; 1 where nothing is said). They are opened when they have work, and closed after ``rest_after`` without work.
 
     ``max_connections``: how many connections a worker process holds at most, over all its environments.
+
+    ``listen=False``: workers do not listen for NOTIFY, for databases that would not sleep while somebody listens.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Mill:
         max_connections: int | None = None,
         refresh: timedelta = timedelta(seconds=5),
         rest_after: timedelta = timedelta(seconds=60),
+        listen: bool = True,
     ) -> None:
         worker_ids.validate(worker_id)
         if suspicion is not None and not (isinstance(suspicion, timedelta) and suspicion >= timedelta(seconds=1)):
@@ -119,6 +123,9 @@ class Mill:
             if not isinstance(duration, timedelta) or duration <= timedelta():
                 raise DeclarationError(f"{name} must be a timedelta above zero, not {duration!r}")
         self._refresh, self._rest_after = refresh.total_seconds(), rest_after.total_seconds()
+        self._listen = listen
+        #: Those of this process, for wake calls.
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self.schema = schema
         self.connections = connections
         self.lanes: dict[str, Lane] = {}
@@ -408,8 +415,8 @@ class Mill:
             options["discovery"] = Discovery(named, self._connect, self._refresh)
         options.setdefault("control", self.control)
         if self._order == "fair":
-            options["fair"] = FairOrder(self._weight, self._rest_after)
-        return Worker(
+            options["fair"] = FairOrder(self._weight)
+        worker = Worker(
             self.databases(only),
             self.select(lanes),
             max_connections=self._max_connections,
@@ -417,8 +424,12 @@ class Mill:
             schedules=self.schedule_tables,
             events=self.events,
             clock=self.clock,
+            rest_after=self._rest_after,
+            listens=self._listen,
             **options,
         )
+        self._workers.add(worker)
+        return worker
 
     def new_worker_id(self) -> str:
         """Make an id for a worker without one, in this Mill's form."""
@@ -520,7 +531,9 @@ class Mill:
         return handle
 
     async def wake(self, environment: str | None = None) -> None:
-        """Tell idle workers that rows are ready. Optional: without it they find the rows at their next poll."""
+        """Tell idle workers, in this process and in others, that rows are ready. Optional where lanes poll."""
+        for worker in list(self._workers):
+            worker.wake_up(environment)
         for _, database in self.databases([environment] if environment else None):
             try:
                 await database.notify(CHANNEL)

@@ -1,6 +1,6 @@
 """A lane over a queue of pgmq, as docs/how-to/foreign-tables.md declares it, beside readers like pgmq's own.
 
-The extension is not here: the tables are as it documents them, and its functions are written anew with the same
+The extension is not here: the tables are as it documents them, and its functions are rewritten with the same
 visibility, locks and columns.
 """
 

@@ -146,6 +146,21 @@ def test_tenants_are_rows_of_a_list(guide: Guide) -> None:
         assert rows == [{"status": "sent"}]
 
 
+def test_lanes_without_polls_are_declared_as_the_page_says(guide: Guide, pg: Db) -> None:
+    """Issue 24: a lane that listens, and an application that is called."""
+    guide.write("docs/how-to/serverless.md")
+    pg.execute(
+        "create table orders (id bigint generated always as identity primary key, status text default 'new',"
+        " worker text, claimed_at timestamptz)"
+    )
+    pg.execute("insert into orders default values")
+    file = guide.folder / "orders.py"
+    file.write_text(file.read_text().replace("postgresql://app@db.example/shop", pg.direct))
+    guide.run("rowmill run orders:mill --drain")
+    assert pg.value("select status from orders") == "packed"
+    assert runpy.run_path(str(guide.folder / "shop.py"))["app"].url_path_for("wake") == "/wake"
+
+
 def test_schedules_are_rows_that_are_enqueued_at_their_ticks(
     guide: Guide, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -288,9 +288,11 @@ async def cut_off(worker: Worker) -> None:
     environment = worker.environments[0]
     assert environment._renewer is not None
     await asyncio.to_thread(environment._renewer.stop)
-    for task in environment._tasks:
+    assert environment._listening is not None
+    tasks = [*environment._tasks, environment._listening]
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*environment._tasks, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     worker._round = asyncio.Event().wait  # type: ignore[method-assign, assignment]
     worker.shutdown.watch = lambda now: None  # type: ignore[method-assign]
 
@@ -395,7 +397,7 @@ async def test_a_worker_that_lost_its_session_and_beats_keeps_its_rows(pg: Db, n
         await until(lambda: pg.value("select lock_id from rowmill_workers where id = 'beats'"))
         # Its session ends and does not come back; the table goes on saying that there is one.
         environment = worker.environments[0]
-        listening = environment._tasks[-1] if environment._minutes is None else environment._tasks[-2]
+        listening = environment._listening
         environment.session.locked_since, real = 0.0, environment.session
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)

@@ -14,6 +14,7 @@ import pytest
 import systems
 from databases import Db, Row
 from golden import as_newest, compare
+from recorded import astray
 from rowmill import Dead, Mill, Retry, exponential, fixed
 from rowmill.declare.outcome import Release
 from rowmill.errors import DeclarationError
@@ -67,6 +68,10 @@ SHAPES = {
     "partitioned": _own(
         f"tenant text default 'a', {_MARKS}, attempts smallint, primary key (tenant, id)", " partition by list (tenant)"
     ),
+    "sharded": _own(
+        f"tenant text default 'a', {_MARKS}, attempts smallint, expires_at timestamptz, primary key (tenant, id)",
+        " partition by list (tenant)", shard={"tenant": "a"}, canceled={"status": "off"}),
+    "shards": _own(f"tenant integer default 3, {_MARKS}, primary key (id)", shard={"tenant": range(4)}),
     "without_zone": _own(
         "primary key (id), status text, locked_by text, locked_at timestamp, next_retry_at timestamp,"
         " updated_at timestamp, attempts bigint not null default 0, error text, max_attempts integer",
@@ -426,7 +431,7 @@ async def test_an_expired_row_is_not_claimed_and_ends(pg: Db, by: str) -> None:
     assert claimed["id"] == 2
 
 
-@pytest.mark.parametrize("shape", ["enrichment", "scrape", "prompt_forming"])
+@pytest.mark.parametrize("shape", ["enrichment", "scrape", "prompt_forming", "sharded"])
 async def test_the_functions_are_those_that_were_reviewed(pg: Db, shape: str) -> None:
     """D2, C6, E2: kept as files to be read; UPDATE_GOLDEN=1 rewrites them."""
     mill = Mill(pg.url)
@@ -444,3 +449,22 @@ def test_a_key_whose_type_brings_its_own_operators_is_refused(pg: Db) -> None:
     mill.lane("jobs", **STATES)(handle)
     with pytest.raises(DeclarationError, match=r"'id', whose type public\.coin has operators of its own"):
         install_now(pg, mill)
+
+
+@pytest.mark.parametrize("shape", ["sharded", "shards"])
+async def test_the_functions_of_a_lane_keep_to_its_shard(pg: Db, shape: str) -> None:
+    """Issue 24: the filter stands beside every mention of the table, in functions, too."""
+    mill = Mill(pg.url)
+    insert = SHAPES[shape](pg, mill)
+    functions = await installed(pg, mill)
+    bodies = "\n".join(function.sql for function in functions.functions.values())
+    assert astray(bodies, "jobs", "tenant") == []
+    insert(1, tenant="b" if shape == "sharded" else 9)
+    (id,) = insert(1)
+    row = functions.claim()
+    assert row is not None
+    assert row["id"] == id
+    assert functions.claim() is None, "the other row is in another shard"
+    assert functions.settle("complete", row) is True
+    pg.execute("update jobs set status = 'running', claimed_at = now() - interval '1 day' where status = 'ready'")
+    assert functions.call("sweep", batch=10) == []

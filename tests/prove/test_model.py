@@ -125,13 +125,14 @@ class Machine(RuleBasedStateMachine):
           life=st.sampled_from([math.inf, 0.5, 2.5, 5.5]))  # fmt: skip
     def add(self, sites: list[str | None], delay: int, life: float = math.inf) -> None:
         expires = self.oracle.now + life if self.setup.expires else math.inf
-        text = self.ground.insert(self.oracle.now + delay, expires)
+        shard = (len(self.oracle.rows) + delay) % (self.setup.shards or 1)
+        text = self.ground.insert(self.oracle.now + delay, expires, shard)
 
         def verb(run: Any) -> list[int]:
             return [run(text, (site,))[0][0] for site in sites]
 
         for id, site in zip(self.run(self.database.write(verb)), sites, strict=True):
-            self.oracle.rows[id] = model.Row(id, site, self.oracle.now + delay, expires=expires)
+            self.oracle.rows[id] = model.Row(id, site, self.oracle.now + delay, expires=expires, shard=shard)
 
     @precondition(lambda self: self.setup.own)
     @rule(keys=st.lists(st.sampled_from(SITES), min_size=1, max_size=4), delay=st.integers(0, 2))
@@ -471,6 +472,8 @@ class Machine(RuleBasedStateMachine):
         assert effects == self.effects, "what finish blocks wrote, once for each outcome that stands"
         if self.setup.gates.any:
             self.compare_gates()
+        if self.setup.shards:
+            assert self.read(self.ground.untouched())[0][0] == 1, "a row of another shard was written"
 
     def compare_gates(self) -> None:
         gates, oracle = self.setup.gates, self.oracle

@@ -193,8 +193,13 @@ class Server:
         url: str = self._postgres.get_uri(database=name)
         if self.schema is not None:
             self._admin(f'alter database "{name}" set search_path = {self.schema}')
-            _wait(_connected(url, lambda c: c.execute(f"create schema if not exists {self.schema}")))
+            _wait(_connected(url, lambda c: c.execute(self.make_schema)))
         return url
+
+    @property
+    def make_schema(self) -> str:
+        """Statements that make the schema of tables; any role may use it, as it may use ``public``."""
+        return f"create schema if not exists {self.schema}; grant usage on schema {self.schema} to public"
 
     @functools.cached_property
     def version(self) -> int:

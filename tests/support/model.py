@@ -64,6 +64,8 @@ class Row:
     waits: tuple[float, str, float] | None = None
     #: From then on it is not started.
     expires: float = math.inf
+    #: Where it is, of a lane that is served shard by shard: only there it has a place in the order.
+    shard: int = 0
 
     def back(self, state: str) -> None:
         """To where it can be claimed; nobody holds it."""
@@ -173,8 +175,10 @@ class Oracle:
             ready, allowed = self.ready(site), self.allowed(site)
             taken = [id for id in claims if self.rows[id].site == site]
             assert set(taken) <= set(ready), f"{site}: not ready"
-            left = [self.place(id) for id in ready if id not in claims]
-            assert max(map(self.place, taken), default=-1) <= min(left, default=math.inf), f"{site}: out of order"
+            for shard in {self.rows[id].shard for id in taken}:
+                places = [[self.place(id) for id in ids if self.rows[id].shard == shard] for ids in (taken, ready)]
+                left = sorted(set(places[1]) - set(places[0]))
+                assert max(places[0]) <= min(left, default=math.inf), f"{site}: out of order"
             assert len(taken) <= allowed, f"{site}: over its limit"
             assert not spare or len(taken) == min(len(ready), allowed), f"{site}: held back by nothing"
         for id, number in claims.items():

@@ -35,6 +35,8 @@ class Setup:
     inputs: bool = False
     chunk: int | None = None
     expires: bool = False
+    #: The lane serves so many shards of the table, of which there is one more.
+    shards: int = 0
 
     def declared(self) -> list[Any]:
         """The gates as a lane has them."""
@@ -59,6 +61,8 @@ SETUPS = {
     "limit by key": Setup(Gates(concurrency=2)),
     "limit by key and in all": Setup(Gates(concurrency=2, whole=3)),
     "breaker": Setup(Gates(breaker=2)),
+    "shards": Setup(shards=3, inputs=True),
+    "shards, limit and breaker": Setup(Gates(concurrency=2, breaker=2), shards=2, expires=True),
     "limit, breaker and rate": Setup(Gates(concurrency=2, breaker=3, burst=3)),
 }
 
@@ -156,6 +160,7 @@ class Ground:
         db.execute("alter table pages add column body text not null default ''")
         db.execute("alter table pages add column approved integer not null default 0")
         db.execute(f"alter table pages add column expires_at {'timestamptz' if self.postgres else 'datetime'}")
+        db.execute("alter table pages add column shard integer not null default 0")
         db.execute("create table effects (page integer)")
         asyncio.run(self._prepare())
 
@@ -167,6 +172,13 @@ class Ground:
     def clear(self) -> None:
         for table in (self.table, "effects", "rowmill_gates", "rowmill_stale_runs", "rowmill_waits"):
             self.db.execute(f"delete from {table}")
+        if self.setup.shards:
+            self.db.execute("insert into pages (shard) values (?)", self.setup.shards)
+
+    def untouched(self) -> str:
+        """How many rows of the shard that is not the lane's are as they were."""
+        fresh = "status = 'queued' and worker is null and attempts = 0 and error is null and heartbeat_at is null"
+        return f"select count(*) from pages where shard = {self.setup.shards} and {fresh}"
 
     def mill(self, behave: Callable[[Any], Any]) -> Mill:
         mill = Mill(self.db.url)
@@ -189,6 +201,7 @@ class Ground:
                 order_by="id", gates=self.setup.declared(), chunk=self.setup.chunk, **common,
                 **({"inputs": ["body"], "settle_after": model.BOUND} if self.setup.inputs else {}),
                 **({"roles": {"expires_at": "expires_at"}} if self.setup.expires else {}),
+                **({"shard": {"shard": range(self.setup.shards)}} if self.setup.shards else {}),
             )(work if self.setup.chunk is None else many)  # fmt: skip
         return mill
 
@@ -207,12 +220,14 @@ class Ground:
         return f"""select id, {site}, {self.at("run_after")}, {state}, worker, attempts, {counts[0]}, {counts[1]},
 {self.at("claimed_at")}, {self.at("heartbeat_at")}, error, {result}, finished_at is not null,
 {body}, {stale}, {"null" if self.setup.own else self.at("expires_at")}
-from {self.table} order by id"""
+from {self.table}{f" where shard < {self.setup.shards}" if self.setup.shards else ""} order by id"""
 
-    def insert(self, shift: float, expires: float = math.inf) -> str:
+    def insert(self, shift: float, expires: float = math.inf, shard: int = 0) -> str:
         times = ", ".join("null" if at == math.inf else self._moment(at * 3600) for at in (shift, expires))
         mark = "$1" if self.postgres else "?"
-        return f"insert into pages (domain, run_after, expires_at) values ({mark}, {times}) returning id"
+        return (
+            f"insert into pages (domain, run_after, expires_at, shard) values ({mark}, {times}, {shard}) returning id"
+        )
 
     def _moment(self, seconds: float) -> str:
         if self.postgres:

@@ -74,7 +74,7 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path, dialect: str) -> Db:
         db.execute(f'drop schema "{name}" cascade')
     db.execute("drop schema public cascade; create schema public")
     if server.schema is not None:
-        db.execute(f"create schema {server.schema}")
+        db.execute(server.make_schema)
     return db
 
 

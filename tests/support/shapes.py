@@ -27,7 +27,8 @@ _COLUMNS = """create table {name} (
   error text,
   finished_at {time},
   body text,
-  expires_at {time}
+  expires_at {time},
+  shard integer not null default 0
 )"""
 _STATES: dict[str, Any] = {
     "ready": {"status": ["queued", "failed"]},
@@ -43,7 +44,8 @@ _STATES: dict[str, Any] = {
 def tables(dialect: str) -> list[str]:
     """The tables of all shapes but tasks."""
     time = dialect_named(dialect).ddl("timestamptz")
-    names = ("prove_plain", "prove_inputs", "prove_gated", "prove_turned", "prove_walked", "prove_chunked")
+    names = ("prove_plain", "prove_inputs", "prove_gated", "prove_turned", "prove_walked", "prove_chunked",
+             "prove_sharded")  # fmt: skip
     return [_COLUMNS.format(name=name, time=time) for name in names]
 
 
@@ -75,6 +77,12 @@ def turned(limit: int = 1) -> Lane:
     return declare("prove_turned", nothing, {**_STATES, "name": "turned", "gates": gates})
 
 
+def sharded() -> Lane:
+    """A lane over two shards of its table, with a limit by a key that both have."""
+    shards = {"shard": {"shard": [0, 1]}, "gates": [Concurrency(2, by="domain")]}
+    return declare("prove_sharded", nothing, {**_STATES, **shards, "name": "sharded"})
+
+
 def walked() -> Lane:
     """Two gates, one by a key and one for the whole lane: on PostgreSQL a transaction of several statements."""
     gates = [Concurrency(2, by="domain"), Concurrency(3)]
@@ -90,6 +98,7 @@ def tasks() -> Queue:
 
 SHAPES: dict[str, Callable[[], Lane]] = {
     "plain": plain, "inputs": inputs, "chunked": chunked, "gated": gated, "turned": turned, "walked": walked,
+    "sharded": sharded,
     "tasks": tasks,
 }  # fmt: skip
 

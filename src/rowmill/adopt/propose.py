@@ -325,8 +325,8 @@ def _marked(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Running as a time that is set: a column that is there, or one to be added."""
     name = roles.by_role.get("claimed_at")
-    held = made.facts.column(name) if name else None
-    if name is None or held is None or not held.nullable:
+    column = made.facts.column(name) if name else None
+    if name is None or column is None or not column.nullable:
         name = roles.own_name("claimed_at")
         roles.want("claimed_at", name)
         made.wanted = (*made.wanted, name)

@@ -195,8 +195,8 @@ class _Command:
             print_json(document)
         else:
             for row in passed:
-                held = self.verb == "cancel" and row["reason"] == "it is running"
-                hint = " (add --running to take it from its worker)" if held else ""
+                running = self.verb == "cancel" and row["reason"] == "it is running"
+                hint = " (add --running to take it from its worker)" if running else ""
                 errors.print(plain(f"{row['id']}: not {past}: {row['reason']}{hint}"), soft_wrap=True)
             if count or not passed:
                 console.print(f"{counted(count, 'row')} {past}" if count else "No row matched.", highlight=False)

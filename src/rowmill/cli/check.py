@@ -87,11 +87,15 @@ def _page(
 
 def _pickup(examined: ExaminedLane, reference: str | None) -> str:
     # A poll comes up to a fifth later, so that not all workers ask at once.
-    poll = f"within {1.2 * examined.binding.lane.poll.total_seconds():g} s"
+    poll = f"within {1.2 * examined.binding.lane.poll_seconds:g} s"
+    if examined.binding.lane.poll is None:
+        poll = "when somebody wakes the worker"
+    if examined.wake_trigger and examined.binding.lane.poll is None:
+        return "within milliseconds (wake trigger); no poll"
     if examined.wake_trigger:
         return f"within milliseconds (wake trigger), {poll} at the latest (poll)"
     wake = for_app("rowmill migrate APP --wake --apply", reference)
-    return f"{poll} (poll); within milliseconds after {wake}"
+    return f"{poll} ({'no poll' if examined.binding.lane.poll is None else 'poll'}); within milliseconds after {wake}"
 
 
 def _size(examined: ExaminedLane) -> Text:

@@ -189,9 +189,9 @@ class Demo:
         """Count the rows, kill a worker at a good moment, and notice the end."""
         for name, text in _COUNTS.items():
             self.scene.tables[name] = Counter({_MEANING[state]: n for state, n in self._db.execute(text)})
-        held = self._held()
+        running = self._held()
         for name, worker in self.scene.workers.items():
-            worker.rows = sum(worker == name and row not in self._waiting for worker, row in held)
+            worker.rows = sum(worker == name and row not in self._waiting for worker, row in running)
         self.scene.workers[_VICTIM].left = len(self._waiting)
         total = sum(self.scene.tables.values(), Counter[str]())
         if self.killed is None and total["done"] > total.total() / 4 and self.scene.workers[_VICTIM].rows >= 4:
@@ -401,9 +401,9 @@ def _workers(scene: DemoScene) -> Table:
         table.add_column(no_wrap=True)
     for name, worker in scene.workers.items():
         state = Text(worker.state, {"alive": "green", "killed": "bold red"}.get(worker.state, "yellow"))
-        held = f"{counted(worker.rows, 'row')} running" if worker.state == "alive" else ""
+        running = f"{counted(worker.rows, 'row')} running" if worker.state == "alive" else ""
         left = f"{counted(worker.left, 'row')} left by the killed process" if worker.left else ""
-        table.add_row(Text(name, "bold"), f"pid {worker.pid or ''}", state, held, Text(left, "yellow"))
+        table.add_row(Text(name, "bold"), f"pid {worker.pid or ''}", state, running, Text(left, "yellow"))
     return table
 
 
@@ -446,7 +446,7 @@ class Findings:
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        checks = [{"check": check, "held": held} for check, held in self.checks.items()]
+        checks = [{"check": check, "held": passed} for check, passed in self.checks.items()]
         return {**asdict(self), "checks": checks, "ok": self.good}
 
 
@@ -515,8 +515,8 @@ def tell(console: Console, findings: Findings, kept: Path | None) -> None:
     for row, reason in findings.dead.items():
         say(f"         {row}: {reason}")
     say(Text("Checked against the table `runs`, which the handlers write to:", "bold"))
-    for check, held in findings.checks.items():
-        say(Text.assemble("  ", ("yes", "green") if held else ("NO ", "bold red"), f"  {check}"))
+    for check, passed in findings.checks.items():
+        say(Text.assemble("  ", ("yes", "green") if passed else ("NO ", "bold red"), f"  {check}"))
     say()
     for line in _next(kept):
         say(line)

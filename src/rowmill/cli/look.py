@@ -133,11 +133,11 @@ def stuck(
     mill = load(reference)
     document = ask(mill, lambda directory: questions.stuck(directory, limit), env, lane)
     rows = document["rows"]
-    held = document["held_by_dead"]
-    none = _none(document, "Nothing is stuck yet." if held else "Nothing is stuck.")
+    of_dead_workers = document["held_by_dead"]
+    none = _none(document, "Nothing is stuck yet." if of_dead_workers else "Nothing is stuck.")
     parts: list[RenderableType] = [show.stuck_table(rows, asked(mill, env))] if rows else [none] if none else []
     parts += show.stuck_notes(rows, reference)
-    parts += [show.held_by_dead_line(entry, asked(mill, env), reference) for entry in held]
+    parts += [show.held_by_dead_line(entry, asked(mill, env), reference) for entry in of_dead_workers]
     answer(document, Group(*parts) if parts else None, as_json=as_json)
 
 

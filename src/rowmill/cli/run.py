@@ -246,9 +246,9 @@ def _idle(supervisor: Supervisor) -> bool:
 def _held_back(supervisor: Supervisor) -> str:
     """What a drain left behind because it is paused without end."""
     parts = []
-    for held in supervisor.held_back:
-        many = f"{held['count']:,}{' or more' if held['count'] >= COUNTED else ''}"
-        parts.append(f"{many} ready in lane {held['lane']!r} of {held['environment']!r} held back, {held['why']}")
+    for paused in supervisor.held_back:
+        many = f"{paused['count']:,}{' or more' if paused['count'] >= COUNTED else ''}"
+        parts.append(f"{many} ready in lane {paused['lane']!r} of {paused['environment']!r} held back, {paused['why']}")
     return "; ".join(parts)
 
 
@@ -286,8 +286,8 @@ def _close(supervisor: Supervisor, left: Left, *, drained: bool, several: int, e
     numbers, hints = _numbers(supervisor), _hints(left, several)
     if log is LogForm.JSON:
         hint: dict[str, Any] = {"hint": "; ".join(line.plain for line in hints)} if hints else {}
-        held: dict[str, Any] = {"held_back": supervisor.held_back} if supervisor.held_back else {}
-        events.emit("run_ended", drained=drained, **numbers, **held, **hint)
+        extra: dict[str, Any] = {"held_back": supervisor.held_back} if supervisor.held_back else {}
+        events.emit("run_ended", drained=drained, **numbers, **extra, **hint)
         return
     held_back = _held_back(supervisor) if drained else ""
     lines = [*(_resume(left, several) if held_back else []), *hints]

@@ -217,8 +217,8 @@ def stuck_notes(rows: Sequence[Document], reference: str | None) -> list[Text]:
 def held_by_dead_line(entry: Document, environments: int, reference: str | None) -> Text:
     """Rows of a dead worker whose lease has not ended yet, and when they are taken back."""
     where, number = f"{entry['environment']}: " if environments > 1 else "", entry["rows"]
-    held = f"holds {counted(number, 'row')} of lane {entry['lane']!r} ({entry['evidence']})"
-    line = plain(f"{where}dead worker {entry['worker']} {held}; ")
+    what = f"holds {counted(number, 'row')} of lane {entry['lane']!r} ({entry['evidence']})"
+    line = plain(f"{where}dead worker {entry['worker']} {what}; ")
     if not entry["swept"]:
         return line.append(for_app("no live worker takes them back. Try: rowmill run APP", reference))
     end = f"by about {clock_time(entry['until'])} UTC" if entry["until"] else "with the next sweep"

@@ -107,8 +107,8 @@ class Client:
     async def _enqueue(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         groups = self._groups(calls)
         handles: dict[int, Handle[Any]] = {}
-        for (tx, environment), places in groups.items():
-            group = calls if len(groups) == 1 else [calls[place] for place in places]
+        for (tx, environment), indexes in groups.items():
+            group = calls if len(groups) == 1 else [calls[index] for index in indexes]
             if tx is not None:
                 ids = await self._in_tx(group[0].options.tx, group)
             else:
@@ -119,8 +119,8 @@ class Client:
             ]
             if len(groups) == 1:
                 return handed
-            handles.update(zip(places, handed, strict=True))
-        return [handles[place] for place in range(len(calls))]
+            handles.update(zip(indexes, handed, strict=True))
+        return [handles[index] for index in range(len(calls))]
 
     def enqueue_sync(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         """The same for code that does not await."""
@@ -131,15 +131,15 @@ class Client:
             made: list[Handle[Any]] = self.wait(self.enqueue(calls))
             return made
         handles: list[Handle[Any] | None] = [None] * len(calls)
-        for (tx, environment), places in groups.items():
-            group = [calls[place] for place in places]
+        for (tx, environment), indexes in groups.items():
+            group = [calls[index] for index in indexes]
             if tx is None:
                 handed: list[Handle[Any]] = self.wait(self.enqueue(group))
                 ids = [handle.id for handle in handed]
             else:
                 ids = self._in_tx_sync(group[0].options.tx, group)
-            for place, id in zip(places, ids, strict=True):
-                handles[place] = Handle(self, calls[place].task, environment, id)
+            for index, id in zip(indexes, ids, strict=True):
+                handles[index] = Handle(self, calls[index].task, environment, id)
         return [handle for handle in handles if handle is not None]
 
     def _only_listed(self, listed: list[Call], calls: Sequence[Call]) -> list[Handle[Any]]:
@@ -148,17 +148,17 @@ class Client:
         return [Handle(self, call.task, self._environment_of(call), 0) for call in calls]
 
     def _groups(self, calls: Sequence[Call]) -> dict[tuple[int | None, str], Sequence[int]]:
-        """Which calls, by their places, go together: into which transaction, of which environment."""
+        """Which calls, by their indexes, go together: into which transaction, of which environment."""
         if isinstance(calls, CallBatch):
             return {self._goes_to(calls[0]): range(len(calls))}
         groups: dict[tuple[int | None, str], list[int]] = {}
-        places: list[int] = []
+        indexes: list[int] = []
         task = options = None
-        for place, call in enumerate(calls):
+        for index, call in enumerate(calls):
             if call.task is not task or call.options is not options:  # many have both in common
                 task, options = call.task, call.options
-                places = groups.setdefault(self._goes_to(call), [])
-            places.append(place)
+                indexes = groups.setdefault(self._goes_to(call), [])
+            indexes.append(index)
         return dict(groups)
 
     def _goes_to(self, call: Call) -> tuple[int | None, str]:
@@ -332,8 +332,8 @@ def _chain(say: EnqueueStatements, calls: Sequence[Call], wake: bool) -> Verb[in
     """From the last to the first: each is the child of the one behind it."""
     last = behind = None
     for number in range(len(calls) - 1, -1, -1):
-        place = FlowPosition(parent_id=behind, needs="done" if number else None)
-        (behind,) = yield from add(say, [calls[number]], wake=wake and not number, place=place)
+        position = FlowPosition(parent_id=behind, needs="done" if number else None)
+        (behind,) = yield from add(say, [calls[number]], wake=wake and not number, place=position)
         last = last or behind
     assert last is not None
     return last

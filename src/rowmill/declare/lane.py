@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from ..errors import DeclarationError, did_you_mean
-from . import chunk, roles, states
+from . import chunk, roles, shard, states
 from .budget import Budget
 from .gates import Gate, Group, Rate, grouped, shared_rate
 from .retry import Backoff, Verdict, exponential
@@ -54,6 +55,8 @@ class Lane:
     #: The zone of the times in columns without one, on PostgreSQL; None means UTC.
     timezone: str | None = None
     where: str | Callable[[Any], Any] | None = None
+    #: A column and its value, or its values, served in turn: they stand in every statement of the lane.
+    shard: Mapping[str, Any] | None = None
     untouched_for: timedelta | None = None
     #: A row that is older is not started any more; a row's own time, in the role ``expires_at``, goes before it.
     expires_after: timedelta | None = None
@@ -81,7 +84,8 @@ class Lane:
     #: By default a third of the lease, between 1 s and 60 s.
     sweep_every: timedelta = None  # type: ignore[assignment]
     renew: str | None = None
-    poll: timedelta = timedelta(seconds=5)
+    #: None: never; the lane looks when it is woken, and when a row of its own is due.
+    poll: timedelta | None = timedelta(seconds=5)
     timeout: timedelta | None = None
     isolation: str = "auto"
     classify: Callable[[BaseException], Verdict | None] | None = None
@@ -190,6 +194,7 @@ class Lane:
                 )
         self._validate_version(where)
         self._validate_inputs(where)
+        self._validate_shard(where)
         if isinstance(self.environments, str):
             self.environments = [self.environments]
         if isinstance(self.order_by, str):
@@ -329,6 +334,17 @@ class Lane:
                     f"{where}: {name} is given, but no column is an input", hint='inputs=["url", "body"]'
                 )
 
+    def _validate_shard(self, where: str) -> None:
+        self.shard = shard.validate(self.shard, where)
+        named = (states.READY, *states.WRITTEN, states.EXPIRED)
+        for column in self.shard:
+            for state in named:
+                if isinstance(values := getattr(self, state), Mapping) and column in values:
+                    raise DeclarationError(
+                        f"{where}: shard names {column!r}, which {state} names too: a row stays in its shard",
+                        hint=f"leave {column!r} out of {state}; the shard is part of every statement",
+                    )
+
     @property
     def settle_bound(self) -> tuple[Any, Any] | None:
         """``settle_after`` as a number of runs and a time, of which one may be None; None: there is no bound."""
@@ -390,6 +406,11 @@ class Lane:
             )
 
     @property
+    def poll_seconds(self) -> float:
+        """The longest wait of an idle worker; infinite where it does not poll."""
+        return math.inf if self.poll is None else self.poll.total_seconds()
+
+    @property
     def shared_name(self) -> str:
         """The name of its shared rate, which a lane and its backfill have in common."""
         return self.backfills.name if self.backfills is not None else self.name
@@ -413,6 +434,11 @@ class Lane:
         """Register ``hook(tx, settled)``: it runs inside the transaction that settles a batch of outcomes."""
         self.settled_hooks.append(hook)
         return hook
+
+    def overlaps(self, values: Values, other: Lane, others: Values) -> bool:
+        """Whether one row can look like this to this lane and like that to another lane of the table."""
+        mine, theirs = ({c: list(v) for c, v in (lane.shard or {}).items()} for lane in (self, other))
+        return states.overlaps({**values, **mine}, {**others, **theirs})
 
     def serves(self, environment: str) -> bool:
         """Whether this lane works in the named environment."""

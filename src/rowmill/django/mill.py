@@ -112,15 +112,15 @@ def _joined(client: PlainClient, calls: Sequence[Call]) -> Iterator[list[Call]]:
     """The calls with Django's connection as their transaction; where it is in none, in one of their own."""
     joined = list(calls)
     with ExitStack() as stack:
-        for (tx, environment), places in client._groups(calls).items():
+        for (tx, environment), indexes in client._groups(calls).items():
             if tx is not None:
                 continue
             connection = connections[environment]
             if not connection.in_atomic_block:
                 stack.enter_context(transaction.atomic(using=environment))
-            for place in places:
-                options = replace(calls[place].options, tx=connection)
-                joined[place] = replace(calls[place], options=options)
+            for index in indexes:
+                options = replace(calls[index].options, tx=connection)
+                joined[index] = replace(calls[index], options=options)
         yield joined
 
 

@@ -11,9 +11,9 @@ import math
 import os
 import random
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..declare import states
 from ..declare.lane import Lane
 from ..declare.task import Queue
 from ..errors import DatabaseError, DeclarationError, Refused, TooManyConnections, Unreachable, WorkerIdTaken
@@ -46,6 +46,8 @@ _RETRY = (0.5, 30.0)  # how soon, and how late at most, an environment that refu
 _RETURN = (0.5, 1.8)  # the same for one that is away, less or more by half: it is noticed within 3 s
 _RETURN_FULL = (0.5, 10.0)  # and for one that gives no further connection
 _MOST_DUE = 10_000
+_POLL = 5.0  # seconds between two looks where nothing else says when, or nobody can wake the worker
+_BEFORE_CRON = 4.0  # seconds before the tick of a cron in which it is not closed; half of it before, it is opened
 _LOOK_AGAIN = 1.0  # seconds between two looks at a table that was altered and misses what its lane needs
 
 
@@ -74,7 +76,12 @@ class Environment:
         #: How often in a row it would not serve.
         self.failures = 0
         self._due: list[float] = []
-        self._poll = min((lane.poll.total_seconds() for lane in lanes), default=5.0)
+        self._poll = min((lane.poll_seconds for lane in lanes), default=_POLL)
+        #: No lane polls: something else wakes the worker. Then a server is asked nothing while there is nothing to do.
+        self._unpolled = self._poll == math.inf
+        self.sleeps = self._unpolled and database.file is None
+        self._stay_until = 0.0
+        self._listening: asyncio.Task[None] | None = None
         self._workers_table: WorkersTable | None = None
         #: The process before this one, with the same worker id, if it died.
         self._before: DeadWorker | None = None
@@ -197,7 +204,13 @@ class Environment:
     def looked(self) -> None:
         """It is being looked at now; next time at the poll, if nothing comes before."""
         self.look = False
-        self.next_poll = time.monotonic() + self._poll * random.uniform(0.8, 1.2)  # so that not all ask at once
+        poll = _POLL if self.sleeps and not self._wakes else self._poll
+        self.next_poll = time.monotonic() + poll * random.uniform(0.8, 1.2)  # so that not all ask at once
+
+    @property
+    def _wakes(self) -> bool:
+        """Somebody who has rows for it can wake the worker: it listens, or was told that wake calls will do."""
+        return not self._worker.listens or self.session.locked_since is not None
 
     def will_be_due(self, settlement: Settlement) -> None:
         """A row this worker sent back will be ready again: look then, without waiting for the poll."""
@@ -234,6 +247,8 @@ class Environment:
         ]
         if self.look:
             times.append(0.0)
+        if self.sleeps and self.opened:
+            times.append(max(self.worked_at + self._worker.rest_after, self._stay_until))
         return max(min(times), self.retry_at)
 
     # -- open and close
@@ -259,6 +274,7 @@ class Environment:
             raise
 
     async def _open(self) -> None:
+        self._check_wake()
         me = self._worker.shutdown.snapshot()
         if self._stores is None:
             await self._bind()
@@ -306,17 +322,12 @@ class Environment:
         if scheduler.needed:
             self._scheduler = scheduler
             self._tasks.append(asyncio.create_task(scheduler.run()))
-        awaited = self.joins.awaited if self.joins is not None else None
         self._tasks += [
             # In fair order the first claims do not wait for the start-up sweep, nor for the first look.
             asyncio.create_task(sweeper.run(at_start=self._worker.turns is not None)),
             asyncio.create_task(looker.run(at_start=self._worker.turns is not None)),
-            asyncio.create_task(
-                self._worker.listeners.listen(
-                    self.database, self.wake, awaited, self.session if self._workers_table else None
-                )
-            ),
         ]
+        self._listen()
         if own is not None and own.has(MINUTES):
             self._minutes = ThroughputRecorder(
                 self.name, Minutes(self.database, self._worker.clock), self._worker.counters, self._worker.events,
@@ -365,9 +376,63 @@ class Environment:
         tables = any(source.serves(self.name) for source in self._worker.schedules)
         return any(task.cron is not None for task in tasks) or bool(tasks and tables)
 
+    def may_rest(self, now: float, after: float) -> bool:
+        """It is open and has had no work for a while."""
+        if not self.opened or self.leaving or self.holds or self._worker.drain or now < self._stay_until:
+            return False
+        stays = self._until_cron() < _BEFORE_CRON if self.sleeps else self.must_stay_open
+        return not stays and not (self.sleeps and (self.look or not self._wakes)) and now - self.worked_at > after
+
+    async def sleep(self) -> None:
+        """Ask nothing more until something wakes it: unless rows are ready or running, which somebody has to see to."""
+        self.look = False  # what is said from now on is looked for afterwards
+        if any([await lane_state.store.unfinished() for lane_state in self.lane_states]):
+            self._stay_until = time.monotonic() + self._worker.rest_after
+            return
+        if (until := self._until_cron()) < math.inf:
+            heapq.heappush(self._due, time.monotonic() + max(until - _BEFORE_CRON / 2, 0.0))
+        await self.rest()
+
+    def _until_cron(self) -> float:
+        """Seconds until the next tick of a cron."""
+        now = datetime.now(UTC)
+        tasks = [task for lane in self.lanes if isinstance(lane, Queue) for task in lane.tasks.values()]
+        ticks = [task.cron.next(now) for task in tasks if task.cron is not None]
+        return min([(tick - now).total_seconds() for tick in ticks if tick is not None], default=math.inf)
+
+    def _check_wake(self) -> None:
+        """Refuse to do without polls where nothing would wake the worker."""
+        if not self._unpolled:
+            return
+        where = f"environment {self.name!r}: its lanes do not poll (poll=None)"
+        if self._worker.listens and self.database.pooled:
+            raise DeclarationError(
+                f"{where}, and the URL goes through a transaction pooler, which has no LISTEN",
+                hint="the database's direct address; or Mill(..., listen=False), and mill.wake() for every new row",
+            )
+        if any(source.serves(self.name) for source in self._worker.schedules):
+            raise DeclarationError(
+                f"{where}, and schedules in a table are read at every poll", hint="poll=timedelta(minutes=1), or crons"
+            )
+
+    def _listen(self) -> None:
+        """Listen for wake-ups, from now on and while it rests."""
+        if self._listening is not None or not self._worker.listens:
+            return
+
+        def awaited() -> None:
+            if self.joins is not None:
+                self.joins.awaited()
+
+        session = self.session if self._workers_table or self.sleeps else None
+        self._listening = asyncio.create_task(self._worker.listeners.listen(self.database, self.wake, awaited, session))
+
     async def has_work(self) -> bool:
         """Whether a row is ready, or running and possibly left by a dead worker. Needs one connection for a moment."""
         self.looked()
+        if self._unpolled:
+            self._check_wake()
+            self._listen()
         if self._stores is None:
             await self._bind()
         assert self._stores is not None
@@ -388,12 +453,12 @@ class Environment:
 
     async def rest(self) -> None:
         """Close what was opened, because there is no work. The bound lanes are kept."""
-        await self._sign_off()
+        self.looked()
+        await self._sign_off(listening=self._unpolled)
         self._stores = [lane_state.store for lane_state in self.lane_states]
         self.lane_states, self.opened = [], False
         self.joins = self._scheduler = self._looker = self._failures_log = self._run_logs = self._minutes = None
         self._renewer = self._workers_table = None
-        self.looked()
         await self.database.rest()
         self._worker.events.emit("environment_idle", logging.DEBUG, environment=self.name)
 
@@ -555,11 +620,14 @@ class Environment:
         dead = dead or (gone and previous["lock_id"] is None)
         return DeadWorker(worker.id, previous["incarnation"]) if dead else None
 
-    async def _stop(self) -> None:
-        """Stop what runs beside the work."""
+    async def _stop(self, *, listening: bool = False) -> None:
+        """Stop what runs beside the work; ``listening``: but for the wake-ups."""
         if self.joins is not None:
             await self.joins.close()
         tasks, self._tasks = self._tasks, []
+        if self._listening is not None and not listening:
+            tasks.append(self._listening)
+            self._listening = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -577,9 +645,9 @@ class Environment:
         await self._sign_off(last)
         await self.database.close()
 
-    async def _sign_off(self, last: WorkerState | None = None) -> None:
+    async def _sign_off(self, last: WorkerState | None = None, *, listening: bool = False) -> None:
         """Stop what runs beside the work, and say so in the workers table."""
-        await self._stop()
+        await self._stop(listening=listening)
         if self._minutes is not None:
             await self._minutes.last()
         if self._workers_table is not None:
@@ -598,7 +666,7 @@ def _refuse_overlaps(stores: list[LaneStore]) -> None:
 
     for one, other in itertools.combinations(stores, 2):
         same_table = one.binding.table.fullname == other.binding.table.fullname
-        alike = same_table and states.overlaps(one.binding.running, other.binding.running)
+        alike = same_table and one.lane.overlaps(one.binding.running, other.lane, other.binding.running)
         if alike and sweep(one) != sweep(other):
             raise DeclarationError(
                 f"lanes {one.lane.name!r} and {other.lane.name!r}: their running rows look the same on table"

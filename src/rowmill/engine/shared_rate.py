@@ -30,6 +30,7 @@ _LONGEST = 5.0  # seconds for which nothing is asked, because others may give ba
 _MARGIN = 2 * START_LAG  # seconds by which the use of a slice ends early: a run starts a moment after it was allowed to
 _DOWN_AGAIN = (0.5, 10.0)  # backoff in seconds, first and longest, when the control database does not answer
 _CLOCKS, _CLOCK = 16, 5.0  # comparisons of the two clocks that are kept, and seconds for which they hold
+_CLOCK_ERROR = 0.005  # seconds by which they may drift apart in that time; SQLite's clock tells milliseconds
 _GIVE_BACK = 0.5  # seconds for which claimed rows may wait for another slice
 _LAST = 2.0  # seconds for the last word to the control database
 
@@ -88,7 +89,7 @@ class SharedRate:
         self._ahead: deque[tuple[float, float]] = deque(maxlen=_CLOCKS)
         plain = all(runs_in_loop(handler) for handler in slots.lane.handlers) and slots.lane.isolation == "auto"
         #: Seconds by which a run may start later than it seems here: in a thread, in another process, after a resource.
-        self._lag = 0.0 if plain and not slots.lane.resources() else START_LAG
+        self._lag = _CLOCK_ERROR if plain and not slots.lane.resources() else START_LAG
         self._failures = 0
         self._used_at = -math.inf
         self._task: asyncio.Task[None] | None = None
@@ -202,8 +203,9 @@ class SharedRate:
 
     def _account(self, *, all_of_it: bool) -> list[Used]:
         """What is to be told, once: if no answer comes, it counts as told, and what was not told counts as used."""
-        ahead = min((ahead for sent, ahead in self._ahead if sent > time.monotonic() - _CLOCK), default=math.inf)
-        used = [Used(one.until, n, min(by + ahead + self._lag, one.until)) for one, n, by in self._started]
+        recent = [ahead for sent, ahead in self._ahead if sent > time.monotonic() - _CLOCK]
+        ahead = min(recent or [ahead for _, ahead in self._ahead], default=0.0) + self._lag
+        used = [Used(one.until, count, by + ahead) for one, count, by in self._started]
         self._started = []
         if all_of_it:
             self._over += self._slices

@@ -31,8 +31,6 @@ class FairOrder:
 
     #: The weight of an environment: one of weight 2 gets twice the slot time of one of weight 1.
     weight: Callable[[str], float]
-    #: Seconds without work after which an environment is closed until it has work again.
-    rest_after: float
 
 
 class Turns:
@@ -45,7 +43,7 @@ class Turns:
     """
 
     def __init__(self, worker: Worker, order: FairOrder) -> None:
-        self._worker, self._weight, self._rest_after = worker, order.weight, order.rest_after
+        self._worker, self._weight = worker, order.weight
         self._visits: dict[Environment, asyncio.Task[None]] = {}
         self._since: dict[Environment, float] = {}
         self._tags: dict[Environment, float] = {}
@@ -83,7 +81,7 @@ class Turns:
 
     async def start(self, now: float) -> None:
         """Visit environments that may have work, those that had least first."""
-        environments = self._worker.environments
+        worker, environments = self._worker, self._worker.environments
         self._contenders = {*(one for one in environments if self._worker.wanted(one, now)), *self._visits}
         have_rows = [one for one in self._contenders if one.opened and not one.idle and not self._is_slow(one, now)]
         self._lowest = min(map(self._tag, have_rows), default=math.inf)
@@ -95,8 +93,8 @@ class Turns:
             if not self.has_to_wait(environment):
                 self._visit(environment, self._serve(environment))
         for environment in environments:
-            if environment not in self._visits and self._may_rest(environment, now):
-                self._visit(environment, environment.rest())
+            if environment not in self._visits and environment.may_rest(now, worker.rest_after):
+                self._visit(environment, environment.sleep() if environment.sleeps else environment.rest())
         if not self._worker.started.is_set() and self._visits:
             await asyncio.wait(self._visits.values(), timeout=_FIRST_LOOKS, return_when=asyncio.FIRST_COMPLETED)
 
@@ -251,11 +249,3 @@ class Turns:
 
         late = asyncio.get_running_loop().call_later(_SLOW, done)
         return done
-
-    # -- rest
-
-    def _may_rest(self, environment: Environment, now: float) -> bool:
-        """It is open and has had no work for a while."""
-        if not environment.opened or environment.leaving or self._worker.drain or environment.must_stay_open:
-            return False
-        return not environment.holds and now - environment.worked_at > self._rest_after

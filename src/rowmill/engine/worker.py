@@ -123,6 +123,8 @@ class Worker:
         max_connections: int | None = None,
         discovery: Discovery | None = None,
         control: Callable[[str], Database] = Database.open,
+        rest_after: float = 60.0,
+        listens: bool = True,
     ) -> None:
         self.id = worker_id or worker_ids.new()
         self.incarnation = incarnation or uuid.uuid4().hex[:8]
@@ -157,6 +159,10 @@ class Worker:
         }
         #: The bound on its connections, over all environments.
         self.shares = None if max_connections is None else _divided(max_connections, ordered)
+        #: Seconds without work after which an environment is closed until it has some: in fair order, or without polls.
+        self.rest_after = rest_after
+        #: It listens for wake-ups; if not, somebody calls ``wake_up``.
+        self.listens = listens
         #: In fair order: which environment comes next. None: strictly in the order of the list.
         self.turns = None if fair is None else Turns(self, fair)
         #: Where environments come and go: the list of them.
@@ -209,6 +215,13 @@ class Worker:
         window = SharedWindow(self.controls.get(rate.shared), self.clock, lane.shared_name, rate)
         slots.shared_rate = SharedRate(self, slots, window)
         return slots.shared_rate
+
+    def wake_up(self, environment: str | None = None) -> None:
+        """Rows may be ready, in all environments or in one: look now. May be called from any thread."""
+        if self._loop is not None and self._loop.is_running():
+            for one in self.environments:
+                if environment in (None, one.name):
+                    self._loop.call_soon_threadsafe(one.wake)
 
     def keep_running_marks(self, file: int) -> None:
         """Keep what runs in a file that outlives this process, after reading what the process before it left there."""
@@ -329,13 +342,18 @@ class Worker:
             if not self.stopping:
                 await self.turns.start(now)
             return
+        for environment in self.environments:
+            if environment.sleeps and environment.may_rest(now, self.rest_after):
+                await self.guarded(environment, environment.sleep())
         if self.stopping or not any(self.wanted(environment, now) for environment in self.environments):
             return
         self._above = []
         for environment in self.environments:
             environment.above = self._above  # of all environments: nothing below may start before it
         # All are opened before the first row is claimed anywhere: errors in declarations are reported before that.
-        new = [environment for environment in self.environments if not environment.opened and environment.reachable]
+        new = [
+            environment for environment in self.environments if not environment.opened and self.wanted(environment, now)
+        ]
         await asyncio.gather(*(self.guarded(environment, environment.examine()) for environment in new))
         reached = [environment for environment in new if environment.reachable]
         await asyncio.gather(*(self.guarded(environment, self.open(environment)) for environment in reached))
@@ -554,6 +572,7 @@ class Worker:
         for older in [held[claim.key] for claim in claims if claim.key in held] if held else ():
             self._lose(lane_state, older)  # a row this process still works on, that came back to it
         if claims:
+            lane_state.environment.worked_at = time.monotonic()
             lane_state.claimed(claims)
 
     def lose_from_thread(self, lane_state: LaneState, claim: Claim) -> None:
@@ -700,6 +719,7 @@ class Worker:
     def _process_report(self, lane_state: LaneState, report: Report) -> None:
         """What became of a batch: counted, and what could not be written yet is kept for later."""
         ended = [*report.written, *report.refused]
+        lane_state.environment.worked_at = time.monotonic()
         lane_state.drop([settlement.claim for settlement in (*ended, *report.lost)])
         self._written(lane_state, ended)
         if self.turns is not None and ended:

@@ -84,7 +84,8 @@ class FunctionStatements(PostgresStatements):
         return f"({super().stale(lease, prefix)} or {self.timeless(lease, prefix)})"
 
     def _same_key(self, row: str, other: str) -> str:
-        return " and ".join(f"{row}.{self.name(c)}{self.equals}{other}._k{i}" for i, c in enumerate(self.binding.key))
+        key = " and ".join(f"{row}.{self.name(c)}{self.equals}{other}._k{i}" for i, c in enumerate(self.binding.key))
+        return f"{key}{self.shard(f'{row}.')}"
 
     # -- the parameters of a verb about one claim, and the condition they make
 
@@ -265,7 +266,7 @@ end"""
         place, writes = len(self.ended) + 1, bool(self.lane.inputs) and self.lane.stale == "write"
         written = self.settle_set("done", "null", "null")
         computed = {c.name for c in self.binding.table.c if c.computed is not None}
-        kept = {*self.binding.key, *self.binding.state_columns(), *computed, *self.lane.inputs}
+        kept = {*self.binding.key, *self.binding.state_columns(), *computed, *self.lane.inputs, *self.binding.shard}
         free = [column for column in self.binding.columns if column not in kept]
         listed = [("false, " if writes else "", written)]
         listed += [("true, ", self.settle_set("stale", "null", "null"))] if writes else []

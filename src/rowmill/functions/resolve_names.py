@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..errors import DeclarationError, Refused
 from ..store.database import Database, Run
 from ..store.lane.binding import Binding
-from ..store.lane.postgres_full_names import resolve_conditions
 from ..store.lane.postgres_statements import PostgresStatements
+from ..store.lane.sql_literals import resolve_conditions
 
 _TABLE = """
 select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -107,7 +107,7 @@ def _resolve(run: Run, binding: Binding, table: str, own: Mapping[str, str], not
 
 def _check_operators(binding: Binding, foreign: Mapping[str, str]) -> None:
     """Without the schema of its type in the search_path, a column would be compared by another type's rules."""
-    compared = {*binding.key, *binding.running, *binding.state_columns(), *binding.roles.values()}
+    compared = {*binding.key, *binding.running, *binding.state_columns(), *binding.roles.values(), *binding.shard}
     if isinstance(binding.lane.ready, Mapping):
         compared |= binding.lane.ready.keys()
     for column in sorted(compared & foreign.keys()):

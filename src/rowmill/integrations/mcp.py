@@ -115,13 +115,13 @@ class Operators:
             )
         if lane is not None and lane not in self._directory.mill.lanes:
             await self.directory(lane)
-        place = self.environment(lane, environment)
+        named = self.environment(lane, environment)
         await self._audit.ensure()
         noted = await self._audit.record({
-            "who": token.name, "token": token.id, "address": "mcp", "action": action, "environment": place,
+            "who": token.name, "token": token.id, "address": "mcp", "action": action, "environment": named,
             "lane": lane, "target": about or None, "outcome": "started",
         })  # fmt: skip
-        target = ActionTarget(self._directory, place, lane, _PATIENCE)
+        target = ActionTarget(self._directory, named, lane, _PATIENCE)
         try:
             if "operate" not in token.scopes:
                 raise DeclarationError(f"the token {token.name!r} lacks the scope operate", hint="--scope operate")

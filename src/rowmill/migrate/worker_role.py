@@ -55,8 +55,8 @@ async def grants(
         touched += sorted(binding.state_columns() | roles | set(written.get(binding.lane.name, ())))
         seen += [c for c in binding.table.c.keys() if c not in seen]  # noqa: SIM118 - a column collection
     for full, (seen, touched, secret) in tables.items():
-        place, secured = (await database.read(lambda run, full=full: run(_RELATION, (full,))))[0]  # type: ignore[misc]
-        schemas[quote(place)] = None
+        namespace, secured = (await database.read(lambda run, full=full: run(_RELATION, (full,))))[0]  # type: ignore[misc]
+        schemas[quote(namespace)] = None
         columns = ", ".join(quote(c) for c in seen if c not in secret)
         # Rows are found again by their place; and what is written back is the states, the roles, and what is named.
         texts.append(f"grant select ({columns}, ctid, tableoid) on {full} to {name}")
@@ -66,10 +66,10 @@ async def grants(
             texts.append(f"drop policy if exists {policy} on {full}")
             texts.append(f"create policy {policy} on {full} to {name} using (true) with check (true)")
     for source in schedules:
-        place, table = table_name(source.table, database.dialect.name)
-        texts.append(f"grant select on {'.'.join(quote(part) for part in (place, table) if part)} to {name}")
-        if place is not None:
-            schemas[quote(place)] = None
+        namespace, table = table_name(source.table, database.dialect.name)
+        texts.append(f"grant select on {'.'.join(quote(part) for part in (namespace, table) if part)} to {name}")
+        if namespace is not None:
+            schemas[quote(namespace)] = None
     made = set(schema.own_tables())
     own = [t for t in _WRITTEN if t in made]
     if any(binding.lane.own for binding in bindings):
@@ -79,7 +79,7 @@ async def grants(
     texts.append(f"grant select on {database.own('rowmill_schema')} to {name}")
     listed = ", ".join(database.own(table) for table in own)
     texts.append(f"grant select, insert, update, delete on {listed} to {name}")
-    texts[1:1] = [f"grant usage on schema {place} to {name}" for place in schemas]
+    texts[1:1] = [f"grant usage on schema {namespace} to {name}" for namespace in schemas]
     return texts
 
 

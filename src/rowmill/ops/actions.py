@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ..declare import states as states_words
 from ..declare.call import Call
 from ..declare.options import Options
 from ..declare.states import OPEN
@@ -185,7 +184,7 @@ def _sharing(directory: LaneDirectory, view: LaneView, states: Sequence[str]) ->
         if state in states
         and (mine := getattr(view.lane, state))
         and (theirs := getattr(other, state))
-        and states_words.overlaps(mine, theirs)
+        and view.lane.overlaps(mine, other, theirs)
     ]
 
 

@@ -31,8 +31,8 @@ class CachedMill:
 
     def counter(self, view: LaneView) -> QuickCounter:
         """Counts a lane's rows, and remembers which counts were expensive."""
-        place = view.environment, view.lane.name
-        counter = self._counters.setdefault(place, QuickCounter(view))
+        key = view.environment, view.lane.name
+        counter = self._counters.setdefault(key, QuickCounter(view))
         counter.view = view
         return counter
 

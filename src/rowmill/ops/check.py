@@ -38,6 +38,7 @@ from ..store.lane.refused_rows import refused_claims
 from ..store.lane.refused_states import doubtful_states
 from ..store.lane.row_keys import written
 from ..store.lane.statements import Statements
+from .check_statements import statement_problems
 from .row_actions import ended_by_others
 
 ERROR, WARNING = "error", "warning"
@@ -267,7 +268,7 @@ def across(bindings: Sequence[tuple[Binding, TableFacts | None]]) -> list[tuple[
             (one, _done_is_running(one.lane, other.lane))
             for one, _ in several
             for other, _ in several
-            if one is not other and _ends_as_running(one.lane, other.lane)
+            if one is not other and one.lane.overlaps({}, other.lane, {}) and _ends_as_running(one.lane, other.lane)
         ]
         findings += _left_alone([binding for binding, _ in several], several[0][1])
     return findings
@@ -299,7 +300,7 @@ def _claim_the_same(one: Binding, other: Binding) -> bool:
         return False
     if a.environments is not None and b.environments is not None and not set(a.environments) & set(b.environments):
         return False
-    return states.overlaps(a.ready, b.ready)
+    return a.overlaps(a.ready, b, b.ready)
 
 
 def _left_alone(bindings: Sequence[Binding], facts: TableFacts | None) -> list[tuple[Binding, CheckFinding]]:
@@ -390,7 +391,7 @@ async def check_mill(
 async def _environment(mill: Mill, name: str, database: Database) -> list[CheckedLane]:
     check_file(database)
     lanes = sorted((lane for lane in mill.lanes.values() if lane.serves(name)), key=lambda lane: lane.priority)
-    checked = [await _lane(lane, name, database, Resources(mill.resources)) for lane in lanes]
+    checked = [await _lane(mill, lane, name, database) for lane in lanes]
     if database.sql.notify is not None:
         await _wake_triggers(database, checked)
     bound = [(c.examined.binding, c.examined.facts) for c in checked if c.examined]
@@ -441,10 +442,10 @@ async def _wake_triggers(database: Database, checked: Sequence[CheckedLane]) -> 
             )
 
 
-async def _lane(lane: Lane, name: str, database: Database, resources: Resources) -> CheckedLane:
+async def _lane(mill: Mill, lane: Lane, name: str, database: Database) -> CheckedLane:
     checked = CheckedLane(name, lane)
     try:
-        check_handler(lane, resources)
+        check_handler(lane, Resources(mill.resources))
     except DeclarationError as error:
         checked.findings.append(CheckFinding(ERROR, "handler", error.message, error.hint))
     try:
@@ -462,6 +463,8 @@ async def _lane(lane: Lane, name: str, database: Database, resources: Resources)
     unindexed = any(finding.code in ("no_ready_index", "no_turns_index") for finding in checked.findings)
     if checked.examined.rows < SMALL or not unindexed:  # else the trial would read the whole table
         checked.findings += await _refused_claims(store)
+    for certain, code, text, hint in await statement_problems(mill, lane, name, database):
+        checked.findings.append(CheckFinding(ERROR if certain else WARNING, code, text, hint))
     for state, reason in (await doubtful_states(store)).items():
         text = f"a trigger of the table refused a test update to {state}: {reason}"
         hint = "nothing, if the handler writes the columns that the trigger asks for; otherwise another value"
@@ -544,6 +547,6 @@ def value(checked: CheckedLane) -> dict[str, Any]:
             "plan": None if plan is None else plan.value(),
         }
         if checked.examined.wake_trigger is not None:
-            poll = binding.lane.poll.total_seconds()
+            poll = None if binding.lane.poll is None else binding.lane.poll_seconds
             document["pickup"] = {"poll": poll, "wake_trigger": checked.examined.wake_trigger}
     return document

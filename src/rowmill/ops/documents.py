@@ -231,7 +231,7 @@ def gate_value(view: LaneView, dim: BoundGates, keys: Sequence[KeyView], limit: 
 def key_value(view: KeyView) -> dict[str, Any]:
     """One key's state; durations in seconds, past ones left out."""
     state, group = view.state, view.dim.group
-    held = any("break" in allowed.why for allowed in view.held)
+    open_circuit = any("break" in allowed.why for allowed in view.held)
     return {
         "key": view.key if view.dim.phrase is not None else None,
         "held_back": [{"by": a.why, "seconds": _finite(a.wait)} for a in view.held],
@@ -240,7 +240,7 @@ def key_value(view: KeyView) -> dict[str, Any]:
         "most_by_hand": state.most is not None and group.concurrency is not None,
         "tokens": None if view.tokens is None else round(view.tokens, 3),
         "streak": state.streak if group.breaker is not None else None,
-        "half_open": group.breaker is not None and state.streak >= group.breaker.failures and not held,
+        "half_open": group.breaker is not None and state.streak >= group.breaker.failures and not open_circuit,
         "delay_seconds": state.delay,
         "open_seconds": _ahead(state.open_for),
         "closed_seconds": _ahead(state.closed_for),

@@ -138,12 +138,26 @@ class Operator:
                 f"lane {self.view.lane.name!r}: ready is a SQL condition, so rowmill cannot create a row that meets it"
             )
         marks = Placeholders(self.binding)
+        columns = {**self._shard(columns), **columns}
         written = {c: self.statements.literal(c, value) for c, value in self.binding.ready_again.items()}
         written |= {c: "null" if v is None else marks.add(self._plain(v), c) for c, v in columns.items()}
         text = f"""insert into {self.statements.table} ({self.statements.names(list(written))})
 values ({", ".join(written.values())}) returning {self._keys}"""
         rows = await self.view.database.write(lambda run: run(text, marks.given()))
         return tuple(rows[0])
+
+    def _shard(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The lane's shard, for a row that names none; raises where the row would not be in any of the lane's."""
+        for column, values in self.binding.shard.items():
+            if column not in columns and len(values) == 1:
+                return {column: values[0]}
+            if columns.get(column) not in values:
+                raise DeclarationError(
+                    f"lane {self.view.lane.name!r} has shard={self.view.lane.shard!r}, and a row with"
+                    f" {column} = {columns.get(column)!r} would not be in it",
+                    hint=f"--set {column}={values[0]}",
+                )
+        return {}
 
     def _plain(self, value: Any) -> Any:
         """A value as JSON has it, as the driver takes it."""
@@ -171,10 +185,11 @@ values ({", ".join(written.values())}) returning {self._keys}"""
         """The condition that a row must meet in the statement that writes it."""
         known = [test for state in chosen.states if (test := self.view.condition(state))]
         tests = [f"({' or '.join(f'({test})' for test in known or [self.view.need(chosen.states[0])])})"]
+        tests[0] += self.statements.shard()
         if not {"running", "stuck"} & set(chosen.states):
             tests.append(f"({self.statements.running()}) is not true")
         if chosen.keys is not None:
-            tests.append(among(self._keys, chosen.keys, marks))
+            tests.append(among(self.statements, chosen.keys, marks))
         if chosen.worker is not None:
             name = self.statements.name(self.binding.roles["worker"])
             mine = [f"{name} = {marks.add(chosen.worker)}"]

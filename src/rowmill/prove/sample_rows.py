@@ -129,6 +129,7 @@ class SampleRows:
         turns = {column for dim in dims for column in _columns(dim, binding.table)}
         turns |= {parent.column for parent in self.parents}
         roles = {column: role for role, column in binding.roles.items()}
+        state |= {column: values[number % len(values)] for column, values in binding.shard.items()}
         written: dict[str, str] = {}
         for column in binding.table.c:
             name = column.name

@@ -116,6 +116,15 @@ async def check_conditions(store: LaneStore) -> None:
     lane, where = store.lane, f"lane {store.lane.name!r}, table {store.binding.table.fullname!r}"
     if lane.inputs:
         await _check_inputs(store, where)
+    if lane.shard:
+        text = f"select 1 from {store.statements.whole_table()} limit 0"
+        try:
+            await store.database.read(lambda run: run(text, ()))
+        except Refused as error:
+            raise DeclarationError(
+                f"{where}: shard={lane.shard!r} does not fit its column: {error.message}",
+                hint="values of the column's own type",
+            ) from error
     for part in ("ready", "where"):
         if part == "where" and lane.where is None:
             continue
@@ -134,7 +143,7 @@ async def check_conditions(store: LaneStore) -> None:
 async def _check_inputs(store: LaneStore, where: str) -> None:
     """Let the database compare the inputs of a row, if there is one: a type may have no form in which it can."""
     say = store.statements
-    text = f"select 1{say.and_inputs()} from {say.table} limit 1"
+    text = f"select 1{say.and_inputs()} from {say.whole_table()} limit 1"
     try:
         await store.database.read(lambda run: run(text, ()))
     except Unserved:

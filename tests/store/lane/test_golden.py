@@ -15,7 +15,7 @@ import pytest
 import systems
 from databases import Db
 from golden import compare
-from rowmill import Mill
+from rowmill import Concurrency, Mill
 from rowmill.testing import Kit
 from rows import empty
 
@@ -53,6 +53,11 @@ def _own(columns: str, after: str = "", **options: Any) -> Callable[[Db, Mill], 
 
 
 _TWO = "tenant text, number integer, status text, worker text, claimed_at $time, primary key (tenant, number)"
+_SHARDED = (
+    "id integer primary key, tenant integer, status text, worker text, claimed_at $time, heartbeat_at $time,"
+    " run_after $time, attempts integer, error text, created_at $time, approved_at $time, draft text, site text"
+)
+_SHARDED_ENDS: dict[str, Any] = {"canceled": {"status": "canceled"}, "expires_after": td(hours=1)}
 #: shape -> how it is declared, the columns a handler returns, the dialects it is for
 SHAPES: dict[str, tuple[Callable[[Db, Mill], None], tuple[str, ...], str]] = {
     "extraction": (_system("registre", "extraction"), ("document_type",), ""),
@@ -79,6 +84,12 @@ SHAPES: dict[str, tuple[Callable[[Db, Mill], None], tuple[str, ...], str]] = {
         _own("id integer primary key, status text, worker text, claimed_at $time, run_after $time, attempts integer,"
              " error text, approved_at $time, draft text"), ("draft",), ""),
     "partitioned": (_own(_TWO, " partition by list (tenant)"), (), "postgresql"),
+    "sharded": (_own(_SHARDED, shard={"tenant": 7}, **_SHARDED_ENDS), ("draft",), ""),
+    "shards": (_own(_SHARDED, shard={"tenant": range(4)}, **_SHARDED_ENDS), (), ""),
+    "sharded_gates": (_own(_SHARDED, shard={"tenant": range(4)}, gates=[Concurrency(2, by="site")]), (), ""),
+    "sharded_partitions": (
+        _own(f"{_TWO}, attempts integer", " partition by hash (tenant)", shard={"tenant": ["a", "b"]}), (),
+        "postgresql"),
     "without_zone": (
         _own("id uuid primary key, status text, worker text, claimed_at timestamp, run_after timestamp,"
              " updated_at timestamp, attempts integer", untouched_for=td(seconds=30)), (), "postgresql"),
@@ -88,8 +99,17 @@ SHAPES: dict[str, tuple[Callable[[Db, Mill], None], tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
+#: Sweeps and the like look at rows whose shard nobody knows before.
+_OVER_ALL = ("sweep", "stale rows", "expire", "is anything ready")
+
+
 def rendered(store: Any, columns: tuple[str, ...]) -> str:
-    """Every statement of a lane, each under its name."""
+    """Every statement of a lane, each under its name; of several shards, those of the last, then those of all."""
+    if store.shards is not None:
+        *_, last = next(iter(store.binding.shard.values()))
+        of_all = {"shards with ready rows": store.statements.ready_shards(), **_of_all(store)}
+        texts = statements_of(store.shards.of(last), columns) | of_all
+        return "\n\n".join(f"-- {name}\n{text};" for name, text in texts.items()) + "\n"
     return "\n\n".join(f"-- {name}\n{text};" for name, text in statements_of(store, columns).items()) + "\n"
 
 
@@ -127,8 +147,28 @@ def statements_of(store: Any, columns: tuple[str, ...]) -> dict[str, str]:
         texts["expire"] = statements.expire(1000)
     if "approved_at" in store.binding.columns:
         texts |= _waiting(store)
+    if store.gated is not None:
+        texts |= _gated(store)
     texts["is anything ready"] = f"select 1 where {store.ready_probe()}"
     return texts
+
+
+def _of_all(store: Any) -> dict[str, str]:
+    """What is one statement over all shards."""
+    texts = {name: text for name, text in statements_of(store, ()).items() if name in _OVER_ALL}
+    return {f"{name}, all shards": text for name, text in texts.items()}
+
+
+def _gated(store: Any) -> dict[str, str]:
+    """The claim through gates."""
+    if store.database.dialect.name == "postgresql":
+        return {"claim by key": store.gated.say.claim(after_last=True), "when": store.gated.say.when()}
+    (dim,) = store.gated.keyed
+    counted = store.statements.beyond
+    return {
+        "claim of a key": store.statements.claim(also=(dim.matches(":k0"),)),
+        "running rows of a key": f"select count(*) from {counted.table} where {counted.running()}",
+    }
 
 
 def _waiting(store: Any) -> dict[str, str]:

@@ -333,6 +333,7 @@ async def test_a_hostile_message_is_kept_as_it_can_be(db: Db) -> None:
     await database.close()
 
 
+@pytest.mark.local("it gives a role rights in the schema public")
 async def test_where_the_table_may_not_be_made_the_work_goes_on_and_it_is_said(pg: Db) -> None:
     """C11: a role with no more rights than the lane needs; also one that lost the right to write the log."""
     jobs(pg, "forbidden", "forbidden")

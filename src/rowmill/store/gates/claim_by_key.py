@@ -57,6 +57,10 @@ class ClaimByKey:
         #: How many rows without a key the next claims must include.
         self._due = 0
 
+    def of(self, store: PostgresLane) -> ClaimByKey:
+        """The same for the store of one of the lane's shards."""
+        return ClaimByKey(store, self.dim, self.say.table)
+
     async def claim(self, count: int) -> list[Claim]:
         """Take rows key by key: start after the last key that got rows, then continue from the first key."""
         began = time.monotonic()

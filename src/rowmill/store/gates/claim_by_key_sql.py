@@ -109,7 +109,7 @@ class ClaimByKeyStatements:
       select _a.key, {self._hash("_a.key")} as hash, {", ".join(f"{sql} as {each}" for each, sql in counts.items())}
       from (
         select {phrase} as key{mine} from {say.table}
-        where {say.running()} and {self._behind(after_last)}
+        where {say.beyond.running()} and {self._behind(after_last)}
       ) _a group by 1
     ) _c
   ) _r, (

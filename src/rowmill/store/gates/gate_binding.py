@@ -158,8 +158,8 @@ async def _key(
 
     def verb(run: Run) -> tuple[str, bool]:
         # Keys are compared and sorted, which some types do not support.
-        run(f"select 1 from {statements.table} where {phrase} > {phrase} limit 0", ())
-        return rows.key_kind(run, phrase, statements.table)
+        run(f"select 1 from {statements.table} where {phrase} > {phrase}{statements.shard()} limit 0", ())
+        return rows.key_kind(run, phrase, statements)
 
     try:
         kind, loose = await rows.database.read(verb)

@@ -11,13 +11,16 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from ...clock import Clock
 from ..database import Database, Run
 from .rules import GateState
+
+if TYPE_CHECKING:
+    from ..lane.statements import Statements
 
 Spot = tuple[str, str]  # dim, key
 #: A pause without an end: more seconds than any real pause has left, and the value in the row.
@@ -200,7 +203,7 @@ class GateRows:
         """Whether the key is too long for an index. Its rows are not claimed, and block no others."""
         raise NotImplementedError
 
-    def key_kind(self, run: Run, phrase: str, table: str) -> tuple[str, bool]:
+    def key_kind(self, run: Run, phrase: str, statements: Statements) -> tuple[str, bool]:
         """Return the SQL type of a key (empty if not needed), and whether equal keys may have several spellings.
 
         Each spelling would have its own gate row, and so its own limit. The check reads no rows.
@@ -272,8 +275,8 @@ where g.lane = {self.literal(self.lane)} and g.dim = s.dim and g.key = s.key"""
     def too_long(self, key: str) -> bool:
         return len(key.encode()) > LONGEST
 
-    def key_kind(self, run: Run, phrase: str, table: str) -> tuple[str, bool]:
-        probe, collation, loose = f"(select {phrase} from {table} limit 0)", None, False
+    def key_kind(self, run: Run, phrase: str, statements: Statements) -> tuple[str, bool]:
+        probe, collation, loose = f"(select {phrase} from {statements.whole_table()} limit 0)", None, False
         kind = run(f"select pg_typeof({probe})::text", ())[0][0]
         if run(f"select typcollation <> 0 from pg_type where oid = '{kind}'::regtype", ())[0][0]:
             collation = run(f"select pg_collation_for({probe})", ())[0][0]
@@ -344,8 +347,8 @@ where lane = {self.literal(self.lane)} and dim = :dim and key = :key"""
     def too_long(self, key: str) -> bool:
         return False
 
-    def key_kind(self, run: Run, phrase: str, table: str) -> tuple[str, bool]:
-        text = f"select k = 'A' from (select {phrase} as k from {table} where 0 union all select 'a')"
+    def key_kind(self, run: Run, phrase: str, statements: Statements) -> tuple[str, bool]:
+        text = f"select k = 'A' from (select {phrase} as k from {statements.table} where 0 union all select 'a')"
         return "", bool(run(text, ())[0][0])
 
     def time_kinds(self, types: dict[str, str], kinds: dict[str, Any]) -> dict[str, str]:

@@ -35,12 +35,17 @@ class LockingClaim:
 
     def __init__(self, store: LaneStore, dims: Sequence[BoundGates], rows: GateRows) -> None:
         self.store, self.rows, self.say = store, rows, store.statements
+        self._dims = dims
         self.keyed = [dim for dim in dims if dim.phrase is not None]
         self.whole = [dim for dim in dims if dim.phrase is None]
         #: The last unit that got rows, by the keys that its rows have.
         self._last: dict[tuple[BoundGates, ...], Unit] = {}
         self.share = KeylessShare()
         self._kind = _BY_DIALECT[store.database.dialect.name]
+
+    def of(self, store: LaneStore) -> LockingClaim:
+        """The same for the store of one of the lane's shards."""
+        return LockingClaim(store, self._dims, self.rows)
 
     async def claim(self, count: int) -> list[Claim]:
         """Claim rows of as many units as needed."""
@@ -235,7 +240,7 @@ class _Claim:
         say = self.say
         worker = say.roles.get("worker") if dim.group.process is not None else None
         mine = f"count(case when {say.name(worker)} = {worker_mark} then 1 end)" if worker else "0"
-        return f"select count(*), {mine} from {say.table} where {say.running()}"
+        return f"select count(*), {mine} from {say.table} where {say.beyond.running()}"
 
     def _write(self) -> None:
         changes = []

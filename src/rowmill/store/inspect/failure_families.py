@@ -130,7 +130,9 @@ async def _errors_of(
     if column is None or not tests:
         return
     statements, keys, last = view.statements, view.statements.names(view.binding.key), None
-    met = f"({' or '.join(f'({test})' for test in tests)}) and {statements.name(column)} is not null"
+    met = (
+        f"({' or '.join(f'({test})' for test in tests)}) and {statements.name(column)} is not null{statements.shard()}"
+    )
     while True:
         marks = Placeholders(view.binding)
         text = f"select {keys}, {view.cell(column, READ)} from {statements.table} where {met}"

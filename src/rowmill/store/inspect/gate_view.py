@@ -107,7 +107,8 @@ class LaneGates:
     async def known(self, dim: BoundGates, key: str) -> tuple[str, bool]:
         """Return a key as the gate's rows spell it, and whether any row of the lane's table has it."""
         if not dim.kind:
-            text = f"select {dim.phrase} from {self.statements.table} where cast({dim.phrase} as text) = :key limit 1"
+            test = f"cast({dim.phrase} as text) = :key{self.statements.shard()}"
+            text = f"select {dim.phrase} from {self.statements.table} where {test} limit 1"
             return key, bool(await self.view.database.read(lambda run: run(text, {"key": key})))
         marks = Placeholders(self.view.binding)
         mark = marks.add(key)
@@ -118,7 +119,7 @@ class LaneGates:
                 f"lane {self.lane.name!r}: {key!r} is not a key of {dim.group.by}: {error.message}",
                 hint="rowmill gates lists keys",
             ) from error
-        text = f"select 1 from {self.statements.table} where {dim.matches(mark)} limit 1"
+        text = f"select 1 from {self.statements.table} where {dim.matches(mark)}{self.statements.shard()} limit 1"
         try:
             return key_text, bool(await self.view.ask(text, marks))
         except Busy:  # too many rows, and no index on this key

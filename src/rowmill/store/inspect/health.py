@@ -177,7 +177,7 @@ def _file(run: Run) -> list[HealthFinding]:
 async def _polls(workers: Sequence[dict[str, Any]] | None, views: Sequence[LaneView]) -> list[HealthFinding]:
     if workers is None:
         return [_finding("polls", "unknown", "unknown, because the table rowmill_workers does not exist")]
-    polls = {view.lane.name: view.lane.poll.total_seconds() for view in views}
+    polls = {view.lane.name: view.lane.poll_seconds for view in views}
     alive = [worker for worker in workers if worker["alive"]]
     rate = sum(1 / min(mine) for worker in alive if (mine := [polls[ln] for ln in worker["lanes"] if ln in polls]))
     text = f"{rate:.2g} queries a second when idle, from {counted(len(alive), 'worker')}"

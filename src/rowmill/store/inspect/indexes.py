@@ -32,28 +32,41 @@ class NeededIndex:
 
 
 def needed(binding: Binding, statements: Statements) -> list[NeededIndex]:
-    """The indexes for the claim and the sweep of a lane. A lane with gates by key also needs one by that key."""
+    """The indexes for the claim and the sweep of a lane. A lane with gates by key also needs one by that key.
+
+    They are for the rows of all shards: the shard is the first column, not a condition.
+    """
+    statements = statements.unsharded()
     gated = for_gates(binding, statements)
     return gated or [_ready(binding, statements), _running(binding, statements)]
 
 
 def _ready(binding: Binding, statements: Statements) -> NeededIndex:
     """In the claim's order, over the rows with a ready state. The due time is checked inside the index."""
-    order = statements.order()
-    due = binding.roles.get("run_after")
-    if due is not None and due not in [column for column, _ in binding.order]:
-        order += f", {statements.name(due)}"
+    order = _order(binding, statements)
     predicate = statements.ready_state()
     if binding.lane.dead is None and (counter := binding.counter):
         # Rows with no attempts left keep the ready state, so the index also excludes them by the counter.
         predicate += f" and coalesce({statements.name(counter)}, 0) < {statements.exhausted()}"
     return NeededIndex(
         "ready",
-        order,
+        _within_shard(binding, statements, order),
         predicate,
         "lets claims find ready rows fast on a large table",
         statements.order(),
     )
+
+
+def _order(binding: Binding, statements: Statements) -> str:
+    due = binding.roles.get("run_after")
+    behind = [statements.name(due)] if due is not None and due not in [column for column, _ in binding.order] else []
+    return ", ".join([statements.order(), *behind])
+
+
+def _within_shard(binding: Binding, statements: Statements, order: str) -> str:
+    """An order within each of the lane's shards; a column that stands in it already is not repeated."""
+    names = [statements.name(column) for column in binding.shard if column not in [c for c, _ in binding.order[:1]]]
+    return ", ".join([*names, order])
 
 
 def _running(binding: Binding, statements: Statements) -> NeededIndex:
@@ -76,7 +89,7 @@ def for_gates(binding: Binding, statements: Statements) -> list[NeededIndex]:
     ready, sort = _ready(binding, statements), ", ".join([*phrases, statements.order()])
     turns = NeededIndex(
         "turns",
-        ", ".join([*phrases, ready.order]),
+        _within_shard(binding, statements, ", ".join([*phrases, _order(binding, statements)])),
         ready.predicate,
         f"lets claims find the next rows of each {' and '.join(keys)} fast",
         sort,

@@ -146,14 +146,15 @@ class LaneView:
                 return statements.final(lane.dead) if lane.dead else f"{self.idle()} and {self._spent()}"
             case _:
                 ends = [statements.final(values) for values in (lane.canceled, lane.expired) if values]
-                return f"({' or '.join(ends)})" if len(ends) > 1 else next(iter(ends), None)
+                together = f"({' or '.join(ends)}){statements.shard()}"
+                return together if len(ends) > 1 else next(iter(ends), None)
 
     def idle(self) -> str:
         """Ready or waiting to be, by the state alone; a retried row counts even where ``ready`` does not name it."""
         lane, statements = self.lane, self.statements
         if lane.retry is None or isinstance(lane.ready, str) or overlaps(lane.ready, lane.retry):
             return statements.ready_state()
-        return f"({statements.ready_state()} or {statements.condition(lane.retry)})"
+        return f"({statements.ready_state()} or {statements.condition(lane.retry)}){statements.shard()}"
 
     def _spent(self) -> str:
         """Where no state says dead: the counter is at its limit."""
@@ -315,8 +316,8 @@ class LaneView:
 
     async def sample(self, columns: Sequence[str]) -> UncountedRows | None:
         """What the table's first rows have in these columns, whatever their state; None where it has no rows."""
-        table, names = self.statements.table, self.statements.names(columns)
-        some = f"select {names} from {table} limit {SAMPLE}"
+        names = self.statements.names(columns)
+        some = f"select {names} from {self.statements.whole_table()} limit {SAMPLE}"
         text = f"select {names}, count(*) as n, sum(count(*)) over () from ({some}) x group by {names}"
         rows = await self.ask(f"{text} order by n desc, {names} limit {KINDS}")
         if not rows:
@@ -330,7 +331,7 @@ class LaneView:
         """
         marks, columns = Placeholders(self.binding), list(self.binding.columns) if whole else self._brief()
         cut = cut if whole else CELL
-        text = f"{self._select(columns, cut=cut)} where {among(self.statements.names(self.binding.key), keys, marks)}"
+        text = f"{self._select(columns, cut=cut)} where {among(self.statements, keys, marks)}"
         return [self._row(row, columns, cut) for row in await self.ask(text, marks)]
 
     async def examine(self, key: Key, further: Sequence[str]) -> tuple[Row, Sequence[Any]] | None:
@@ -338,7 +339,7 @@ class LaneView:
         moment.
         """
         marks, columns = Placeholders(self.binding), list(self.binding.columns)
-        which = among(self.statements.names(self.binding.key), [key], marks)
+        which = among(self.statements, [key], marks)
         text = f"{self._select(columns, further, CELL)} where {which}"
         for raw in await self.ask(text, marks):
             split = len(raw) - len(further)
@@ -364,7 +365,8 @@ class LaneView:
     def any_state(self) -> str:
         """True for rows that are in one of the lane's states, as SQL."""
         known = [self.idle(), *(self.condition(s) for s in (RUNNING, *FINAL))]
-        return " or ".join(f"({part})" for part in known if part)
+        states, shard = " or ".join(f"({part})" for part in known if part), self.statements.shard()
+        return f"({states}){shard}" if shard else states
 
     async def select(self, rest: str, marks: Placeholders, seconds: float, further: Sequence[str] = ()) -> list[Row]:
         """Rows with what they are shown with, and further columns; ``rest``: WHERE and all that follows."""

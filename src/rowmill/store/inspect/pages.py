@@ -95,6 +95,7 @@ class _Walk:
     def _tests(self, marks: Placeholders) -> list[str]:
         view, wanted = self.view, self.wanted
         tests = [f"({view.need(wanted.state) if wanted.state else view.any_state()})"]
+        tests[0] += self.statements.shard()
         tests += [self._filter(given, marks) for given in wanted.filters]
         if wanted.search:
             tests.append(self._search(wanted.search, marks))
@@ -190,7 +191,9 @@ class _Walk:
     async def _end(self, length: int) -> Key | None:
         """The last key of a range; None: the table ends first."""
         marks = Placeholders(self.binding)
-        test = f"where {self._beyond(self.start, marks)} " if self.start is not None else ""
+        tests = [self._beyond(self.start, marks)] if self.start is not None else []
+        tests += [shard[5:]] if (shard := self.statements.shard()) else []
+        test = f"where {' and '.join(tests)} " if tests else ""
         text = (
             f"select {self.keys} from {self.statements.table} {test}order by {self.order()} limit 1 offset {length - 1}"
         )

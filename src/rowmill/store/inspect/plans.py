@@ -26,6 +26,7 @@ from .indexes import NeededIndex, in_words, needed
 BATCH = 10
 TRIED = 20_000
 _TRY = "rowmill_try"
+_QUOTED = re.compile(r"'(?:[^']|'')*'")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class QueryPlan:
 
 def walk(statements: Statements, *, state_only: bool = False) -> str:
     """The rows that a claim would take, in its order; with gates by key, in the order of the keys."""
+    statements = statements.one()
     condition = statements.ready_state() if state_only else statements.ready()
     order = needed(statements.binding, statements)[0].sort
     return (
@@ -59,11 +61,20 @@ def explain(run: Run, statements: Statements, text: str | None = None) -> QueryP
     return _planner(statements.binding).explain(run, text or walk(statements), statements.binding.state_columns())
 
 
+def generic(run: Run, statements: Statements, text: str) -> str:
+    """The plan of a statement, whatever values its parameters will have. Nothing is executed; in a transaction. Raises
+    what the database refuses it with.
+    """
+    return _planner(statements.binding).generic(run, text)
+
+
 def serves(run: Run, statements: Statements, need: NeededIndex) -> str | None:
     """An existing index that serves this need, if the planner finds one when scans are made expensive."""
     order = f" order by {need.sort}" if need.sort else ""
     keys = statements.names(statements.binding.key)
-    text = f"select {keys} from {statements.table} where {need.predicate}{order} limit {BATCH}"
+    text = (
+        f"select {keys} from {statements.table} where {need.predicate}{statements.one().shard()}{order} limit {BATCH}"
+    )
     plan = _planner(statements.binding).by_index(run, text, statements.binding.state_columns())
     return plan.index if plan.direct else None
 
@@ -87,6 +98,21 @@ class PostgresPlanner:
         root = _document(run(f"explain (format json) {text}", ()))
         lines = tuple(str(row[0]) for row in run(f"explain {text}", ()))
         return _read(root, lines, states)
+
+    def generic(self, run: Run, text: str) -> str:
+        count = max((int(n) for n in re.findall(r"\$(\d+)", _QUOTED.sub("", text))), default=0)
+        values = f"({', '.join(['null'] * count)})" if count else ""
+        run("savepoint rowmill_plan", ())
+        prepared = False
+        try:
+            run("set local plan_cache_mode = force_generic_plan", ())
+            run(f"prepare rowmill_plan as {text}", ())
+            prepared = True
+            return "\n".join(str(row[0]) for row in run(f"explain execute rowmill_plan{values}", ()))
+        finally:
+            run("rollback to savepoint rowmill_plan", ())
+            if prepared:  # it outlives its transaction
+                run("deallocate rowmill_plan", ())
 
     def by_index(self, run: Run, text: str, states: set[str]) -> QueryPlan:
         settings = ("enable_seqscan", "enable_sort", "enable_bitmapscan")
@@ -148,6 +174,7 @@ def _mentioned(text: str, columns: set[str]) -> bool:
 def _copy(run: Run, statements: Statements, lacking: dict[str, str]) -> None:
     binding = statements.binding
     wanted = {*binding.key, *(c for c, _ in binding.order), *binding.roles.values(), *binding.state_columns()}
+    wanted |= binding.shard.keys()
     if binding.lane.where is not None or isinstance(binding.lane.ready, str):
         wanted = set(binding.columns)
     elif isinstance(binding.lane.ready, dict):
@@ -182,6 +209,10 @@ class SqlitePlanner:
         return QueryPlan(tuple(rows), index, direct)
 
     by_index = explain
+
+    def generic(self, run: Run, text: str) -> str:
+        values = dict.fromkeys(re.findall(r"(?<![:\w]):(\w+)", _QUOTED.sub("", text)))
+        return "\n".join(str(row[3]) for row in run(f"explain query plan {text}", values))
 
     async def with_index(
         self, database: Database, statements: Statements, need: NeededIndex, lacking: dict[str, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...declare.outcome import KINDS
+from ...declare.states import SEEN
 from ..gates.claim_by_key_sql import ClaimByKeyStatements
 from ..lane.postgres_statements import PostgresStatements
 from .gate_view import lane_gates
@@ -10,8 +11,8 @@ from .lane_view import LaneView
 
 
 async def texts(view: LaneView) -> dict[str, str]:
-    """The statements of a lane in one environment, by what they do."""
-    statements, lane = view.statements, view.lane
+    """The statements of a lane in one environment, by what they do; of several shards, those of the first."""
+    statements, lane = view.statements.one(), view.lane
     texts = await _gated(view) if lane.groups else statements.claim_texts()
     texts |= statements.done_texts()
     for kind in KINDS:
@@ -22,13 +23,33 @@ async def texts(view: LaneView) -> dict[str, str]:
         texts["renew"] = statements.renew()
     if "progress" in view.binding.roles:
         texts["progress"] = statements.progress()
-    return texts | statements.sweep_texts(lane.lease)
+    return texts | view.statements.sweep_texts(lane.lease)
+
+
+async def every(view: LaneView) -> dict[str, str]:
+    """Every statement about the lane's rows: also those that only read, and those of its shards."""
+    statements, lane = view.statements, view.lane
+    listed = await texts(view)
+    listed |= {"read": statements.read(), "is any row ready": f"select 1 where {statements.ready_probe()}"}
+    listed["is any row running"] = f"select 1 where {statements.running_probe()}"
+    if view.binding.expires:
+        listed["expire"] = statements.expire(1000)
+    if "run_after" in view.binding.roles and not lane.own:
+        table = view.database.own("rowmill_waits")
+        listed["waits, whose condition is true"] = statements.find_waiting(table, "1 = 1", "1 = 1", 1000)
+        listed["waits, that are over"] = statements.waits_no_more(table)
+    for state in SEEN:
+        if condition := view.condition(state):
+            listed[f"status, {state}"] = f"select count(*) from {statements.table} where {condition}"
+    if view.store.shards is not None:
+        listed["shards with ready rows"] = statements.ready_shards()
+    return listed
 
 
 async def _gated(view: LaneView) -> dict[str, str]:
     """The claim through gates: one statement, or the last of those that a transaction is made of."""
     gates = await lane_gates(view)
-    statements, dims, table = view.statements, gates.dims, gates.rows.table
+    statements, dims, table = view.statements.one(), gates.dims, gates.rows.table
     keyed = [dim for dim in dims if dim.phrase is not None]
     if isinstance(statements, PostgresStatements):
         if len(dims) == 1 and keyed:

@@ -268,7 +268,7 @@ class Inquiry:
             if dim.phrase is not None:
                 raw = keys[dim.label]
                 tests.append(f"{dim.phrase} is null" if raw is None else dim.matches(marks.add(raw)))
-        this = among(self.statements.names(self.binding.key), [self.key], marks)
+        this = among(self.statements, [self.key], marks)
         text = f"""select case when {this} then 1 else 0 end from {self.statements.table}
 where {" and ".join(tests)} order by {self.view.order("ready")} limit {LINE + 1}"""
         try:
@@ -285,7 +285,7 @@ where {" and ".join(tests)} order by {self.view.order("ready")} limit {LINE + 1}
             if n:
                 await asyncio.sleep(_PAUSE)
             marks = Placeholders(self.binding)
-            one = f"{self.statements.table} where {among(self.statements.names(self.binding.key), [self.key], marks)}"
+            one = f"{self.statements.table} where {among(self.statements, [self.key], marks)}"
             try:
                 if await self.view.database.trial(
                     rows_of(f"select 1 from {one} for no key update skip locked", marks.given())

@@ -27,6 +27,7 @@ from .missing_columns import MissingColumn, lacking
 from .reflect import KnownShapes, Reflected, reflect_table, table_name
 
 _SHARE_OF_LEASE = 0.9
+_BITS = {"smallint": 15, "integer": 31, "bigint": 63}
 #: Columns of rowmill's own table that hold JSON; and those that no run needs.
 _DOCUMENTS = ("args", "result", "progress", "history")
 _NOT_CLAIMED = ("queue", "state", "worker", "only_one", "heartbeat_at", "finished_at", "created_at", "result",
@@ -54,6 +55,8 @@ class Binding:
     max_attempts: int
     renew: str
     timeout: timedelta | None
+    #: The one of several shards that a store is about; None: all of the lane's.
+    bucket: Any = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -96,6 +99,12 @@ class Binding:
     def retry_values(self) -> dict[str, Any]:
         """What a row looks like that failed and waits for another try."""
         return dict(self.lane.retry) if self.lane.retry is not None else self.ready_again
+
+    @property
+    def shard(self) -> dict[str, Any]:
+        """The column that the lane is divided by, with its values; empty where it has no shard."""
+        shard = dict(self.lane.shard or {})
+        return shard if self.bucket is None else dict.fromkeys(shard, (self.bucket,))
 
     @property
     def counter(self) -> str | None:
@@ -217,6 +226,7 @@ async def bind(lane: Lane, environment: str, database: Database, *, planned: boo
     )
     _check_policy(binding, where)
     _check_inputs(binding, where)
+    _check_shard(binding, where)
     return binding
 
 
@@ -319,6 +329,32 @@ def _check_inputs(binding: Binding, where: str) -> None:
             f"{where}: inputs: column {name!r} {why}",
             hint=f"inputs are columns that the handler works from: {', '.join(others) or 'this table has none'}",
         )
+
+
+def _check_shard(binding: Binding, where: str) -> None:
+    """A shard is a column that nobody writes, with values of its type."""
+    roles = {column: role for role, column in binding.roles.items()}
+    for name, values in binding.shard.items():
+        column = _column(binding.table, name, "shard", where)
+        written = f"has the role {roles[name]}" if name in roles else ""
+        written = "is an input, which others may change" if name in binding.lane.inputs else written
+        written = "is filled by rowmill (fills=)" if name in binding.lane.fills else written
+        if written:
+            raise DeclarationError(
+                f"{where}: shard: column {name!r} {written}, and a row stays in its shard",
+                hint="a column that is set once, when the row is inserted",
+            )
+        bits = _BITS.get(binding.sql_types.get(name, "").lower())
+        for value in values:
+            what = f"{where}: shard[{name!r}]"
+            _check_value(column, value, what, written=False)
+            if isinstance(binding.kinds[name], sa.Integer) and isinstance(value, bool):
+                raise DeclarationError(f"{what}: {value!r} does not fit the column's type {column.type}", hint="an int")
+            if bits is not None and not -(2**bits) <= value < 2**bits:
+                raise DeclarationError(
+                    f"{what}: {value!r} does not fit the column's type {binding.sql_types[name]}",
+                    hint=f"values from {-(2**bits):,} to {2**bits - 1:,}",
+                )
 
 
 def _check_value(column: sa.Column[Any], value: Any, what: str, *, written: bool) -> None:

@@ -26,6 +26,8 @@ class Holder:
     #: What reads a column of the row, by the column's name; and each column's position in it.
     readers: Mapping[str, Callable[[Any], Any]]
     at: Mapping[str, int]
+    #: The shard of a lane that has several, where the claim was made in it.
+    bucket: Any = None
 
 
 class Claim:

@@ -38,7 +38,7 @@ async def _settlements(
 ) -> list[Settlement]:
     """The rows as they stand now, as settled ones."""
     say, marks, column = store.statements, Placeholders(store.binding), store.binding.roles.get("error")
-    test = among(say.names(store.binding.key), keys, marks)
+    test = among(say, keys, marks)
     text = f"select {say.names(store.binding.columns)}{say.and_inputs()} from {say.table} where {test}"
     with translated(store.database):
         rows = await shielded(connection.run_sync(lambda c: runner(c)(text, marks.given())))

@@ -11,6 +11,7 @@ import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from .expiry import expire
 from .refused_rows import RefusedRow, RefusedRows, set_aside
 from .result_values import ColumnChecks
 from .row_keys import Key
+from .shards import Shards
 from .statements import INCARNATION, Statements
 
 if TYPE_CHECKING:
@@ -92,12 +94,16 @@ class LaneStore:
         self.watched: RowWatch | None = None
         #: Rows that wait for a condition; None where the table for that is not there, or nothing holds a row back.
         self.waits: WaitingRows | None = None
+        #: The shards of a lane that has several; None where it has one or none, and in the store of one shard.
+        several = binding.bucket is None and any(len(values) > 1 for values in binding.shard.values())
+        self.shards: Shards | None = Shards(self) if several else None
 
     def sign(self, worker: str) -> None:
         """Claim under this name from now on: what the worker column gets."""
         self.worker = worker
         marked = worker if "worker" in self.binding.roles else None
-        self._holder = Holder(self.lane.name, self.binding.environment, marked, self.readers, self._at)
+        binding = self.binding
+        self._holder = Holder(self.lane.name, binding.environment, marked, self.readers, self._at, binding.bucket)
 
     def tolerate(self) -> None:
         """From now on read values that Python cannot hold as Unreadable: slower, and sure."""
@@ -108,6 +114,8 @@ class LaneStore:
 
     async def claim(self, count: int) -> list[Claim]:
         """Take up to ``count`` ready rows, in the lane's order; with gates, in that order within each key."""
+        if self.shards is not None:
+            return await self.shards.claim(count)
         try:
             return await self._claim_or_divide(count)
         except UnreadableReply:
@@ -171,10 +179,50 @@ class LaneStore:
 
     def forget_bound(self) -> None:
         """Let the next claim look everywhere, whatever it costs."""
+        for store in self.shards.opened if self.shards is not None else ():
+            store.forget_bound()
 
     def forget_texts(self) -> None:
         """Render every statement again: what makes a row ready has changed."""
         self._texts.clear()
+        for store in self.shards.opened if self.shards is not None else ():
+            store.forget_texts()
+
+    # -- a lane of several shards
+
+    def for_bucket(self, bucket: Any) -> LaneStore:
+        """The same store for one of the lane's shards."""
+        binding, say = replace(self.binding, bucket=bucket), self.statements
+        kind: Any = type(self)  # a dialect's own class knows whether there are gates
+        store: LaneStore = kind(binding, self.database, self.clock, "", "", say.gates is not None)
+        store.passed = store.statements.passed = self.passed
+        store.statements.stale_runs, store.opened_at = say.stale_runs, self.opened_at
+        store.watched, store.waits, store.gate_learning = self.watched, self.waits, self.gate_learning
+        store.gated = self.gated.of(store) if self.gated is not None else None  # type: ignore[arg-type]
+        if self.tolerant:
+            store.tolerate()
+        store.sign(self.worker)
+        return store
+
+    def store_of(self, claim: Claim) -> LaneStore:
+        """The store of the shard that a row was claimed in."""
+        return self if self.shards is None or claim.holder.bucket is None else self.shards.of(claim.holder.bucket)
+
+    def apart(self, claims: Sequence[Claim]) -> list[tuple[LaneStore, list[int]]]:
+        """Claims by their shards: the store of each, and the positions of its claims."""
+        if self.shards is None:
+            return [(self, list(range(len(claims))))]
+        parts: dict[Any, list[int]] = {}
+        for position, claim in enumerate(claims):
+            parts.setdefault(claim.holder.bucket, []).append(position)
+        return [(self.store_of(claims[positions[0]]), positions) for positions in parts.values()]
+
+    def groups(self, batch: Sequence[Settlement]) -> list[list[Settlement]]:
+        """Settlements that one statement can write: of one shard, too."""
+        if self.shards is None:
+            return groups(batch)
+        parts = self.apart([settlement.claim for settlement in batch])
+        return [group for _, positions in parts for group in groups([batch[i] for i in positions])]
 
     def settling(self, group: Sequence[Settlement], *, compare: bool = True) -> Callable[[Run], set[int]]:
         """What writes settlements of one kind and one set of columns, and says which (by position) were written.
@@ -189,6 +237,13 @@ class LaneStore:
 
     def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         """The rows behind claims as they are now, by position: whether the claim holds, and the row."""
+        rows: dict[int, tuple[bool, Sequence[Any]]] = {}
+        for store, positions in self.apart(claims):
+            read = store._read_claims(run, [claims[i] for i in positions])
+            rows |= {positions[i]: row for i, row in read.items()}
+        return rows
+
+    def _read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         raise NotImplementedError
 
     async def mine(self) -> list[Claim]:
@@ -196,7 +251,13 @@ class LaneStore:
         raise NotImplementedError
 
     async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Extend the leases of all these in one statement; which of them were renewed."""
+        """Extend the leases of all these in one statement for each shard; which of them were renewed."""
+        renewed = []
+        for store, positions in self.apart(claims):
+            renewed += await store._renew([claims[i] for i in positions])
+        return renewed
+
+    async def _renew(self, claims: Sequence[Claim]) -> list[Claim]:
         raise NotImplementedError
 
     async def sweep(self, lease: timedelta, most: int = 1000) -> list[Swept]:
@@ -220,6 +281,9 @@ class LaneStore:
 
     async def progress(self, claim: Claim, value: Any) -> bool:
         """Write the progress column; False if the claim was lost."""
+        return await self.store_of(claim)._progress(claim, value)
+
+    async def _progress(self, claim: Claim, value: Any) -> bool:
         raise NotImplementedError
 
     def ready_probe(self) -> str:
@@ -289,7 +353,8 @@ class LaneStore:
     @property
     def returned(self) -> set[str]:
         """Columns that handlers have returned so far."""
-        settles = [key[0] for key in self._texts if isinstance(key[0], tuple) and key[0][0] == "settle"]
+        texts = [self._texts, *(store._texts for store in (self.shards.opened if self.shards is not None else ()))]
+        settles = [key[0] for each in texts for key in each if isinstance(key[0], tuple) and key[0][0] == "settle"]
         return {column for _, _, columns, _ in settles for column in columns}
 
     def value(self, row: Sequence[Any], column: str) -> Any:
@@ -388,7 +453,7 @@ class LaneStore:
             if hooked := [s for s in batch if s.hooked]:
                 await self._settle_hooked(hooked, report)
             batch = [s for s in batch if not s.hooked]
-        for group in groups(batch):
+        for group in self.groups(batch):
             await self._settle(group, report)
         return report
 
@@ -401,7 +466,7 @@ class LaneStore:
 
     async def _settle(self, group: list[Settlement], report: Report, *, compare: bool = True) -> None:
         try:
-            written = await self.database.write(self.settling(group, compare=compare))
+            written = await self.database.write(self.store_of(group[0].claim).settling(group, compare=compare))
         except Unserved:
             raise  # no row's fault: the outcomes wait
         except Refused as error:
@@ -412,9 +477,9 @@ class LaneStore:
             return
         report.written += [s for i, s in enumerate(group) if i in written]
         changed = await self._explain([s for i, s in enumerate(group) if i not in written], report)
-        for again in groups(changed.back):
+        for again in self.groups(changed.back):
             await self._settle(again, report)
-        for again in groups(changed.final):
+        for again in self.groups(changed.final):
             await self._settle(again, report, compare=False)
 
     async def _divide(self, group: list[Settlement], error: Refused, report: Report, compare: bool) -> None:
@@ -568,7 +633,7 @@ class LaneStore:
     async def _hooked_transaction(self, batch: list[Settlement], compare: bool) -> tuple[Report, Changed]:
         report, missing = Report(), []
         async with self.database.begin() as connection:
-            for group in groups(batch):
+            for group in self.groups(batch):
                 written = await self.settle_in(connection, group, compare=compare)
                 report.written += [s for i, s in enumerate(group) if i in written]
                 missing += [s for i, s in enumerate(group) if i not in written]
@@ -579,8 +644,9 @@ class LaneStore:
         self, connection: AsyncConnection, group: list[Settlement], *, compare: bool = True
     ) -> set[int]:
         """Settle inside a transaction that is under way."""
+        store = self.store_of(group[0].claim)
         with translated(self.database):
-            return await shielded(connection.run_sync(lambda c: self.settling(group, compare=compare)(runner(c))))
+            return await shielded(connection.run_sync(lambda c: store.settling(group, compare=compare)(runner(c))))
 
     async def run_hooks(self, connection: AsyncConnection, written: list[Settlement]) -> None:
         """Call the lane's ``on_settled`` hooks with what was written, in the same transaction."""

@@ -49,7 +49,7 @@ def _claim(store: LaneStore, key: Key, when: str | None = None) -> Callable[[Run
 def _read(store: LaneStore, key: Key) -> Callable[[Run], Sequence[Any] | None]:
     say, marks = store.statements, Placeholders(store.binding)
     text = f"select {say.names(store.binding.columns)} from {say.table}"
-    text += f" where ({say.names(store.binding.key)}) = {marks.key(key)}"
+    text += f" where ({say.names(store.binding.key)}) = {marks.key(key)}{say.shard()}"
 
     def verb(run: Run) -> Sequence[Any] | None:
         rows = run(text, marks.given())
@@ -86,7 +86,7 @@ async def as_settled(store: LaneStore, settlement: Settlement) -> tuple[Settleme
         if not (rows := _claim(store, key)(run)):
             return None
         refenced(settlement.claim, store.make_claims(rows)[0])
-        store.settling([settlement])(run)
+        store.store_of(settlement.claim).settling([settlement])(run)
         return _read(store, key)(run)
 
     try:

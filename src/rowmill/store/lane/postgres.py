@@ -130,6 +130,7 @@ class PostgresLane(LaneStore):
         return self.make_claims(rows, began)
 
     def forget_bound(self) -> None:
+        super().forget_bound()
         self._claim_start, self.look_again = ClaimStart(), None
 
     async def _claim(self, count: int, bound: tuple[Any, ...] | None) -> Sequence[Any]:
@@ -261,7 +262,7 @@ returning 1"""
         value = self.encode(column, value)
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
-    def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
+    def _read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         text = self._text("read", self.statements.read)
         return {row[0]: (row[1], row[2:]) for row in run(text, self._parameters(self._document(claims)))}
 
@@ -271,7 +272,7 @@ returning 1"""
         rows = await self.database.read(rows_of(text, values))
         return self.find_claims(rows)
 
-    async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def _renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)
         document = self._document(claims)
         rows = await self.database.write(rows_of(text, self._parameters(document)))
@@ -283,7 +284,7 @@ returning 1"""
             renewed.append(claim)
         return renewed
 
-    async def progress(self, claim: Claim, value: Any) -> bool:
+    async def _progress(self, claim: Claim, value: Any) -> bool:
         text = self._text("progress", self.statements.progress)
         document = self._document([claim], [{"_v0": clean(value)}])
         return bool(await self.database.write(rows_of(text, self._parameters(document))))

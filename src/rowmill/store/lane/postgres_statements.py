@@ -42,6 +42,9 @@ class PostgresStatements(Statements):
         others = f"args - array[{names}]::text[]"
         return f"case when jsonb_typeof(args) = 'object' then {others} = '{{}}'::jsonb else true end"
 
+    def typed(self, column: str, value: str) -> str:
+        return f"{value}::{self.binding.sql_types[column]}"
+
     def now(self, column: str) -> str:
         return self._time(column, self._now())
 
@@ -116,10 +119,10 @@ class PostgresStatements(Statements):
             # Mostly all rows are of one table; to look them up in pairs would make the claim a tenth dearer.
             one = " and ".join(f"tableoid = (select {end}(tableoid) from {step})" for end in ("min", "max"))
             pairs = f"(tableoid, ctid) in (select tableoid, ctid from {step})"
-            return "ctid, tableoid", f"ctid = any(array(select ctid from {step})) and ({one} or {pairs})"
+            return "ctid, tableoid", f"ctid = any(array(select ctid from {step})) and ({one} or {pairs}){self.shard()}"
         # A ctid repeats from partition to partition.
         keys = self.names(self.binding.key)
-        return keys, f"({keys}) in (select {keys} from {step})"
+        return keys, f"({keys}) in (select {keys} from {step}){self.shard()}"
 
     def write_rows(self, written: Mapping[str, str], condition: str) -> str:
         picked, _ = self._match("picked")
@@ -246,7 +249,8 @@ order by {self.order()}"""
         return f"jsonb_to_recordset($1::text::jsonb) as s({', '.join(fields)})"
 
     def _same_key(self, row: str, other: str) -> str:
-        return " and ".join(f"{row}.{self.name(c)} = {other}._k{i}" for i, c in enumerate(self.binding.key))
+        same = " and ".join(f"{row}.{self.name(c)} = {other}._k{i}" for i, c in enumerate(self.binding.key))
+        return f"{same}{self.shard(f'{row}.')}"
 
     def _fence(self, time: str = "s._at", attempts: str = "s._n", worker: str = "$2::text") -> str:
         """In a form from which no partial index follows: where few rows were running when the table was analysed, any
@@ -273,7 +277,7 @@ order by {self.order()}"""
     def _of_held(self) -> str:
         if self.binding.partitioned:
             return self._same_key("t", "held")
-        return "t.ctid = held._row and t.tableoid = held._table"
+        return f"t.ctid = held._row and t.tableoid = held._table{self.shard('t.')}"
 
     # -- inputs: compared by a fingerprint, whatever their type and size, and whatever the session's settings
 
@@ -324,6 +328,7 @@ returning held._ord"""
         """
         due, keys = self.roles["run_after"], [f"s._k{i}" for i in range(len(self.binding.key))]
         same = " and ".join(f"{self.name(c)} = {key}" for c, key in zip(self.binding.key, keys, strict=True))
+        same += self.shard()
         written = self.settle_wait_set(until, "s._delay", same)
         computed, written[due] = f", {written[due]} as _due", "held._due"
         written |= {column: f"held._v{i}" for i, column in enumerate(columns)}

@@ -23,9 +23,8 @@ from ...clock import Clock
 from ...errors import DeclarationError, Refused
 from ..database import Database, Run
 from .binding import Binding
-from .postgres_full_names import resolve_conditions
 from .postgres_statements import PostgresStatements
-from .sql_literals import dollar_quoted, mentions
+from .sql_literals import dollar_quoted, mentions, resolve_conditions
 
 #: The payload of the trigger's notifications: look now, and look again.
 AGAIN = "again"
@@ -165,7 +164,7 @@ async def wake_trigger(
     wanted = mark(bindings)
     if present is not None and present.complete and present.mark == wanted:
         return None
-    place = await database.read(lambda run: _place(database, run, relation))
+    schema = await database.read(lambda run: _place(database, run, relation))
     conditions = _conditions(bindings)
     if not planned:
         table = _Phrases(bindings[0], Clock()).table
@@ -178,9 +177,9 @@ async def wake_trigger(
             ) from error
     quote = database.dialect.identifier_preparer.quote
     name = f"rowmill_wake_{hashlib.sha256(relation.encode()).hexdigest()[:10]}"
-    function = present.function if present is not None else f"{quote(place)}.{name}"
-    await database.read(lambda run: _check_names(run, relation, place, name))
-    return _steps(function, f"{quote(place)}.rowmill_wake", relation, bindings, conditions, wanted, present)
+    function = present.function if present is not None else f"{quote(schema)}.{name}"
+    await database.read(lambda run: _check_names(run, relation, schema, name))
+    return _steps(function, f"{quote(schema)}.rowmill_wake", relation, bindings, conditions, wanted, present)
 
 
 def _steps(
@@ -223,7 +222,7 @@ def _place(database: Database, run: Run, relation: str) -> str:
     return database.schema or str(run("select current_schema()", ())[0][0])
 
 
-def _check_names(run: Run, relation: str, place: str, name: str) -> None:
+def _check_names(run: Run, relation: str, schema: str, name: str) -> None:
     """Raises if an object that is not rowmill's already has one of the names."""
     for trigger, _, function, comment in _named_so(run, relation):
         if not comment.startswith(_MARK):
@@ -231,9 +230,9 @@ def _check_names(run: Run, relation: str, place: str, name: str) -> None:
                 f"table {relation} has a trigger {trigger} already, and it is not rowmill's: it calls {function}",
                 hint=f"rename it: alter trigger {trigger} on {relation} rename to ...",
             )
-    for (comment,) in run(_NAMED, (place, name)):
+    for (comment,) in run(_NAMED, (schema, name)):
         if not comment.startswith(_MARK):
             raise DeclarationError(
-                f"there is a function {place}.{name}() already, and it is not rowmill's",
-                hint=f"drop function {place}.{name}()",
+                f"there is a function {schema}.{name}() already, and it is not rowmill's",
+                hint=f"drop function {schema}.{name}()",
             )

@@ -161,8 +161,8 @@ def add_constraints(connection: sa.Connection, table: sa.Table) -> None:
     for check in inspector.get_check_constraints(table.name, table.schema):
         table.append_constraint(sa.CheckConstraint(check["sqltext"]))
     for key in inspector.get_foreign_keys(table.name, table.schema):
-        place = ".".join(part for part in (key["referred_schema"], key["referred_table"]) if part)
-        referred = [f"{place}.{column}" for column in key["referred_columns"]]
+        referred_table = ".".join(part for part in (key["referred_schema"], key["referred_table"]) if part)
+        referred = [f"{referred_table}.{column}" for column in key["referred_columns"]]
         if all(column in table.c for column in key["constrained_columns"]):
             table.append_constraint(sa.ForeignKeyConstraint(key["constrained_columns"], referred))
 

@@ -186,5 +186,5 @@ def write_rows(
 ) -> Callable[[Run], int]:
     """Write rows by key if a condition still holds and they are not locked. Returns how many were written."""
     say = store.statements
-    text = say.write_rows(written, f"{among(say.names(store.binding.key), keys, marks)} and {condition}")
+    text = say.write_rows(written, f"{among(say, keys, marks)} and {condition}")
     return lambda run: len(run(text, marks.given()))

@@ -157,7 +157,7 @@ def _try(store: LaneStore, run: Run, wanted: Sequence[str], refused: dict[str, s
     rows = run(f"select {keys} from {say.table} where {say.ready_state()} limit 1{say.sql.lock_to_write}", ())
     if not rows:
         return
-    this = among(keys, [tuple(rows[0])], marks)
+    this = among(say, [tuple(rows[0])], marks)
 
     def write(values: dict[str, str]) -> None:
         run(f"update {say.table} set {say.assignments(values)}{say.moment(values)} where {this}", marks.given())

@@ -138,6 +138,11 @@ class ColumnChecks(dict[str, Callable[[Any], Any]]):
                 f"the handler returned {column!r}, which is the row's {'key' if column in binding.key else 'state'}",
                 hint="end the run with an outcome (Done, Retry, Snooze, Wait, Dead, Cancel); the lane writes the state",
             )
+        if column in binding.shard:
+            raise WrongResult(
+                f"the handler returned {column!r}, which says in which shard the row is, and a row stays in its shard",
+                hint=f"another column for the result, or leave {column!r} out of shard",
+            )
         if column in binding.lane.inputs:
             raise WrongResult(
                 f"the handler returned {column!r}, which is an input of the lane: it could overwrite what others write",

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -16,6 +16,9 @@ import sqlalchemy as sa
 from ...errors import DeclarationError
 from ..dialect import dialect_named
 from .binding import Binding
+
+if TYPE_CHECKING:
+    from .statements import Statements
 
 Key = tuple[Any, ...]
 
@@ -125,6 +128,6 @@ def _moment(kind: sa.DateTime | sa.Date, text: str) -> date:
     return moment if kind.timezone else moment.replace(tzinfo=None)
 
 
-def among(names: str, keys: Sequence[Key], marks: Placeholders) -> str:
-    """SQL that is true for the rows with these keys; ``names`` are the key's columns, as SQL."""
-    return f"({names}) in (values {', '.join(marks.key(key) for key in keys)})"
+def among(say: Statements, keys: Sequence[Key], marks: Placeholders) -> str:
+    """SQL that is true for the lane's rows with these keys."""
+    return f"({say.names(say.binding.key)}) in (values {', '.join(marks.key(key) for key in keys)}){say.shard()}"

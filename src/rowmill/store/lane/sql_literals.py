@@ -1,13 +1,15 @@
 """Parse plain values from SQL text: a column's default, a check constraint's list, an index predicate, a comment.
 
-Also quotes any text as an SQL literal.
+Also quotes any text as an SQL literal, and gives conditions with every name in full, for any search_path.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ..database import Run
 
 _TEXT = re.compile(r"'((?:[^']|'')*)'")
 _NUMBER = re.compile(r"(?<![\w.'])-?\d+(?![\w.'])")
@@ -91,3 +93,28 @@ def dollar_quoted(text: str) -> str:
     """Quote text between dollar signs, with a tag that is not in it: names and states may hold anything."""
     tag = next(tag for i in range(len(text) + 1) if (tag := f"$rowmill{i or ''}$") not in text)
     return f"{tag}\n{text}\n{tag}"
+
+
+def resolve_conditions(run: Run, table: str, conditions: Mapping[str, str]) -> dict[str, str]:
+    """Conditions on a table with every name in full. To be run in a transaction that is rolled back.
+
+    They are resolved by the server, not read here: it parses them as a view and prints them back. From here on the
+    transaction has the search_path pg_catalog.
+    """
+    views = {name: f"rowmill_condition_{i}" for i, name in enumerate(conditions)}
+    view_of = "create temporary view {} as select 1 as one from {}"
+    if views:
+        run(view_of.format("rowmill_bare", table), ())
+    for name, view in views.items():
+        run(f"{view_of.format(view, table)} where ({conditions[name]})", ())
+    # Whatever is not the server's own is now printed with its schema.
+    run("set local search_path = pg_catalog", ())
+    return {name: _printed(run, view) for name, view in views.items()}
+
+
+def _printed(run: Run, view: str) -> str:
+    """The view's condition: what stands behind what the view without one says."""
+    ((bare, whole),) = run(
+        f"select pg_get_viewdef('pg_temp.rowmill_bare'::regclass), pg_get_viewdef('pg_temp.{view}'::regclass)", ()
+    )
+    return str(whole).removeprefix(bare.removesuffix(";") + "\n  WHERE ").removesuffix(";")

@@ -113,7 +113,10 @@ class SqliteStatements(Statements):
         keys = self.names(self.binding.key)
         find = f"select {keys} from {self.table} where {condition} order by {keys} limit {limit}"
         # One transaction, one writer: the update finds the very rows that were found before it.
-        return [find, f"update {self.table} set\n    {self.assignments(written)}\nwhere ({keys}) in ({find})"]
+        return [
+            find,
+            f"update {self.table} set\n    {self.assignments(written)}\nwhere ({keys}) in ({find}){self.shard()}",
+        ]
 
     def loose(self) -> str | None:
         """The leading column of the order, if it goes up and may be NULL: rows without a place in it go last."""
@@ -138,7 +141,7 @@ where ({keys}) in (
   where {self.ready()}{place}{further}
   order by {self.order()}
   limit :count
-)
+){self.shard()}
 returning {self.names(self.binding.taken)}"""
 
     # -- inputs: compared by value, as SQLite keeps it, whatever the column's collation
@@ -184,7 +187,8 @@ returning {self.names(self.binding.taken)}"""
         return f"{self.same_key()} and {self.fence(self.table, ':_at', ':_n', ':worker')}"
 
     def same_key(self) -> str:
-        return " and ".join(f"{self.name(column)} = :_k{i}" for i, column in enumerate(self.binding.key))
+        same = " and ".join(f"{self.name(column)} = :_k{i}" for i, column in enumerate(self.binding.key))
+        return f"{same}{self.shard()}"
 
     def settle(self, kind: str, columns: Sequence[str], *, compare: bool = True) -> str:
         """``compare``: only where the inputs are as they were."""
@@ -247,7 +251,7 @@ where ({keys}) in (
   select {keys} from {self.table}
   where {self.expired()}
   limit {most}
-)
+){self.shard()}
 returning {keys}"""
 
     def find_stale(self, lease: timedelta) -> str:
@@ -399,7 +403,7 @@ returning 1"""
             return value.encode("utf-8", "replace").decode("utf-8")
         return value
 
-    def read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
+    def _read_claims(self, run: Run, claims: Sequence[Claim]) -> dict[int, tuple[bool, Sequence[Any]]]:
         text = self._text("read", self.statements.read)
         rows_by_claim = {}
         for position, claim in enumerate(claims):
@@ -412,7 +416,7 @@ returning 1"""
         rows = await self.database.read(lambda run: run(text, {"worker": self.worker, "since": self.opened_at}))
         return self.find_claims(rows)
 
-    async def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def _renew(self, claims: Sequence[Claim]) -> list[Claim]:
         text = self._text("renew", self.statements.renew)
 
         def verb(run: Run) -> list[tuple[Claim, Any]]:
@@ -425,7 +429,7 @@ returning 1"""
                 claim.claimed_at = moment  # the fence moves with the renewal
         return [claim for claim, _ in renewed]
 
-    async def progress(self, claim: Claim, value: Any) -> bool:
+    async def _progress(self, claim: Claim, value: Any) -> bool:
         text = self._text("progress", self.statements.progress)
         values = {**self._values(claim), "_v0": self._stored(self.binding.roles["progress"], value)}
         return bool(await self.database.write(lambda run: run(text, values)))

@@ -7,10 +7,12 @@ SQLAlchemy from the reflected table, so quoting, enums and types are right for a
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import sqlalchemy as sa
 
@@ -74,6 +76,55 @@ class Statements:
             return "'" + str(value).replace("'", "''") + "'"
         return str(processor(value))
 
+    def shard(self, prefix: str = "") -> str:
+        """`` and tenant_id = 7``, to stand beside every mention of the table; empty on a lane without a shard."""
+        return f" and {self.condition(self.binding.shard, prefix)}" if self.binding.lane.shard else ""
+
+    def whole_table(self) -> str:
+        """Rows of the lane in any state, for FROM: the table, and WHERE with the shard alone if it has one."""
+        return f"{self.table} where {self.shard()[5:]}" if self.binding.lane.shard else self.table
+
+    def ready_shards(self) -> str:
+        """The places of the lane's shards with a ready row. One look into each: to read all rows takes as long as there
+        are many.
+        """
+        ((column, values),) = self.binding.shard.items()
+        listed = ", ".join(f"({i}, {self.typed(column, self.literal(column, v))})" for i, v in enumerate(values))
+        ready = f"{self.name(column)} = s.column2 and {self.unsharded().ready()}"
+        one = f"select 1 from {self.table} where {ready} limit 1"
+        return f"select s.column1 from (values {listed}) s where ({one}) is not null"
+
+    def typed(self, column: str, value: str) -> str:
+        """A literal that is of the column's type also where no column stands beside it."""
+        return value
+
+    @property
+    def beyond(self) -> Self:
+        """The phrases about rows of all the lane's shards, where these are about one of several."""
+        return self._about(None) if self.binding.bucket is not None else self
+
+    def of(self, bucket: Any) -> Self:
+        """The phrases about rows of one of the lane's shards."""
+        return self._about(bucket)
+
+    def one(self) -> Self:
+        """The phrases that a claim is made of: about the first of several shards."""
+        for values in self.binding.shard.values():
+            return self.of(values[0])
+        return self
+
+    def unsharded(self) -> Self:
+        """The phrases without the shard, for what is true of rows of any."""
+        other, lane = copy.copy(self), copy.copy(self.lane)
+        lane.shard = {}
+        other.lane, other.binding = lane, replace(self.binding, lane=lane)
+        return other
+
+    def _about(self, bucket: Any) -> Self:
+        other = copy.copy(self)
+        other.binding = replace(self.binding, bucket=bucket)
+        return other
+
     def shows(self, column: str, stored: Any, value: Any) -> bool:
         """Whether what was read from a row is this value; a Python enum and its name are one to the database."""
         if test := states.null_test(value):
@@ -84,7 +135,7 @@ class Statements:
 
     def final(self, values: states.Values, prefix: str = "") -> str:
         """Rows in a final state, by the columns that identify it."""
-        return self.condition(self.binding.recognised(values), prefix)
+        return f"{self.condition(self.binding.recognised(values), prefix)}{self.shard(prefix)}"
 
     def ended_by_others(self) -> str | None:
         """Dead rows that hold no error of this lane but one in a column of another program's; None where nothing tells.
@@ -155,7 +206,7 @@ class Statements:
     def ready_state(self) -> str:
         """The state alone: the immutable part, fit for a partial index."""
         ready = self.lane.ready
-        return f"({ready})" if isinstance(ready, str) else self.condition(ready)
+        return f"{f'({ready})' if isinstance(ready, str) else self.condition(ready)}{self.shard()}"
 
     def ready(self) -> str:
         """All that makes a row claimable now."""
@@ -253,7 +304,7 @@ class Statements:
         return _NOW.sub(lambda match: now if match.group() == ":now" else match.group(), condition)
 
     def running(self, prefix: str = "") -> str:
-        return self.condition(self.binding.running, prefix)
+        return f"{self.condition(self.binding.running, prefix)}{self.shard(prefix)}"
 
     def stale(self, lease: timedelta, prefix: str = "") -> str:
         """A running row whose holder gave its last sign of life longer ago than the lease.
@@ -351,7 +402,7 @@ class Statements:
 
     def fence(self, row: str, time: str, attempts: str, worker: str) -> str:
         """The row still is as this claim left it. The arguments are SQL for the claim's own values."""
-        parts = [self.running(f"{row}.")]
+        parts = [self.condition(self.binding.running, f"{row}.")]
         if column := self.roles.get("worker"):
             parts.append(f"{row}.{self.name(column)} = {worker}")
         if at := self.binding.fence_time:
@@ -475,7 +526,7 @@ limit {most}"""
     def _remembered(self, row: str | None = None) -> str:
         """``_w`` is about this row, and the row has not been given another time since."""
         prefix = f"{row or self.table}."
-        return f"{self.same_waiting_key(prefix)} and _w.due = {self.due_text(prefix)}"
+        return f"{self.same_waiting_key(prefix)}{self.shard(prefix)} and _w.due = {self.due_text(prefix)}"
 
     def waits_no_more(self, table: str) -> str:
         """Forget rows that are gone, have ended, or were given another time."""
@@ -496,7 +547,7 @@ and not exists (select 1 from {self.table} where {self._remembered()} and ({here
         written = self.claim_set(worker)
         return f"""update {self.table} set
     {self.assignments(written)}{self.moment(written)}
-where {condition}
+where {condition}{self.shard()}
 returning {self.names(self.binding.taken)}"""
 
     def claim_set(self, worker: str) -> dict[str, str]:

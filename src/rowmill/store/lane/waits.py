@@ -156,7 +156,7 @@ class WaitingRows:
             return None
         say = self._store.statements
         binding = self._store.binding
-        rows = f"select {say.names(binding.columns)} from {say.table} limit 0"
+        rows = f"select {say.names(binding.columns)} from {say.whole_table()} limit 0"
         table = f"select 1 from ({rows}) {say.name(binding.table.name)}"
         try:
             await self._store.database.read(lambda run: run(f"{table} where ({say.at_now(condition)})", ()))
@@ -215,7 +215,7 @@ class WaitingRows:
 
     async def _written(self, keys: Sequence[Key], values: dict[str, str], reason: str | None) -> list[Key]:
         store, say, marks = self._store, self._store.statements, Placeholders(self._store.binding)
-        these = among(say.names(store.binding.key), keys, marks)
+        these = among(say, keys, marks)
         waits = say.still_waits(self.table, [written(_id(key)) for key in keys])
         test = f"{these} and {say.ready_state()} and {waits}{say.not_passed()}"
         texts, given = say.write_step(values, test, MOST), marks.given()
@@ -246,7 +246,7 @@ class WaitingRows:
         """What a row waits for, or waited for last; None where it does not."""
         store, say = self._store, self._store.statements
         marks = Placeholders(store.binding)
-        this = among(say.names(store.binding.key), [key], marks)
+        this = among(say, [key], marks)
         lane, id = (say.sql.literal(text, "text") for text in (store.lane.name, written(_id(key))))
         since, left = (say.sql.seconds(*times) for times in ((say.plain_now(), "since"), ("until_at", say.plain_now())))
         due = f"select {say.due_text()} from {say.table} where {this}"

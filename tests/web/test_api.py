@@ -138,7 +138,7 @@ def test_why_tells_what_holds_a_row_back(client: TestClient) -> None:
 def test_the_rows_page_shows_what_its_last_runs_logged(site: Db, client: TestClient) -> None:
     make_own_tables(site.url)
     nothing = client.get("/row?lane=fetch&id=1").text
-    assert "No run of this row has logged anything" in nothing
+    assert "No recent run of this row has logged anything" in nothing
     at = datetime.now(UTC)
     log = {"lane": "fetch", "row_id": "1", "at": at, "kept_until": at, "attempt": 2, "worker": "w-1", "outcome": "dead"}
     lines = json.dumps([[1.5, "info", "<b>begun</b>", None], [0.5, "error", "no\nanswer", "3"]])

@@ -668,7 +668,7 @@ async def test_rows_of_a_lane_that_the_finder_does_not_serve_come_back_too(db: D
 async def test_a_row_that_somebody_had_locked_comes_back_when_it_is_free(pg: Db, no_kernel: None) -> None:
     """A transaction of the user's own, in which the row is locked when its worker is found dead."""
     jobs(pg, 3)
-    mill, _ = holding(pg)
+    mill, go = holding(pg)
     async with dead_holder(mill, pg, 3) as lost, locked(pg, 2) as unlock, working(mill, worker_id="other") as other:
         await other.started.wait()
         other.take_over(DeadWorker("lost", lost.incarnation))
@@ -677,12 +677,13 @@ async def test_a_row_that_somebody_had_locked_comes_back_when_it_is_free(pg: Db,
         unlock()
         await until(lambda: holders(pg) == ["other"] * 3, 60)
         await until(lambda: pg.value("select lock_id from rowmill_workers where id = 'lost'") is None, 60)
+        go.set()
 
 
 async def test_a_claim_that_was_under_way_at_the_death_comes_back_too(db: Db, no_kernel: None) -> None:
     """The server commits it although its client is gone, after the other rows were given back."""
     jobs(db, 2)
-    mill, _ = holding(db)
+    mill, go = holding(db)
     async with dead_holder(mill, db, 2) as lost, working(mill, worker_id="other") as other:
         await other.started.wait()
         db.execute("update rowmill_workers set process = 'boot namespace 1 1' where id = 'lost'")
@@ -693,6 +694,7 @@ async def test_a_claim_that_was_under_way_at_the_death_comes_back_too(db: Db, no
                    f" values ('running', 'lost', {now}, {now}, 1)")  # fmt: skip
         await until(lambda: holders(db) == ["other"] * 3, 60)
         await until(lambda: db.value("select process from rowmill_workers where id = 'lost'") is None, 60)
+        go.set()
 
 
 async def test_a_worker_that_is_started_again_under_its_id_gives_back_what_it_held(db: Db, no_kernel: None) -> None:

@@ -554,7 +554,7 @@ async def test_two_looks_at_once_wake_a_row_once(db: Db, mill: Mill) -> None:
 async def test_an_environment_that_rests_is_opened_when_a_row_waits_no_more(db: Db) -> None:
     """Many databases in fair order: an idle one is closed, and its waiting rows are looked after all the same."""
     make(db, 2)
-    mill = Mill({"one": db.url}, order="fair")
+    mill = Mill({"one": db.url}, order="fair", rest_after=td(seconds=2))
 
     async def publish(job: Any) -> Wait | None:
         timeout = td(seconds=1) if job.id == 2 else td(days=2)

@@ -84,6 +84,16 @@ MUTATIONS = (
         f"{_SHARDS}test_a_claim_goes_on_to_shards_that_have_rows",
     ),
     one(
+        "a reply that is lost in a later shard", "store/lane/shards.py",
+        "if not claims or unanswered:", "if not claims:",
+        f"{_SHARDS}test_a_reply_that_is_lost_in_a_later_shard_is_told_at_once",
+    ),
+    one(
+        "room of logs that were dropped", "engine/records/run_log.py",
+        "        super()._drop(entries)\n        self._held -= _characters(entries)", "        super()._drop(entries)",
+        f"{_LOGS}test_logs_that_are_dropped_after_a_failed_write_leave_their_room_to_others",
+    ),
+    one(
         "check asks about every statement", "ops/check_statements.py",
         "    for name, text in texts.items():", "    for name, text in list(texts.items())[:1]:",
         "tests/ops/test_check_statements.py",

@@ -10,15 +10,18 @@ from collections.abc import Iterator
 from datetime import timedelta as td
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from command import Command
 from databases import Db, as_time
 from rowmill import Cancel, Dead, Mill, Retry, Snooze, fixed
-from rowmill.engine.records.run_log import RunLines
+from rowmill.engine.records.run_log import RunLines, RunLogWriter
 from rowmill.errors import DatabaseError, DeclarationError, Refused, Unreachable
+from rowmill.events import Events
 from rowmill.store import Database
 from rowmill.store.own import run_logs
 from rowmill.store.own.run_logs import LINE_BYTES, LINES, RUN_BYTES, RUNS, RunLogs
@@ -447,6 +450,41 @@ async def test_logs_that_come_faster_than_they_can_be_written_are_dropped_and_co
     assert 1 <= len(counts) <= 2
     assert sum(counts) + stored(lite) == 50
     assert stored(lite) >= 5
+
+
+async def test_logs_that_are_dropped_after_a_failed_write_leave_their_room_to_others(
+    lite: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rowmill.engine.records.background_writer._PAUSE", 0.0)
+    monkeypatch.setattr("rowmill.engine.records.background_writer._AGAIN", 0.0)
+    monkeypatch.setattr(RunLogWriter, "most", 2)
+    database = Database.open(lite.url)
+    writer = RunLogWriter(database, Events(), "default")
+
+    def log(text: str) -> None:
+        lines = RunLines()
+        lines.add("info", text, clean=True)
+        claim = SimpleNamespace(lane="jobs", id=1, attempt=1, lines=lines)
+        writer.ended(claim, "w", "done", td(days=1))  # type: ignore[arg-type]
+
+    tries: list[int] = []
+
+    async def away(entries: Any, now: float) -> None:
+        tries.append(len(entries))
+        if len(tries) == 1:
+            log("x" * 30)
+            log("x" * 40)
+            raise Unreachable("away")
+
+    monkeypatch.setattr(writer._table, "add", away)
+    monkeypatch.setattr(writer, "prune", AsyncMock())
+    log("x" * 10)
+    log("x" * 20)
+    await until(lambda: len(tries) >= 2 and not writer._waiting and not writer._under_way)
+    assert tries == [2, 2]
+    assert writer._held == 0
+    await writer.close()
+    await database.close()
 
 
 @pytest.mark.bare

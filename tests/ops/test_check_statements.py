@@ -1,6 +1,6 @@
 """check asks the database about every statement of a lane; on Citus also whether each stays on one node.
 
-No Citus can be installed here: a schema with look-alikes of its catalogs stands in for it, and plans are texts as Citus
+No Citus can be installed here: a schema with look-alikes of its catalogs takes its place, and plans are texts as Citus
 13.2 gives them.
 """
 

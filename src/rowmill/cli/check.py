@@ -86,16 +86,19 @@ def _page(
 
 
 def _pickup(examined: ExaminedLane, reference: str | None) -> str:
+    lane, wake = examined.binding.lane, for_app("rowmill migrate APP --wake --apply", reference)
+    if lane.poll is None:
+        trigger = "within milliseconds (wake trigger); no poll"
+        return (
+            trigger
+            if examined.wake_trigger
+            else f"when the worker is woken (no poll); within milliseconds after {wake}"
+        )
     # A poll comes up to a fifth later, so that not all workers ask at once.
-    poll = f"within {1.2 * examined.binding.lane.poll_seconds:g} s"
-    if examined.binding.lane.poll is None:
-        poll = "when somebody wakes the worker"
-    if examined.wake_trigger and examined.binding.lane.poll is None:
-        return "within milliseconds (wake trigger); no poll"
+    poll = f"within {1.2 * lane.poll_seconds:g} s"
     if examined.wake_trigger:
         return f"within milliseconds (wake trigger), {poll} at the latest (poll)"
-    wake = for_app("rowmill migrate APP --wake --apply", reference)
-    return f"{poll} ({'no poll' if examined.binding.lane.poll is None else 'poll'}); within milliseconds after {wake}"
+    return f"{poll} (poll); within milliseconds after {wake}"
 
 
 def _size(examined: ExaminedLane) -> Text:

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import DeclarationError
 
 _HINT = 'shard={"tenant_id": 7}, or several values that are served in turn: shard={"bucket": range(32)}'
-#: More are no longer one lane's: their list stands in the statements that look at all of them.
+#: The most values of a shard. Statements about all shards contain the whole list.
 MOST = 10_000
 
 

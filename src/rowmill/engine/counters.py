@@ -10,12 +10,15 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import DatabaseError
 from ..events import Events
 from ..store.own.minutes import Minutes
 from .wake import jittered
+
+if TYPE_CHECKING:
+    from .records.run_log import RunLogWriter
 
 _SUMMARY_EVERY = 10.0
 _WRITE_EVERY, _PRUNE_EVERY, _LAST_WRITE = 4.0, 3600.0, 3.0
@@ -123,7 +126,7 @@ class ThroughputRecorder:
     """Writes a worker's results to ``rowmill_minutes`` every few seconds, without delaying its work."""
 
     def __init__(
-        self, environment: str, minutes: Minutes, counters: Counters, events: Events, logs: Any = None
+        self, environment: str, minutes: Minutes, counters: Counters, events: Events, logs: RunLogWriter | None = None
     ) -> None:
         """``logs``: the writer of runs' logs, whose retention holds where nothing is logged any more, too."""
         self._environment, self._minutes, self._counters, self._events = environment, minutes, counters, events

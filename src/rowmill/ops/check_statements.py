@@ -49,7 +49,7 @@ def _problems(run: Run, view: LaneView, texts: dict[str, str]) -> list[Problem]:
 
 
 def _own_tables(run: Run, view: LaneView, texts: dict[str, str]) -> list[str]:
-    """rowmill's own tables that stand in the lane's statements, and exist."""
+    """rowmill's own tables that the lane's statements name, and that exist."""
     names = ("rowmill_gates", "rowmill_stale_runs", "rowmill_workers")
     named = [view.database.own(name) for name in names if any(name in text for text in texts.values())]
     return [name for name in named if run("select to_regclass($1::text) is not null", (name,))[0][0]]

@@ -11,7 +11,7 @@ import pytest
 from databases import Db
 from recorded import astray, recording
 from rowmill import Breaker, Concurrency, Dead, Mill, Rate, Retry, Snooze, Wait
-from rowmill.errors import DeclarationError, WrongResult
+from rowmill.errors import DeclarationError, Unreachable, WrongResult
 from rowmill.ops.row_actions import Operator, Selection
 from rowmill.store.inspect import plans, sql_listing
 from rowmill.store.inspect.failure_families import errors
@@ -101,6 +101,28 @@ async def test_a_claim_goes_on_to_shards_that_have_rows(db: Db, mill: Mill) -> N
         store = await kit.store()
         assert sorted(claim.id for claim in await store.claim(10)) == [(7, 0), (7, 1), (30, 0), (30, 1)]
         assert store.look_again is None
+
+
+async def test_a_reply_that_is_lost_in_a_later_shard_is_told_at_once(db: Db, mill: Mill) -> None:
+    """Its rows may be claimed all the same: the worker has to look for them now, not at the next claim."""
+    make(db, 1, 2)
+    mill.lane("jobs", name="jobs", shard={"tenant": range(2)}, **STATES)(handle)
+    async with Kit(mill) as kit:
+        store = await kit.store()
+        assert store.shards is not None
+        (first,) = {claim.id[0] for claim in await store.claim(1)}  # each worker begins elsewhere
+        db.execute("update jobs set status = 'ready', worker = null where status = 'running'")
+        later = store.shards.of(first)  # now the second in turn
+        claim = later.claim
+
+        async def lost(count: int) -> Any:
+            assert len(await claim(count)) == 1
+            raise Unreachable("the reply was lost")
+
+        later.claim = lost  # type: ignore[method-assign]
+        with pytest.raises(Unreachable):
+            await store.claim(10)
+        assert sorted(claim.id for claim in await store.mine()) == [(0, 0), (1, 0)]
 
 
 async def test_a_look_at_many_empty_shards_is_one_statement(db: Db, mill: Mill) -> None:

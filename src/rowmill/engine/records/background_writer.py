@@ -69,9 +69,9 @@ class BackgroundWriter(Generic[E]):
                 name, hint = self.off
                 self._events.emit(name, logging.WARNING, environment=self._environment, error=error.message, hint=hint)
             except DatabaseError:  # unreachable or busy; new entries matter more than old ones
-                room = self.most - len(self._waiting)
-                self._dropped += max(len(batch) - room, 0)
-                self._waiting.extendleft(reversed(batch[max(len(batch) - room, 0) :]))
+                too_many = max(len(batch) + len(self._waiting) - self.most, 0)
+                self._drop(batch[:too_many])
+                self._waiting.extendleft(reversed(batch[too_many:]))
                 if self._hurry.is_set():
                     self._under_way = 0
                     return
@@ -82,6 +82,10 @@ class BackgroundWriter(Generic[E]):
                 self._pruned = time.monotonic()
                 with contextlib.suppress(DatabaseError):  # a failed cleanup must not repeat the write
                     await self.prune()
+
+    def _drop(self, entries: Sequence[E]) -> None:
+        """These will not be written."""
+        self._dropped += len(entries)
 
     def _tell(self, *, last: bool = False) -> None:
         """Report entries that were dropped, once in a while."""

@@ -129,8 +129,16 @@ class RunLogWriter(BackgroundWriter[RunLog]):
 
     async def _store(self, entries: Sequence[RunLog]) -> None:
         await self._table.add(entries, time.monotonic())
-        self._held -= sum([len(line.text) for log in entries for line in log.lines])
+        self._held -= _characters(entries)
+
+    def _drop(self, entries: Sequence[RunLog]) -> None:
+        super()._drop(entries)
+        self._held -= _characters(entries)
 
     async def prune(self) -> None:
         """Delete logs that are past their retention, or too many."""
         await self._table.prune()
+
+
+def _characters(logs: Sequence[RunLog]) -> int:
+    return sum([len(line.text) for log in logs for line in log.lines])

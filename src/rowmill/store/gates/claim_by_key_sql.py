@@ -270,12 +270,8 @@ order by {statements.order("_rm_taken.")}"""
         """Create the rows of keys that have none, and of keys that come behind: the next claims would need them one by
         one. In the order of the key, as all that create gate rows.
         """
-        statements, phrase, lane, dim = (
-            self.statements,
-            self.dim.phrase,
-            as_text(self.statements.lane.name),
-            as_text(self.dim.label),
-        )
+        statements, phrase = self.statements, self.dim.phrase
+        lane, dim = as_text(statements.lane.name), as_text(self.dim.label)
         last = f"(select ({keys})[cardinality({keys})]::{self.dim.kind})"
         return f"""insert into {self.table} (lane, dim, key, touched_at)
 select {lane}, {dim}, _n.key, {statements.plain_now()} from (

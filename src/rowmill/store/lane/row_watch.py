@@ -22,7 +22,7 @@ _FORGET = timedelta(days=7)
 #: The number of reclaims from which on a row waits before it is ready again; the wait in seconds, the first time and at
 #: most.
 BACKS_OFF, BACKOFF, LONGEST_BACKOFF = 3, 5.0, 60.0
-_JUST_OVER = 2.0  # seconds
+_JUST_OVER = 2.0  # seconds after its end for which such a wait still counts
 
 
 class RowWatch:
@@ -94,9 +94,8 @@ class RowWatch:
             seconds = _wait(count)
             again = [key if isinstance(key, tuple) else (key,) for key in keys if counts.get(_text(key)) == count]
             later = {column: statements.later(column, str(seconds))}
-            write_rows(self._store, later, Placeholders(self._store.binding), f"not ({statements.running()})", again)(
-                run
-            )
+            marks, still = Placeholders(self._store.binding), f"not ({statements.running()})"
+            write_rows(self._store, later, marks, still, again)(run)
 
     async def backs_off(self) -> bool:
         """Whether some row was taken back so often that it waits before it is ready again.

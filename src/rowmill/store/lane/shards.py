@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DatabaseError, Refused
+from ...errors import DatabaseError, Refused, Unreachable, UnreadableReply
 from .claim import Claim
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class Shards:
         self._store = store
         (self._values,) = store.binding.shard.values()
         self._stores: dict[Any, LaneStore] = {}
-        #: The place of the shard whose turn it is. Whether the last claim found rows enough: then the next one does not
-        #: look which shards have any.
+        #: The position of the shard whose turn it is. Whether the last claim found rows enough: then the next one does
+        #: not look which shards have any.
         self._next: int | None = None
         self._plenty = True
         #: What a later shard of a claim failed with: the next claim tells it, after the claims of this one.
@@ -68,7 +68,9 @@ class Shards:
                 await self._ask(ready[:MOST], count, claims)
                 more = len(ready) > MOST and len(claims) < count
         except DatabaseError as error:
-            if not claims:
+            # Rows may be claimed all the same. The worker finds them by its mark, with those of the shards before.
+            unanswered = self._store.marked and isinstance(error, (Unreachable, UnreadableReply))
+            if not claims or unanswered:
                 raise
             self._error, more = error, True
         self._plenty = len(claims) >= count
@@ -76,13 +78,13 @@ class Shards:
         self._store.look_again = min([*times, time.monotonic() + _PAUSE] if more else times, default=None)
         return claims
 
-    async def _ask(self, places: Sequence[int], count: int, claims: list[Claim]) -> None:
+    async def _ask(self, positions: Sequence[int], count: int, claims: list[Claim]) -> None:
         whole = self._store
-        for place in places:
+        for position in positions:
             if len(claims) >= count:
                 return
-            self._next = (place + 1) % len(self._values)
-            store = self.of(self._values[place])
+            self._next = (position + 1) % len(self._values)
+            store = self.of(self._values[position])
             store.claims_work = whole.claims_work
             try:
                 claims += await store.claim(count - len(claims))
@@ -92,11 +94,11 @@ class Shards:
                 store.refused_rows = []
 
     async def _ready(self) -> Sequence[int]:
-        """Places of the shards with a ready row, in the order of their turns."""
+        """Positions of the shards with a ready row, in the order of their turns."""
         whole, number = self._store, len(self._values)
         text = whole._text("ready shards", whole.statements.ready_shards)
         try:
             found = [row[0] for row in await whole.database.read(lambda run: run(text, ()))]
         except Refused:  # a distributed database does not plan it: they are asked in turn, some at a time
             found = list(range(number))
-        return sorted(found, key=lambda place: (place - (self._next or 0)) % number)
+        return sorted(found, key=lambda position: (position - (self._next or 0)) % number)

@@ -85,8 +85,8 @@ class Statements:
         return f"{self.table} where {self.shard()[5:]}" if self.binding.lane.shard else self.table
 
     def ready_shards(self) -> str:
-        """The places of the lane's shards with a ready row. One look into each: to read all rows takes as long as there
-        are many.
+        """The positions of the lane's shards with a ready row. One look into each: to read all rows takes as long as
+        there are many.
         """
         ((column, values),) = self.binding.shard.items()
         listed = ", ".join(f"({i}, {self.typed(column, self.literal(column, v))})" for i, v in enumerate(values))
